@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchmarks.bench.measures import FORMULAS
+from cli import host_command, never_slower_command
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
-from cli.never_slower_command import EPILOG, never_slower
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
@@ -30,7 +30,8 @@ _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 for command in (autoscale, fleet):
     app.command()(command)
-app.command(epilog=EPILOG)(never_slower)
+app.command(epilog=never_slower_command.EPILOG)(never_slower_command.never_slower)
+app.command(epilog=host_command.EPILOG)(host_command.host)
 
 
 @app.callback(epilog=_FORMULAS)

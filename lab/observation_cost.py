@@ -101,7 +101,9 @@ def loop_steps(metrics: LoopMetrics | None) -> Answer:
     """Steps of a decoding loop with one request and no draft, counted by ``metrics``."""
     request = cast(LiveRequest, SimpleNamespace(grammar=None))
     rows = Rows(request_id="x", context=9, tokens=(1,), logits=1)
-    parts = [Part(request=request, rows=rows, verdict=Verdict(accepted_path=(), committed=(1,), length=10))]
+    parts = [
+        Part(request=request, rows=rows, chain=rows.chain, verdict=Verdict(accepted_path=(), committed=(1,), length=10))
+    ]
 
     async def answer(events: int) -> None:
         for _ in range(events):

@@ -10,10 +10,10 @@ proof of losslessness: a tree decides how many of the target's tokens one pass y
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from speculation.tree import ROOT, children
+from speculation.tree import ROOT, child_with, children
 from speculation.types import FinishReason, SamplingParams, TokenTree
 
 
@@ -42,9 +42,14 @@ class StopRule:
 
     def after(self, tokens: list[int]) -> FinishReason | None:
         """Why generation ends with the last of ``tokens``, which follow the answer so far; None if it goes on."""
-        if tokens[-1] in self.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.generated + len(tokens) >= self.room else None
+        return reason_to_end(tokens[-1], self.generated + len(tokens), self.stop_token_ids, self.room)
+
+
+def reason_to_end(last: int, length: int, stop_token_ids: Collection[int], room: int) -> FinishReason | None:
+    """Why an answer of ``length`` tokens ends with its token ``last``; None if it goes on. ``room`` as in ``StopRule``."""
+    if last in stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= room else None
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
@@ -84,12 +89,18 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
     Args:
         choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
-
-    def decide(node: int, siblings: list[int], _: int) -> tuple[int | None, int]:
+    node: int | None = ROOT
+    path: list[int] = []
+    tokens: list[int] = []
+    finish = None
+    while node is not None and finish is None:
         token = choose_at(node)
-        return next((child for child in siblings if tree.tokens[child] == token), None), token
-
-    return decided_path(tree, decide, stop)
+        node = child_with(tree, node, token)
+        if node is not None:
+            path.append(node)
+        tokens.append(token)
+        finish = stop.after(tokens)
+    return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
 
 def decided_path(tree: TokenTree, decide: Decide, stop: StopRule) -> Accepted:

@@ -12,7 +12,7 @@ components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from speculation.messages import (
     CloseSession,
@@ -105,6 +105,18 @@ class Drafter(Protocol):
 
     async def forget(self, message: ForgetTenant) -> None:
         """Delete everything about a tenant and end its sessions; unknown ones are fine. Returns when nothing is left."""
+
+
+@runtime_checkable
+class DraftsAtOnce(Protocol):
+    """What a drafter may implement too: its text sources take microseconds, less than a task of the event loop."""
+
+    def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
+        """As ``Drafter.step``, where that needs no wait and ``further`` has nothing; else None, and nothing is done.
+
+        Raises:
+            Exception: drafting failed; it must not be tried again.
+        """
 
 
 class VerifierPort(Protocol):

@@ -236,14 +236,44 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
     >>> follow(chain([7, 8, 9], "suffix"), [7, 8, 4])
     2
     """
-    below = children(tree)
     node = ROOT
     for count, token in enumerate(tokens):
-        found = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
+        found = child_with(tree, node, token)
         if found is None:
             return count
         node = found
     return len(tokens)
+
+
+def child_with(tree: TokenTree, node: int, token: int) -> int | None:
+    """The first child of ``node`` that holds ``token`` and is no probe; None: there is none.
+
+    >>> fork = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4)
+    >>> child_with(fork, 1, 5)
+    3
+    """
+    tokens, parents = tree.tokens, tree.parents
+    for child in range(node + 1, len(tokens)):
+        if parents[child] == node and tokens[child] == token and child not in tree.probes:
+            return child
+    return None
+
+
+def goes_on(tree: TokenTree, tokens: Sequence[int]) -> bool:
+    """Whether anything remains of a tree below the path ``tokens``: whether ``descend`` gives a tree with nodes.
+
+    >>> goes_on(chain([7, 8], "suffix"), [7]), goes_on(chain([7, 8], "suffix"), [7, 8]), goes_on(chain([7], "suffix"), [5])
+    (True, False, False)
+    """
+    node = ROOT
+    for token in tokens:
+        found = child_with(tree, node, token)
+        if found is None:
+            return False
+        node = found
+    if not tree.probes:
+        return node in tree.parents
+    return any(parent == node and child not in tree.probes for child, parent in enumerate(tree.parents))
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
@@ -257,17 +287,16 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
     >>> descend(chain([7, 8], "suffix", [0.5, 0.25]), [7])
     TokenTree(tokens=(8,), parents=(-1,), sources=('suffix',), scores=(0.5,), probes=(), proposals=())
     """
-    below = children(tree)
     node, score = ROOT, 1.0
     for token in tokens:
-        found = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
+        found = child_with(tree, node, token)
         if found is None:
             return None
         node, score = found, tree.scores[found] if tree.scores else 1.0
     kept: list[int] = []
     place = {node: ROOT}
     for child in range(node + 1, len(tree)):
-        if tree.parents[child] in place and child in below.get(tree.parents[child], ()):
+        if tree.parents[child] in place and child not in tree.probes:
             place[child] = len(kept)
             kept.append(child)
     return TokenTree(

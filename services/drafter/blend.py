@@ -137,8 +137,9 @@ class BlendSession:
             nonlocal pushed
             found, namers = self._ask(places)
             options[node] = found
+            least = self._least
             for (token, _), each, namer in zip(found, self._calibrator.probabilities(found), namers, strict=True):
-                if probability * each > self._least:
+                if probability * each > least:
                     pushed += 1
                     heapq.heappush(heap, (-probability * each, pushed, node, token, namer, places))
 
@@ -164,12 +165,11 @@ class BlendSession:
                 continue
             try:
                 for token, kind in source.candidates(place):
-                    before = found.get(token)
-                    if before is None:
+                    if token in found:
+                        found[token] = (*found[token], kind)
+                    else:
                         namers.append(name)
                         found[token] = (kind,)
-                    else:
-                        found[token] = (*before, kind)
             except Exception:
                 self._lose(name)
         return list(found.items()), namers

@@ -51,25 +51,35 @@ class Calibrator:
 
     def __init__(self, prior: Mapping[str, float], models: Collection[str] = ()) -> None:
         self._models = frozenset(models)
-        self._weights = {kind: _logit(probability) for kind, probability in prior.items()}
+        self._weights = _Weights({kind: _logit(probability) for kind, probability in prior.items()})
         self._squares: dict[str, float] = {}
 
     def probabilities(self, candidates: Sequence[Candidate]) -> list[float]:
         """The probability of each candidate to come next."""
-        odds = [math.exp(self._score(kinds)) for _, kinds in candidates]
+        # Asked at every node of every draft.
+        weights, models, exp = self._weights, self._models, math.exp
+        odds: list[float] = []
+        for _, kinds in candidates:
+            if len(kinds) == 1:
+                odds.append(exp(weights[kinds[0]]))
+                continue
+            score = 0.0
+            for kind in _counting(kinds, models):
+                score += weights[kind]
+            odds.append(exp(score))
         whole = 1.0 + sum(odds)
         return [each / whole for each in odds]
 
     def learn(self, candidates: Sequence[Candidate], token: int) -> None:
         """Learn that ``token`` came next; it may be none of the candidates."""
+        weights, squares, models = self._weights, self._squares, self._models
         for (candidate, kinds), probability in zip(candidates, self.probabilities(candidates), strict=True):
             error = (candidate == token) - probability
-            for kind in _counting(kinds, self._models):
-                square = self._squares.get(kind, 1.0) + error * error
-                self._squares[kind] = square
+            for kind in kinds if len(kinds) == 1 else _counting(kinds, models):
+                square = squares.get(kind, 1.0) + error * error
+                squares[kind] = square
                 step = max(_SLOWEST, _STEP / math.sqrt(square))
-                weight = self._weight(kind) + step * error
-                self._weights[kind] = min(_LARGEST, max(-_LARGEST, weight))
+                weights[kind] = min(_LARGEST, max(-_LARGEST, weights[kind] + step * error))
 
     def save(self, path: Path) -> None:
         """Write the weights atomically. A failure is logged, and costs only what was learnt.
@@ -109,14 +119,12 @@ class Calibrator:
             return {}
         return entries
 
-    def _score(self, kinds: tuple[str, ...]) -> float:
-        if len(kinds) == 1:
-            return self._weight(kinds[0])
-        return sum(map(self._weight, _counting(kinds, self._models)))
 
-    def _weight(self, kind: str) -> float:
-        weight = self._weights.get(kind)
-        return _first_weight(kind) if weight is None else weight
+class _Weights(dict[str, float]):
+    """Weights by kind; a kind that nothing was learnt about has its first one."""
+
+    def __missing__(self, kind: str) -> float:
+        return _first_weight(kind)
 
 
 # Asked at every node, for a few thousand combinations at most.

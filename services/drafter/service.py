@@ -115,7 +115,36 @@ class DrafterService:
             raise
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
+        session = self._advanced(message, time.perf_counter())
+        if isinstance(session, DraftFailure):
+            return session
+        return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
+
+    def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
+        """As ``speculation.ports.DraftsAtOnce.at_once``: for text sources alone that have read all of the prompt."""
         start = time.perf_counter()
+        session = self._sessions.get(message.session_id)
+        if session is None or not self._can_at_once(session) or (text := session.text) is None:
+            return None
+        advanced = self._advanced(message, start)
+        if isinstance(advanced, DraftFailure):
+            return advanced
+        text.observe(message)
+        tree = text.draft(message.max_nodes)
+        session.text_s = time.perf_counter() - start
+        return session.draft(session.prefix, TEXT, tree)
+
+    def _can_at_once(self, session: DraftedRequest) -> bool:
+        """Whether a step's draft needs no wait, and no other draft comes after it."""
+        alone = self._retriever is None and not session.models and not self._config.draft_ahead
+        return alone and session.counted and self._thread.takes(session.text_s)
+
+    def _advanced(self, message: StepReport, start: float) -> DraftedRequest | DraftFailure:
+        """The session, told of a step's prefix and hidden states; its text sources are not yet.
+
+        Args:
+            start: when drafting began, in seconds of ``perf_counter``.
+        """
         session = self._sessions.get(message.session_id)
         if session is None:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
@@ -128,15 +157,16 @@ class DrafterService:
             self._keep(session, message.observation.features)
         for group in session.models:
             group.observe(message)
-        prefix = DraftedPrefix(
-            length=message.length,
-            hash=prefix_hash,
-            max_nodes=message.max_nodes,
-            min_probability=message.min_probability,
-            start=start,
+        session.begin(
+            DraftedPrefix(
+                length=message.length,
+                hash=prefix_hash,
+                max_nodes=message.max_nodes,
+                min_probability=message.min_probability,
+                start=start,
+            )
         )
-        session.begin(prefix)
-        return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
+        return session
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         """Models' drafts as they are ready, then drafts for likely outcomes of the step under way."""

@@ -24,7 +24,7 @@ from speculation.messages import (
     SessionCall,
     StepReport,
 )
-from speculation.ports import Drafter
+from speculation.ports import Drafter, DraftsAtOnce
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class _Conversation:
 
     def __init__(self, drafter: Drafter, silence_s: float) -> None:
         self._drafter = drafter
+        self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
         self._sessions = OpenSessions(drafter, silence_s)
         self._room = asyncio.Semaphore(_MOST)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -138,6 +139,9 @@ class _Conversation:
         if isinstance(call, FeatureChunk):
             self._keep(call)
             return
+        if isinstance(call, StepReport) and name not in self._answering and (reply := self._now(call)) is not None:
+            await self.replies.put(reply)
+            return
         if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
             # The drafter bounds the hidden states that it keeps. Queued here, they would pile up behind a slow answer.
             self._keep(FeatureChunk(session_id=name, features=features))
@@ -150,6 +154,21 @@ class _Conversation:
             further.cancel()
         task = self._answering[name] = self._begin(self._answer(call, self._answering.get(name)))
         task.add_done_callback(lambda done: self._answered(name, done))
+
+    def _now(self, call: StepReport) -> DraftingReply | None:
+        """The answer to a step, where the drafter has it without a wait; None: it is to be asked in a task."""
+        if self._at_once is None:
+            return None
+        try:
+            reply: DraftingReply | None = self._at_once.at_once(call)
+        except Exception:
+            log.exception("drafting failed for %s", call.session_id)
+            reply = _failure(call.session_id)
+        if reply is not None:
+            self._sessions.heard(call.session_id)
+            if (further := self._further.pop(call.session_id, None)) is not None:
+                further.cancel()
+        return reply
 
     def _begin(self, doing: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
         task = asyncio.create_task(doing)

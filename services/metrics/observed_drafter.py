@@ -19,7 +19,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import Drafter
+from speculation.ports import Drafter, DraftsAtOnce
 
 
 class ObservedDrafter:
@@ -27,6 +27,7 @@ class ObservedDrafter:
 
     def __init__(self, drafter: Drafter, metrics: Metrics) -> None:
         self._drafter = drafter
+        self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
         self._drafts = metrics.counter("drafter_drafts_total")
         self._failures = metrics.counter("drafter_failures_total")
         self._nodes = metrics.counter("drafter_nodes_total")
@@ -37,6 +38,10 @@ class ObservedDrafter:
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         return self._seen(await self._drafter.step(message))
+
+    def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
+        """As ``speculation.ports.DraftsAtOnce.at_once``."""
+        return None if self._at_once is None else self._seen(self._at_once.at_once(message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         async for draft in self._drafter.further(session_id):

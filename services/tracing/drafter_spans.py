@@ -11,7 +11,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, ForgetTenant, OpenSession, StepReport
-from speculation.ports import Drafter
+from speculation.ports import Drafter, DraftsAtOnce
 
 # Sessions that nobody closes, such as those that the drafter dropped for want of room, must not stay for ever.
 _MOST_OPEN = 4096
@@ -38,6 +38,7 @@ class TracedDrafter:
 
     def __init__(self, drafter: Drafter, tracer: Tracer) -> None:
         self._drafter = drafter
+        self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
         self._tracer = tracer
         self._open: OrderedDict[str, _Session] = OrderedDict()
 
@@ -57,6 +58,13 @@ class TracedDrafter:
         if (session := self._open.get(message.session_id)) is not None:
             session.steps += 1
         return self._seen(message.session_id, await self._drafter.step(message))
+
+    def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
+        """As ``speculation.ports.DraftsAtOnce.at_once``."""
+        reply = None if self._at_once is None else self._at_once.at_once(message)
+        if reply is not None and (session := self._open.get(message.session_id)) is not None:
+            session.steps += 1
+        return self._seen(message.session_id, reply)
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         async for draft in self._drafter.further(session_id):

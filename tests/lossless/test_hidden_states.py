@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from cluster.ray.stage_actors import launch_child
 from services.verifier.config import TargetConfig
-from services.verifier.engine.live_request import check_request
+from services.verifier.engine.request_checks import check_request
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.adapters import exact_attention
 from services.verifier.model import slice as model_slice

@@ -344,3 +344,22 @@ async def test_while_nobody_waits_the_drafter_counts_what_is_left_of_a_prompt() 
     assert len(first.tree) == 0
     assert second.tree.tokens == prompt[-189:-181]
     await service.stop()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_place_in_a_tenants_answers_is_the_one_that_a_search_finds(seed: int) -> None:
+    draw = random.Random(seed)
+    source = Suffix(SuffixConfig(depth=draw.choice((3, 5, 16)), max_cached_tokens=200))
+    others = [opened(source, [1, 2, 3]) for _ in range(4)]
+    session = opened(source, [draw.randrange(3) for _ in range(20)])
+    for _ in range(120):
+        told = tuple(draw.randrange(3) for _ in range(draw.randrange(1, 4)))
+        session.observe(report(*told))
+        if others and draw.randrange(20) == 0:
+            other = others.pop()
+            answer = tuple(draw.randrange(3) for _ in range(120))
+            other.observe(report(*answer))
+            other.close()
+        if draw.randrange(3):
+            automaton = session._answers.memory.automaton
+            assert session.start()[1] == automaton.find(session._recent)

@@ -15,6 +15,7 @@ from speculation.tree import (
     depths,
     descend,
     follow,
+    goes_on,
     merge,
     path_to,
     prune,
@@ -187,3 +188,19 @@ def test_descending_leaves_what_hangs_below() -> None:
     assert len(descend(tree, [2])) == 0  # type: ignore[arg-type]
     probing = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a",) * 3, probes=(2,))
     assert descend(probing, [1]).tokens == (2,)  # type: ignore[union-attr]
+
+
+def test_a_tree_goes_on_where_something_is_left_of_it() -> None:
+    numbers = random.Random(3)
+    for _ in range(300):
+        nodes = numbers.randrange(1, 9)
+        parents = tuple(numbers.randrange(-1, node) for node in range(nodes))
+        probes = tuple(node for node in range(nodes) if numbers.randrange(6) == 0)
+        # A node below a probe is a probe.
+        for node, parent in enumerate(parents):
+            probes += (node,) if parent in probes and node not in probes else ()
+        tree = TokenTree(
+            tokens=tuple(numbers.randrange(3) for _ in range(nodes)), parents=parents, sources=("x",) * nodes, probes=probes
+        )
+        tokens = [numbers.randrange(3) for _ in range(numbers.randrange(4))]
+        assert goes_on(tree, tokens) == bool(descend(tree, tokens))

@@ -43,6 +43,10 @@ class DraftingThread:
         self._open = 0
         self._started = False
 
+    def takes(self, expected_s: float) -> bool:
+        """Whether a call that takes so long may run in the event loop itself now."""
+        return not self._open and expected_s <= _AT_ONCE_S
+
     def run(
         self,
         function: Callable[[Unpack[_Arguments]], _Result],
@@ -58,7 +62,7 @@ class DraftingThread:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
-        if not self._open and expected_s <= _AT_ONCE_S:
+        if self.takes(expected_s):
             try:
                 future.set_result(function(*arguments))
             except Exception as error:

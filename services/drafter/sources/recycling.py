@@ -136,13 +136,14 @@ class RecyclingSession:
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
         """Successors of the longest known context, then of shorter ones; the least reliable candidates come last."""
         known: set[int] = set()
-        for order in _ORDERS:
-            for rank, token in enumerate(self._table.top(place[-order:])[:_RANKS]):
+        table, keys = self._table, [place[-order:] for order in _ORDERS]
+        for order, key in zip(_ORDERS, keys, strict=True):
+            for token, kind in zip(table.top(key), _KINDS[order], strict=False):
                 if token not in known:
                     known.add(token)
-                    yield token, _KINDS[order][rank]
-        for order in _ORDERS:
-            seen = self._table.seen(place[-order:])
+                    yield token, kind
+        for order, key in zip(_ORDERS, keys, strict=True):
+            seen = table.seen(key)
             if seen is not None and seen not in known:
                 known.add(seen)
                 yield seen, _SEEN[order]
@@ -175,8 +176,8 @@ class RecyclingSession:
 
     def _learn(self, seen: Observation) -> None:
         contexts = {ROOT: self._context}
-        for node in range(len(seen.tree)):
-            contexts[node] = self.follow(contexts[seen.tree.parents[node]], seen.tree.tokens[node])
+        for node, (token, parent) in enumerate(zip(seen.tree.tokens, seen.tree.parents, strict=True)):
+            contexts[node] = self.follow(contexts[parent], token)
         # Deeper nodes first: if two paths end in the same context, the one nearer to the text is kept.
         for node in range(len(seen.tree) - 1, ROOT - 1, -1):
             self._table.learn(contexts[node], seen.top_ids[node + 1])

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, SuffixConfig
-from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Ending
+from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Automaton, Ending
 from services.drafter.sources.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
 
@@ -152,13 +152,29 @@ class SuffixSession:
         self._answers = answers
         self._own = Memory(config.depth, _MOST_FOLLOWERS)
         self._recent: deque[int] = deque(maxlen=config.depth)
+        # What of the tenant's answers was counted when the text's end was looked up in them, the place of that end, and the
+        # tokens since.
+        self._shared: tuple[tuple[Automaton | None, int], Ending] = (None, 0), NOWHERE
+        self._unfollowed: list[int] = []
         self._answer = list(message.tokens[message.prompt_length :])
         self._read(message.tokens)
 
     def start(self) -> Place:
         own = self._own.automaton
+        return own.head if self._own.complete else own.find(self._recent), self._shared_end()
+
+    def _shared_end(self) -> Ending:
+        """The longest suffix of the text that occurs in the tenant's answers."""
         shared = self._answers.memory.automaton
-        return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
+        counted, found = self._shared
+        if counted == (shared, shared.changes):
+            for token in self._unfollowed:
+                found = shared.follow(found, token)
+        else:
+            found = shared.find(self._recent)
+        self._shared = (shared, shared.changes), found
+        self._unfollowed.clear()
+        return found
 
     def follow(self, place: Place, token: int) -> Place | None:
         own = self._own.automaton.follow(place[0], token)
@@ -170,26 +186,25 @@ class SuffixSession:
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
         seen: set[int] = set()
-        found = 0
+        found, enough = 0, self._config.max_endings
         # The longest n-grams have no counted follower.
         for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
-            size = bisect_right(_LENGTHS, length) - 1
-            for whose, automaton in enumerate(memories):
+            for whose in (0, 1):
                 if length > place[whose][1]:
                     continue
-                state = automaton.shortened(states[whose], length)
-                known = followers[whose]
+                automaton, state = memories[whose], states[whose]
                 # Suffixes of one state have the same followers.
-                if known is None or state != states[whose]:
-                    states[whose] = state
-                    known = followers[whose] = automaton.followers(state)
+                if followers[whose] is None or automaton.shorter(state) >= length:
+                    states[whose] = state = automaton.shortened(state, length)
+                    followers[whose] = known = automaton.followers(state)
                     for token, count, total in known:
                         if token not in seen:
                             seen.add(token)
                             share = bisect_right(_SHARES, count / total) - 1
+                            size = bisect_right(_LENGTHS, length) - 1
                             yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
-                found += bool(known)
-            if found >= self._config.max_endings:
+                found += bool(followers[whose])
+            if found >= enough:
                 return
 
     def observe(self, report: StepReport) -> None:
@@ -212,4 +227,5 @@ class SuffixSession:
         self._own.add(tokens[-self._config.max_tokens :])
         self._own.forget(self._own.end - self._config.max_tokens)
         self._recent.extend(tokens[-self._config.depth :])
+        self._unfollowed += tokens
         self.catch_up()

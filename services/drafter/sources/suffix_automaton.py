@@ -30,6 +30,9 @@ class Automaton:
     Args:
         depth: tokens of the longest n-gram that is counted.
         likeliest: most followers of a state that ``followers`` returns.
+
+    Attributes:
+        changes: how often tokens were counted or uncounted: as long as it stays, so does what ``find`` finds.
     """
 
     def __init__(self, depth: int, likeliest: int) -> None:
@@ -48,6 +51,7 @@ class Automaton:
         # Cache of states with many followers: how often anything followed, and the likeliest followers in order.
         self._best: dict[int, tuple[int, list[int]]] = {}
         self._time = 0
+        self.changes = 0
         # How far the text has been added, and how far removed.
         self._head = self._tail = NOWHERE
 
@@ -63,6 +67,7 @@ class Automaton:
 
     def add(self, tokens: Iterable[int]) -> None:
         """Count every n-gram that ends in one of these tokens, which continue the text added so far."""
+        self.changes += 1
         length, link, count, first = self._length, self._link, self._count, self._first
         state, size = self._head
         for token in tokens:
@@ -87,6 +92,7 @@ class Automaton:
 
     def remove(self, tokens: Iterable[int]) -> None:
         """Uncount the oldest tokens that are still counted, which must be these."""
+        self.changes += 1
         count, link = self._count, self._link
         state, size = self._tail
         for token in tokens:
@@ -134,6 +140,10 @@ class Automaton:
         while state and length[link[state]] >= size:
             state = link[state]
         return state
+
+    def shorter(self, state: int) -> int:
+        """Tokens of the longest suffix of ``state``'s n-grams that is of another state."""
+        return self._length[self._link[state]] if state else -1
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         """What followed, the most frequent first, of equals the earliest: token, its count, count of all followers."""

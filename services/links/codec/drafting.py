@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from outrider.internal.v1 import drafting_pb2
 from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size, decode_tree, encode_tree
+from services.links.codec.trees import check_size, decode_tree, write_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import (
@@ -27,7 +27,6 @@ from speculation.messages import (
 from speculation.types import Observation, SamplingParams
 
 _OPEN = SameFields(OpenSession, drafting_pb2.OpenSession, renamed={"prediction": "prediction_token_ids"}, by_hand=("noise",))
-_STEP = SameFields(StepReport, drafting_pb2.StepReport, by_hand=("observation",))
 _CLOSE = SameFields(CloseSession, drafting_pb2.CloseSession)
 _FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
 _FORGOTTEN = SameFields(Forgotten, drafting_pb2.Forgotten)
@@ -43,8 +42,9 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             noise = None if message.noise is None else _NOISE.encode(message.noise)
             return drafting_pb2.DraftRequest(open=_OPEN.encode(message, noise=noise))
         case StepReport():
-            observation = None if message.observation is None else _encode_observation(message.observation)
-            return drafting_pb2.DraftRequest(step=_STEP.encode(message, observation=observation))
+            made = drafting_pb2.DraftRequest()
+            _write_step(message, made.step)
+            return made
         case CloseSession():
             return drafting_pb2.DraftRequest(close=_CLOSE.encode(message))
         case FeatureChunk():
@@ -91,21 +91,44 @@ def _decode_noise(wire: drafting_pb2.DraftNoise) -> DraftNoise:
     return _NOISE.decode(wire)
 
 
+def _write_step(message: StepReport, made: drafting_pb2.StepReport) -> None:
+    made.session_id = message.session_id
+    made.committed.extend(message.committed)
+    made.length = message.length
+    made.prefix_hash = message.prefix_hash
+    made.accepted_path.extend(message.accepted_path)
+    made.max_nodes = message.max_nodes
+    made.min_probability = message.min_probability
+    # Also where nothing was committed: the event is set.
+    made.SetInParent()
+    if message.observation is not None:
+        _write_observation(message.observation, made.observation)
+
+
 def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
-    observation = _decode_observation(wire.observation, data) if wire.HasField("observation") else None
-    return _STEP.decode(wire, observation=observation)
-
-
-def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
-    features = observation.features
-    return drafting_pb2.Observation(
-        tree=encode_tree(observation.tree),
-        top_ids=_encode_top_ids(observation.top_ids),
-        probe_ids=_encode_top_ids(observation.probe_ids),
-        features=None if features is None else encode_features(features),
+    return StepReport(
+        session_id=wire.session_id,
+        committed=tuple(wire.committed[:]),
+        length=wire.length,
+        prefix_hash=wire.prefix_hash,
+        accepted_path=tuple(wire.accepted_path[:]),
+        max_nodes=wire.max_nodes,
+        min_probability=wire.min_probability,
+        observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None,
     )
+
+
+def _write_observation(observation: Observation, made: drafting_pb2.Observation) -> None:
+    made.SetInParent()
+    write_tree(observation.tree, made.tree)
+    for row in observation.top_ids:
+        made.top_ids.add(token_ids=row)
+    for row in observation.probe_ids:
+        made.probe_ids.add(token_ids=row)
+    if observation.features is not None:
+        made.features.CopyFrom(encode_features(observation.features))
 
 
 def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> Observation:
@@ -118,13 +141,9 @@ def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> O
     )
 
 
-def _encode_top_ids(rows: Sequence[Sequence[int]]) -> list[drafting_pb2.TopIds]:
-    return [drafting_pb2.TopIds(token_ids=row) for row in rows]
-
-
 def _decode_top_ids(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[int, ...], ...]:
     check_size("observation.top_ids", len(rows), limits.MAX_TREE_NODES + 1)
-    return tuple(tuple(row.token_ids) for row in rows)
+    return tuple([tuple(row.token_ids[:]) for row in rows])
 
 
 def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
@@ -133,8 +152,22 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         return drafting_pb2.DraftResponse(failure=_FAILURE.encode(message))
     if isinstance(message, Forgotten):
         return drafting_pb2.DraftResponse(forgotten=_FORGOTTEN.encode(message))
-    draft = _DRAFT.encode(message, tree=encode_tree(message.tree), drafting_s=message.drafting_s)
-    return drafting_pb2.DraftResponse(draft=draft)
+    made = drafting_pb2.DraftResponse()
+    _write_draft(message, made.draft)
+    return made
+
+
+def _write_draft(message: Draft, made: drafting_pb2.Draft) -> None:
+    made.SetInParent()
+    made.session_id = message.session_id
+    made.base_length = message.base_length
+    made.base_hash = message.base_hash
+    made.assumed.extend(message.assumed)
+    write_tree(message.tree, made.tree)
+    made.drafting_s = message.drafting_s
+    made.group = message.group
+    made.more = message.more
+    made.unready = message.unready
 
 
 def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:

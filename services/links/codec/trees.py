@@ -19,17 +19,29 @@ def check_size(name: str, size: int, most: int) -> None:
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
+    made = tree_pb2.TokenTree()
+    write_tree(tree, made)
+    return made
+
+
+def write_tree(tree: TokenTree, made: tree_pb2.TokenTree) -> None:
+    """Encode into an empty message: one that is made apart would be copied into the message that holds it."""
+    if not len(tree):
+        return
     names = list(dict.fromkeys(tree.sources))
     place = {name: index for index, name in enumerate(names)}
-    return tree_pb2.TokenTree(
-        tokens=tree.tokens,
-        parents=tree.parents,
-        sources=[place[name] for name in tree.sources],
-        source_names=names,
-        scores=tree.scores,
-        probes=tree.probes,
-        proposals=[tree_pb2.Proposal(token_ids=q.token_ids, probabilities=q.probabilities) for q in tree.proposals],
-    )
+    made.tokens.extend(tree.tokens)
+    made.parents.extend(tree.parents)
+    made.sources.extend([place[name] for name in tree.sources] if len(names) > 1 else [0] * len(tree.sources))
+    made.source_names.extend(names)
+    made.scores.extend(tree.scores)
+    # Most trees have neither.
+    if tree.probes:
+        made.probes.extend(tree.probes)
+    if tree.proposals:
+        made.proposals.extend(
+            tree_pb2.Proposal(token_ids=q.token_ids, probabilities=q.probabilities) for q in tree.proposals
+        )
 
 
 def decode_tree(wire: tree_pb2.TokenTree) -> TokenTree:
@@ -38,24 +50,32 @@ def decode_tree(wire: tree_pb2.TokenTree) -> TokenTree:
     Raises:
         MalformedTree: a field is too long, or a source has no name.
     """
+    # Slices are lists, which are made in one go.
+    tokens, sources, names = tuple(wire.tokens[:]), tuple(wire.sources[:]), tuple(wire.source_names)
+    parents, scores, probes, proposals = tuple(wire.parents[:]), tuple(wire.scores[:]), tuple(wire.probes), wire.proposals
+    if max(map(len, (tokens, parents, sources, scores, probes, proposals))) > limits.MAX_TREE_NODES:
+        _refuse_long(wire)
+    if len(names) > limits.MAX_SOURCES:
+        raise MalformedTree("tree.source_names", f"{len(names)} names", f"at most {limits.MAX_SOURCES}")
+    for name in names:
+        if len(name) > limits.MAX_SOURCE_NAME:
+            raise MalformedTree("tree.source_names", name, f"names of at most {limits.MAX_SOURCE_NAME} characters")
+    if sources and max(sources) >= len(names):
+        node, index = next((node, index) for node, index in enumerate(sources) if index >= len(names))
+        raise MalformedTree(f"tree.sources[{node}]", index, f"below {len(names)}")
+    return TokenTree(
+        tokens=tokens,
+        parents=parents,
+        sources=names * len(sources) if len(names) == 1 else tuple([names[index] for index in sources]),
+        scores=scores,
+        probes=probes,
+        proposals=tuple([Proposal(token_ids=tuple(q.token_ids), probabilities=tuple(q.probabilities)) for q in proposals])
+        if proposals
+        else (),
+    )
+
+
+def _refuse_long(wire: tree_pb2.TokenTree) -> None:
     for name in ("tokens", "parents", "sources", "scores", "probes", "proposals"):
         if len(getattr(wire, name)) > limits.MAX_TREE_NODES:
             raise MalformedTree(f"tree.{name}", f"{len(getattr(wire, name))} entries", f"at most {limits.MAX_TREE_NODES}")
-    if len(wire.source_names) > limits.MAX_SOURCES:
-        raise MalformedTree("tree.source_names", f"{len(wire.source_names)} names", f"at most {limits.MAX_SOURCES}")
-    for name in wire.source_names:
-        if len(name) > limits.MAX_SOURCE_NAME:
-            raise MalformedTree("tree.source_names", name, f"names of at most {limits.MAX_SOURCE_NAME} characters")
-    for node, index in enumerate(wire.sources):
-        if index >= len(wire.source_names):
-            raise MalformedTree(f"tree.sources[{node}]", index, f"below {len(wire.source_names)}")
-    return TokenTree(
-        tokens=tuple(wire.tokens),
-        parents=tuple(wire.parents),
-        sources=tuple(wire.source_names[index] for index in wire.sources),
-        scores=tuple(wire.scores),
-        probes=tuple(wire.probes),
-        proposals=tuple(
-            Proposal(token_ids=tuple(q.token_ids), probabilities=tuple(q.probabilities)) for q in wire.proposals
-        ),
-    )

@@ -106,7 +106,8 @@ class Chooser:
                     f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none"
                 )
             request = self._requests[rows.request_id]
-            request.advance(rows.context, rows.tokens[: rows.chain])
+            if request.follows:
+                request.advance(rows.context, rows.tokens[: rows.chain])
             walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
@@ -158,6 +159,13 @@ class Chooser:
 
         On a CPU level by level, since work costs most there. On a device all rows at once, since waiting for it costs most.
         """
+        if likeliest is not None and not self._reader.on_host(logits) and all(walk.request.unchanged for walk in walks):
+            ids = likeliest()
+            known = [walk.follow(ids) for walk in walks]
+            if all(known):
+                return
+            for walk in walks:
+                walk.choices = [NOT_CHOSEN] * walk.rows.logits
         if not self._reader.on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
             taken = iter(self.choose(logits, points, likeliest))

@@ -11,7 +11,7 @@ from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
 from services.verifier.kernels.native.choice_structs import request_struct
-from services.verifier.model.target_port import Rows, Sampling, Tried
+from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling, Tried
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 
@@ -26,6 +26,7 @@ class RequestState:
         pipeline: all its processors as one function of a row and its history, if the model's generation config brings some;
             None if ``penalties``, the temperature and ``truncation`` are all.
         address: of the struct that the native kernel reads.
+        unchanged: it takes the likeliest token everywhere.
         history: prompt and answer; kept only for ``pipeline``.
         rule: bars tokens, before temperature and truncation; None: all may be chosen.
     """
@@ -42,6 +43,8 @@ class RequestState:
             self.pipeline = build_pipeline(params, prompt_length=length, stop_ids=stop_ids, model=model)
         self.truncation = build_truncation(params)
         self.rule = sampling.rule
+        changes = self.penalties.counts is not None or len(self.penalties.biased) > 0 or self.penalties.barred_until > 0
+        self.unchanged = not (params.temperature or self.pipeline or self.rule or changes)
         self.history: list[int] = []
         self._known = 0
 
@@ -101,6 +104,18 @@ class Walk:
             path.append(tokens[node])
             node = self.rows.parents[node]
         return ChoicePoint(self.request, self.first_row + row, position + len(path), tuple(reversed(path)))
+
+    def follow(self, ids: Sequence[int]) -> bool:
+        """Go down the tree by the likeliest token after each row of the pass; False: one that is reached is not known."""
+        tokens, parents, choices = self.rows.tokens, self.rows.parents, self.choices
+        choices[0] = ids[self.first_row]
+        known = choices[0] != NOT_CHOSEN
+        # Parents come before their children.
+        for node, (token, parent) in enumerate(zip(tokens[len(tokens) - len(parents) :], parents, strict=True)):
+            if choices[parent + 1] == token:
+                choices[node + 1] = ids[self.first_row + node + 1]
+                known = known and choices[node + 1] != NOT_CHOSEN
+        return known
 
     def take(self, row: int, choice: TokenOrError) -> list[int]:
         """Note the choice after a row; returns the rows of its children that hold the chosen token."""

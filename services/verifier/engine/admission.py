@@ -162,8 +162,12 @@ class Admission:
         Args:
             wait: whether passes are under way that may free memory when they end.
         """
+        fitting: list[LiveRequest] = []
         for request in requests:
-            while request.id in self.running and not self._grow(request):
+            while request.id in self.running:
+                if self._grow(request):
+                    fitting.append(request)
+                    break
                 last = next(other for other in reversed(self.running.values()) if not other.in_pass)
                 if last is request and len(self.running) == 1:
                     self._end(request, ResourceExhausted("the key-value cache is too small for the request"))
@@ -171,7 +175,7 @@ class Admission:
                     break
                 else:
                     self._preempt(last, "the cache is full")
-        fitting = [request for request in requests if request.id in self.running and self._grow(request)]
+        # Later ones may have taken the place of earlier ones.
         return [request for request in fitting if request.id in self.running]
 
     def _grow(self, request: LiveRequest) -> bool:

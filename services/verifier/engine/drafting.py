@@ -195,6 +195,8 @@ class Drafting:
 
         It must be committed to ``request`` already.
         """
+        if not request.mailboxes and not request.used and verdict.observation is None:
+            return
         features = None
         if verdict.observation is not None and verdict.observation.features is not None:
             features = self._keep(request, verdict.observation.features)
@@ -275,7 +277,7 @@ class Drafting:
         self._settling = max(0, self._settling - 1)
         if self._settling:
             return
-        if math.isinf(expected_s) or any(part.rows.chain > 1 for part in parts):
+        if math.isinf(expected_s) or any(part.chain > 1 for part in parts):
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
         self._cost.learn(parts, seconds, expected_s)

@@ -111,7 +111,7 @@ class FairQueue:
             before = self._counted[request.id]
             if request.computed > before.tokens:
                 self._served[before.tenant] += (request.computed - before.tokens) / request.message.weight
-                self._counted[request.id] = before._replace(tokens=request.computed)
+                self._counted[request.id] = _Counted(before.tenant, before.began, request.computed)
 
     def debtor(self, running: Iterable[LiveRequest]) -> LiveRequest | None:
         """The running request that should give way to the one whose turn it is; None: all may stay.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +12,13 @@ from services.verifier.engine.deciding.asking import Prices
 from services.verifier.engine.deciding.repetition import Repetition
 from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
+from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.model.target_port import StreamSpec, Target, TokenRule
-from speculation.acceptance import StopRule, stop_token_ids
+from services.verifier.model.target_port import StreamSpec, TokenRule
+from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
-from speculation.errors import InvalidArgument
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
@@ -31,31 +30,6 @@ _REMEMBERED = 8
 _FEWEST = 4
 # The source that drafts from streams.
 _STREAMING = "streaming"
-
-
-def check_request(message: GenerationRequest, target: Target) -> None:
-    """Check a request against the target's limits.
-
-    Raises:
-        InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that does not exist; names the field.
-        PromptTooLong: the prompt leaves no room for an answer.
-    """
-    prompt, vocab = message.prompt, target.vocab_size
-    if not prompt:
-        raise InvalidArgument("prompt", "empty", "at least one token")
-    room_behind(len(prompt), target.max_model_len)
-    for name, ids in (
-        ("prompt_token_ids", prompt),
-        ("committed_token_ids", message.committed),
-        ("stop_token_ids", message.sampling.stop_token_ids),
-        ("logit_bias", message.sampling.logit_bias),
-        ("allowed_token_ids", message.sampling.allowed_token_ids),
-        ("bad_words", [token for word in message.sampling.bad_words for token in word]),
-    ):
-        for token in ids:
-            if not 0 <= token < vocab:
-                raise InvalidArgument(name, token, f"token ids below {vocab}")
-    target.check_layers(message.plan.observe_layers)
 
 
 class Observes(NamedTuple):
@@ -73,6 +47,7 @@ class LiveRequest:
     """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
     Attributes:
+        id: the request's id, which is also the id of its sessions at drafters.
         message: the request as it came.
         tenant: the tenant that shares its cached prefixes; changed by ``forget_tenant``.
         grammar: of the answer, with what is committed of it; None: it may be anything.
@@ -109,6 +84,7 @@ class LiveRequest:
         streams: StreamSpec | None = None,
     ) -> None:
         self.message = message
+        self.id = message.request_id
         self.grammar = grammar
         self._streams = streams
         self.without_streams = 0
@@ -124,7 +100,7 @@ class LiveRequest:
         self.missed = False
         self.waited_since: tuple[float, float] | None = None
         self.observed = 0
-        self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
+        self.events = Events()
         self.closed = False
         self.admitted = False
         self.in_pass = False
@@ -135,18 +111,16 @@ class LiveRequest:
         self.max_nodes = min(max_nodes, message.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
+        self._prompt_length = len(message.prompt)
         self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
         self._stop_ids = stop_token_ids(message.sampling, eos_token_ids)
         self._words = word_rule(message.sampling, vocab_size, self._stop_ids, grammar)
         if self._words is not None:
             self._words.commit(message.committed)
         self.rule: TokenRule | None = self._words or grammar
+        # For which sources it was made, and what it is.
+        self._observes: tuple[tuple[str, ...], Observes] | None = None
         self._unsent: list[Progress | Finished] = []
-
-    @property
-    def id(self) -> str:
-        """The request's id, which is also the id of its sessions at drafters."""
-        return self.message.request_id
 
     def forget_tenant(self) -> None:
         """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""
@@ -155,12 +129,16 @@ class LiveRequest:
     @property
     def generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.tokens) - len(self.message.prompt)
+        return len(self.tokens) - self._prompt_length
 
     @property
     def stop_rule(self) -> StopRule:
         """The rule that ends the answer, counting from the tokens generated so far."""
         return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
+
+    def reason_to_end(self, token: int) -> FinishReason | None:
+        """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
+        return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self._stop_ids, self._room)
 
     @property
     def complete(self) -> FinishReason | None:
@@ -190,6 +168,11 @@ class LiveRequest:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
         if self.missed and not self.mailboxes:
             return _NOTHING
+        if self._observes is None or self._observes[0] is not self.sources:
+            self._observes = self.sources, self._observed_now()
+        return self._observes[1]
+
+    def _observed_now(self) -> Observes:
         plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
         if len(self.sources) == len(plan.sources):
             # The prompt's rows have no streams.
@@ -207,13 +190,15 @@ class LiveRequest:
 
     def take_switches(self) -> tuple[str, ...]:
         """What was noted since the last call."""
+        if not self._switches:
+            return ()
         noted, self._switches = tuple(self._switches), []
         return noted
 
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+        return not self.mailboxes or all(mailbox.given_up for mailbox in self.mailboxes.values())
 
     def ready(self) -> dict[tuple[str, str], ReadyDraft]:
         """The drafts at hand for the coming step, by origin and group."""
@@ -225,6 +210,8 @@ class LiveRequest:
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
+        if not self.mailboxes:
+            return 0.0
         return max(
             (
                 self.mailboxes[origin].worth(group).of(late=found.late)
@@ -247,6 +234,9 @@ class LiveRequest:
         for mailbox in self.mailboxes.values():
             mailbox.learn(self.tokens, tokens, self.most_credited)
         self.tokens.extend(tokens)
+        if not self.message.plan.sources:
+            # Nobody will ever draft for it.
+            return
         self.repetition.commit(tokens)
         self.prefixes.commit(len(self.tokens), tokens)
         for mailbox in self.mailboxes.values():
@@ -263,6 +253,8 @@ class LiveRequest:
         Args:
             probabilities: gives for each node of a tree the probability that the target accepts the path to it.
         """
+        if not self.mailboxes and self.grammar is None:
+            return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         trees = [found.tree for found in self.ready().values() if len(found.tree)]
@@ -377,7 +369,7 @@ class LiveRequest:
     def flush(self) -> None:
         """Deliver the queued events to the consumer."""
         for event in self._unsent:
-            self.events.put_nowait(event)
+            self.events.put(event)
         self._unsent.clear()
 
     def finish(self, reason: FinishReason) -> None:
@@ -390,4 +382,4 @@ class LiveRequest:
         if not self.ended:
             self.ended = True
             self.flush()
-            self.events.put_nowait(error)
+            self.events.put(error)

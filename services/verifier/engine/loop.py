@@ -30,11 +30,12 @@ from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
-from services.verifier.engine.live_request import LiveRequest, check_request
+from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, plan_parts
+from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
@@ -245,10 +246,9 @@ class DecodingLoop:
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
-        times = self.stats.times
         if not self._drafting.quiet:
             await self._wait_for_drafts(batch)
-        with times.measure("schedule"):
+        with self.stats.times.measure("schedule"):
             everybody = decoding_load(self._requests.running.values())
             rows = self.config.max_batched_tokens
             parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet)
@@ -291,7 +291,7 @@ class DecodingLoop:
     def _decide(self, parts: list[Part], whole_s: float) -> None:
         """Learn from a step whether drafting is faster than plain decoding, and let the coming step draft or be quiet."""
         yielded = {part.request: len(part.verdict.committed) for part in parts if part.verdict is not None}
-        if self._contest is None or not yielded or any(part.rows.chain > 1 for part in parts):
+        if self._contest is None or not yielded or any(part.chain > 1 for part in parts):
             return
         plain_s = self._budget.seconds(decoding_load(yielded))
         for part in parts:
@@ -329,7 +329,7 @@ class DecodingLoop:
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
-        if any(part.rows.chain > 1 for part in parts):
+        if any(part.chain > 1 for part in parts):
             self._budget.learn_prompts(load_of(parts), seconds)
             return
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
@@ -342,7 +342,7 @@ class DecodingLoop:
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
-        request.computed += part.rows.chain
+        request.computed += part.chain
         if part.prompt_features is not None:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
@@ -358,7 +358,7 @@ class DecodingLoop:
                 queue_s=request.queue_s,
                 cached_tokens=request.cached,
                 num_drafted=len(part.tree) - len(part.tree.probes),
-                accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
+                accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
                 switches=request.take_switches(),
                 saved_s=part.saved_s,

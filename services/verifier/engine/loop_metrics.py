@@ -60,8 +60,8 @@ class LoopMetrics:
             drafted = len(part.tree)
             rows += len(part.rows.tokens)
             nodes += drafted
-            if (chain := len(part.rows.tokens) - drafted) > 1:
-                prompt += chain
+            if part.chain > 1:
+                prompt += part.chain
             else:
                 decoding += 1
             if part.verdict is not None:

@@ -12,7 +12,7 @@ from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import descend, follow
+from speculation.tree import descend, follow, goes_on
 from speculation.types import TokenTree
 
 # Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
@@ -53,7 +53,9 @@ class Prefixes:
         Empty if the tree starts at the end of ``tokens``; None if it does not continue a prefix of ``tokens``.
         """
         end = draft.base_length + len(draft.assumed)
-        if end > len(tokens) or not self.known(draft) or tuple(tokens[draft.base_length : end]) != draft.assumed:
+        if end > len(tokens) or not self.known(draft):
+            return None
+        if draft.assumed and tuple(tokens[draft.base_length : end]) != draft.assumed:
             return None
         return tuple(tokens[end:])
 
@@ -75,7 +77,7 @@ class ReadyDraft:
     at: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Kept:
     draft: Draft
     asked: bool
@@ -114,6 +116,8 @@ class Mailbox:
         self._worth: dict[str, Worth] = {}
         self._none_for = -1
         self._reopened_for = -1
+        # What ``find`` found, and for how many tokens; None: anew.
+        self._found: tuple[int, list[ReadyDraft]] | None = None
 
     def opened(self, length: int, now: float, *, asks: bool = True) -> None:
         """Note that a session was opened with ``length`` tokens, and whether a first draft was asked for."""
@@ -183,13 +187,14 @@ class Mailbox:
             if not draft.more:
                 del self._asked[asked_for]
             if not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                self._brought, left = min(most, follow(draft.tree, since)), _remainder(draft.tree, since)
+                self._brought, left = min(most, follow(draft.tree, since)), _goes_on(draft.tree, since)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
                     # A remainder is rated by the steps that it serves. Without one, no step will.
                     if not left:
                         each.learn(0.0, late=True)
         self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+        self._found = None
 
     def _asked_for(self, draft: Draft) -> int | None:
         """The length of the prefix for which the draft was asked; None if it was not.
@@ -237,6 +242,7 @@ class Mailbox:
         for group in groups:
             self._worth.pop(group, None)
         self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
+        self._found = None
         self.start_over()
 
     def missing(self, tokens: Sequence[int]) -> dict[str, float]:
@@ -252,18 +258,36 @@ class Mailbox:
         return self._worth.get(group) or self._experience(group).worth
 
     def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
-        """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one."""
+        """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one.
+
+        Args:
+            tokens: all committed tokens, of which there are only ever more.
+        """
+        # A step asks several times.
+        if self._found is None or self._found[0] != len(tokens):
+            self._found = (len(tokens), self._find(tokens))
+        return self._found[1]
+
+    def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
         late: dict[str, ReadyDraft] = {}
+        gone: list[_Kept] = []
         for kept in reversed(self._kept):
             draft, group = kept.draft, kept.draft.group
+            if group in exact:
+                continue
             since = self._prefixes.since(draft, tokens)
-            if since is None or group in (late if since else exact):
+            if since is None or (since and group in late):
                 continue
             if not since:
                 exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif tree := _remainder(draft.tree, since):
                 late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+            else:
+                # The text went elsewhere, or past its end.
+                gone.append(kept)
+        for kept in gone:
+            self._kept.remove(kept)
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:
@@ -281,7 +305,7 @@ class Mailbox:
                 brought = min(most, follow(found.tree, committed))
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not _remainder(found.tree, committed)
+                ends = not found.late and not _goes_on(found.tree, committed)
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:
@@ -291,6 +315,12 @@ class Mailbox:
         """Drop the oldest drafts while their prefix is no longer remembered."""
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()
+            self._found = None
+
+
+def _goes_on(tree: TokenTree, since: Sequence[int]) -> bool:
+    """Whether a draft has a ``_remainder``."""
+    return not tree.proposals and goes_on(tree, since)
 
 
 def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from services.verifier.engine.deciding.asking import prices_of
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
-from services.verifier.model.target_port import Rows, Target
+from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.types import EMPTY_TREE, Features, TokenTree, Verdict
@@ -23,6 +24,7 @@ class Part:
     """A request's part of one pass.
 
     Attributes:
+        chain: how many of its rows are no nodes.
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
@@ -32,6 +34,7 @@ class Part:
 
     request: LiveRequest
     rows: Rows
+    chain: int
     tree: TokenTree = EMPTY_TREE
     stream_rows: float = 0.0
     verdict: Verdict | None = None
@@ -55,49 +58,53 @@ def plan_parts(
     """
     requests = list(requests)
     farthest = max((request.computed for request in requests if len(request.tokens) - request.computed > 1), default=0)
-    prompt_rows = budget.prompt_rows(everybody, prompt_rows, farthest)
-    chains: list[tuple[LiveRequest, int]] = []
-    for request in requests:
-        pending = len(request.tokens) - request.computed
-        chain = min(pending, prompt_rows) if pending > 1 else 1
-        if chain == 0:
-            continue
-        if pending > 1:
-            prompt_rows -= chain
-        chains.append((request, chain))
+    chains = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
+    contexts = [request.computed for request, _ in chains]
     load = Load(
-        rows=sum(chain for _, chain in chains),
+        rows=sum([chain for _, chain in chains]),
         requests=len(chains),
-        keys=sum(request.computed for request, _ in chains),
-        row_keys=sum(request.computed * chain for request, chain in chains),
+        keys=sum(contexts),
+        row_keys=sum([context * chain for context, (_, chain) in zip(contexts, chains, strict=True)]),
     )
-    verified = [request for request, chain in chains if _verified(request, chain)]
-    keys = [request.computed for request in verified]
+    keys = [request.computed for request, chain in chains if _verified(request, chain)]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
     if quiet:
         return [_part(request, chain, EMPTY_TREE, (), top_k=0) for request, chain in chains], []
-    trees, failed = _trees(verified, budget)
+    trees, failed = _trees([request for request, chain in chains if _verified(request, chain)], budget)
     chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
-    for request in verified:
-        if request.id in chosen:
-            request.note_choice(len(trees[request.id]), len(chosen[request.id]))
-    ends = _ends({request: chosen[request.id] for request in verified if request.id in chosen}, budget, decoding)
+    for request, tree in trees.items():
+        if tree is not EMPTY_TREE:
+            request.note_choice(len(tree), len(chosen[request]))
+    ends = _ends(chosen, budget, decoding)
     lost = {request.id for request, _ in failed}
     parts = [
-        _part(request, chain, chosen.get(request.id, EMPTY_TREE), ends.get(request.id, ()))
+        _part(request, chain, chosen.get(request, EMPTY_TREE), ends.get(request.id, ()))
         for request, chain in chains
         if request.id not in lost
     ]
     return parts, failed
 
 
-def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[str, TokenTree], list[Failed]]:
-    """Every request's tree, by request id. An error in one does not affect the others."""
-    trees: dict[str, TokenTree] = {}
+def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[tuple[LiveRequest, int]]:
+    """How many tokens of each request the pass computes; those of prompts are at most ``prompt_rows`` in all."""
+    chains: list[tuple[LiveRequest, int]] = []
+    for request in requests:
+        chain = len(request.tokens) - request.computed
+        if chain > 1:
+            chain = min(chain, prompt_rows)
+            prompt_rows -= chain
+        if chain:
+            chains.append((request, chain))
+    return chains
+
+
+def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[LiveRequest, TokenTree], list[Failed]]:
+    """Every request's tree. An error in one does not affect the others."""
+    trees: dict[LiveRequest, TokenTree] = {}
     failed: list[Failed] = []
     for request in requests:
         try:
-            trees[request.id] = request.take_tree(budget.probabilities)
+            trees[request] = request.take_tree(budget.probabilities)
         except Exception as error:
             failed.append((request, error))
     return trees, failed
@@ -142,30 +149,32 @@ def _verified(request: LiveRequest, chain: int) -> bool:
 
 
 def _part(request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], top_k: int | None = None) -> Part:
-    end, plan = request.computed + chain, request.message.plan
-    wants = request.observes
+    end, plan, streams = request.computed + chain, request.message.plan, request.streams
+    wants, verified = request.observes, _verified(request, chain)
+    tokens = tuple(request.tokens[request.computed : end])
     rows = Rows(
         request_id=request.id,
         context=request.computed,
-        tokens=(*request.tokens[request.computed : end], *tree.tokens),
+        tokens=tokens + tree.tokens,
         parents=tree.parents,
-        logits=1 + len(tree) if _verified(request, chain) else 0,
+        logits=1 + len(tree.tokens) if verified else 0,
         top_k=wants.top_k if top_k is None else top_k,
         tried=tree if plan.acceptance == "rejection" else None,
-        layers=wants.layers if wants.prompt or _verified(request, chain) else (),
-        ends=tuple(chain + end for end in ends),
+        layers=wants.layers if wants.prompt or verified else (),
+        ends=tuple([chain + end for end in ends]) if ends else (),
     )
-    stream_rows = 0.0 if request.streams is None else len(ends) * request.streams.rows * request.streams.share
-    return Part(request=request, rows=rows, tree=tree, stream_rows=stream_rows)
+    stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
+    return Part(request=request, rows=rows, chain=chain, tree=tree, stream_rows=stream_rows)
 
 
 def load_of(parts: Sequence[Part]) -> Load:
     """The load of a pass over ``parts``, tree nodes and streams included."""
+    counts, contexts = [len(part.rows.tokens) for part in parts], [part.rows.context for part in parts]
     return Load(
-        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.stream_rows for part in parts)),
+        rows=sum(counts) + round(sum([part.stream_rows for part in parts])),
         requests=len(parts),
-        keys=sum(part.rows.context for part in parts),
-        row_keys=sum(part.rows.context * len(part.rows.tokens) for part in parts),
+        keys=sum(contexts),
+        row_keys=sum(map(mul, contexts, counts)),
     )
 
 
@@ -177,16 +186,8 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     with times.measure("forward"):
         outcomes = target.finish()
     times.move(target.choosing_s, "forward", "choose")
-    kept = [list(range(part.rows.chain)) for part in parts]
-    for part, outcome, rows in zip(parts, outcomes, kept, strict=True):
-        if not part.rows.logits:
-            continue
-        try:
-            with times.measure("choose"):
-                part.verdict = verify(part.request, part.tree, outcome)
-            rows += [part.rows.chain + node for node in part.verdict.accepted_path]
-        except Exception as error:
-            part.error = error
+    with times.measure("choose"):
+        kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
     observed = {
         part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :]
         for part, rows in zip(parts, kept, strict=True)
@@ -194,17 +195,26 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     }
     if observed:
         target.fetch_features(observed)
-    for part, rows in zip(parts, kept, strict=True):
-        if part.error is not None:
-            continue
-        try:
-            if part.rows.layers:
+        for part, rows in zip(parts, kept, strict=True):
+            if part.rows.layers and part.error is None:
                 _observe(target, part, rows)
+    with times.measure("keep"):
+        for part, rows in zip(parts, kept, strict=True):
+            if part.error is None:
+                target.keep(part.request.id, part.rows.context, rows)
+
+
+def _decided(part: Part, outcome: Outcome) -> list[int]:
+    """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
+    rows = list(range(part.chain))
+    if part.rows.logits:
+        try:
+            part.verdict = verify(part.request, part.tree, outcome)
         except Exception as error:
             part.error = error
-            continue
-        with times.measure("keep"):
-            target.keep(part.request.id, part.rows.context, rows)
+            return rows
+        rows += [part.chain + node for node in part.verdict.accepted_path]
+    return rows
 
 
 def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
@@ -217,12 +227,15 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
     chosen = _first_chosen(part)
-    if part.request.observes.prompt and chosen:
-        part.prompt_features = target.features(part.request.id, rows[:chosen])
-    if part.verdict is not None:
-        part.verdict = with_features(part.verdict, target.features(part.request.id, rows[chosen:]))
+    try:
+        if part.request.observes.prompt and chosen:
+            part.prompt_features = target.features(part.request.id, rows[:chosen])
+        if part.verdict is not None:
+            part.verdict = with_features(part.verdict, target.features(part.request.id, rows[chosen:]))
+    except Exception as error:
+        part.error = error
 
 
 def _first_chosen(part: Part) -> int:
     """Number of the rows after which no token was chosen: the prompt's."""
-    return part.rows.chain - 1 if part.verdict is not None else part.rows.chain
+    return part.chain - 1 if part.verdict is not None else part.chain

@@ -26,7 +26,11 @@ class StepTimes:
         try:
             yield
         finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+            self.add(part, time.perf_counter() - start)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add measured time to ``part``."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def move(self, seconds: float, part: str, other: str) -> None:
         """Move measured time from ``part`` to ``other``."""
@@ -121,11 +125,16 @@ class LoopStats:
 
     def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:
         """Count the nodes of a verified tree; ``strategy`` is that of its request."""
+        if not len(tree):
+            return
         if drafted := len(tree) - len(tree.probes):
             self.by_strategy.setdefault(strategy, StrategyCounts()).count(drafted, len(accepted_path))
-        probes = set(tree.probes)
-        _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
-        _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
+        if not tree.probes:
+            _count(self.nodes_by_source, tree.sources)
+        else:
+            probes = set(tree.probes)
+            _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
+            _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
         _count(self.accepted_by_source, [tree.sources[node] for node in accepted_path])
 
 

@@ -12,7 +12,7 @@ from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
 from speculation.errors import Internal
 from speculation.tree import ROOT
-from speculation.types import Features, Observation, TokenLogprobs, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, Features, Observation, TokenLogprobs, TokenTree, Verdict
 
 
 def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
@@ -24,6 +24,8 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
     Raises:
         Exception: the target's own error, if it chose nothing after a row on the accepted path.
     """
+    if not len(tree) and outcome.distribution is None and outcome.logprobs is None:
+        return _plain(request, outcome)
     accepted = _accept(request, tree, outcome)
     return Verdict(
         accepted_path=accepted.path,
@@ -33,6 +35,24 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
         logprobs=_logprobs(accepted, outcome),
         observation=_observe(tree, outcome),
     )
+
+
+def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
+    """What ``verify`` finds where there is no tree: one token, chosen after the pending one."""
+    token = outcome.choices[0]
+    if token == NOT_CHOSEN:
+        raise _nothing_chosen(outcome)
+    return Verdict(
+        accepted_path=(),
+        committed=(token,),
+        length=len(request.tokens) + 1,
+        finish_reason=request.reason_to_end(token),
+        observation=_observe(EMPTY_TREE, outcome) if outcome.top_ids else None,
+    )
+
+
+def _nothing_chosen(outcome: Outcome) -> Exception:
+    return outcome.error or Internal("the target chose nothing after a row that its choices lead to")
 
 
 def with_features(verdict: Verdict, features: Features) -> Verdict:
@@ -60,7 +80,7 @@ def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
     def choose_at(node: int) -> int:
         choice = outcome.choices[node + 1]
         if choice == NOT_CHOSEN:
-            raise outcome.error or Internal("the target chose nothing after a row that its choices lead to")
+            raise _nothing_chosen(outcome)
         return choice
 
     if outcome.distribution is None:

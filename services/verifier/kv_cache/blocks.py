@@ -125,7 +125,7 @@ class BlockAllocator:
     def seal(self, owner: str, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` are committed and computed: other requests may now share the blocks that they fill."""
         own = self._owners[owner]
-        if own.digests is None:
+        if own.digests is None or len(tokens) < BLOCK * (len(own.digests) + 1):
             return
         done = len(own.digests)
         last = own.digests[-1] if own.digests else own.start

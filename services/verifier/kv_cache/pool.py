@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -33,6 +34,8 @@ class KVPool:
         self._ones = ones
         self._make(-(-rows // BLOCK))
         self._blocks: dict[str, list[int]] = {}
+        # The same for compiled code.
+        self._tables: dict[str, array[int]] = {}
         self._unclean: list[int] = []
         # Of each slot (block * BLOCK + place in it) that is to get another one's row: that slot. Both as before any move.
         self._moves: dict[int, int] = {}
@@ -67,6 +70,7 @@ class KVPool:
     def assign(self, owner: str, blocks: Sequence[int], fresh: int) -> None:
         """Append ``blocks`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
         self._blocks.setdefault(owner, []).extend(blocks)
+        self._tables.setdefault(owner, array("i")).extend(blocks)
         self._unclean += blocks[len(blocks) - fresh :]
 
     def move(self, owner: str, sources: Sequence[int], start: int) -> None:
@@ -108,16 +112,22 @@ class KVPool:
     def clear(self) -> None:
         """Take all blocks from all owners."""
         self._blocks.clear()
+        self._tables.clear()
         self._unclean = []
         self._moves = {}
 
     def forget(self, owner: str) -> None:
         """Take all blocks from ``owner``, which may have none."""
         self._blocks.pop(owner, None)
+        self._tables.pop(owner, None)
 
     def blocks_of(self, owner: str) -> list[int]:
         """``owner``'s blocks, in the order of its positions."""
         return self._blocks[owner]
+
+    def table_of(self, owner: str) -> array[int]:
+        """``blocks_of`` as int32."""
+        return self._tables[owner]
 
 
 def _slot(blocks: Sequence[int], position: int) -> int:

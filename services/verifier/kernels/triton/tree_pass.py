@@ -15,7 +15,8 @@ from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
-from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
+from services.verifier.kernels.triton.pass_describer import PassDescriber
+from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, segments_of, slots_at
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
@@ -161,7 +162,8 @@ class TritonPass:
     """
 
     def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None, pack: Pack = pack) -> None:
-        self._pool, self._shape, self._pack = pool, shape, pack
+        self._pool, self._shape = pool, shape
+        self._describer = PassDescriber(pool, pack)
         device, rows = pool.device, shape.rows
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -175,8 +177,7 @@ class TritonPass:
 
     def fill(self, batch: Sequence[Rows]) -> None:
         shape = self._shape
-        tables = [self._pool.blocks_of(request.request_id) for request in batch]
-        found = describe(batch, tables, self._pool.padding_block, shape.rows, shape.block_rows, self._pack)
+        found = self._describer.describe(batch, shape.rows, shape.block_rows)
         assert found.segments <= shape.segments
         if len(found.numbers) > len(self._meta):
             assert len(self._meta) == 0, "a captured pass reads its description where it was at first"

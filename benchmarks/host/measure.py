@@ -1,0 +1,264 @@
+"""Measures a step of the real decoding loop on a target that takes no time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.host.loads import HostLoad
+from benchmarks.host.null_target import NullTarget, PassMark
+from benchmarks.host.parts import Profiled
+from benchmarks.host.scripted_text import scripted_text
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.in_process import InProcessDraftLink
+from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.origins import Origin
+from speculation.budget import FixedBudget
+from speculation.errors import Internal
+from speculation.messages import GenerationRequest
+from speculation.sources import SOURCES, STRATEGIES
+from speculation.types import Plan, SamplingParams
+
+# Passes before the first measured one, once all requests decode.
+_WARM_UP = 16
+# Where a step waits for its drafts, it waits for all of them.
+_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWindow:
+    """Passes that followed each other: seconds of one, on the clock and of the processors, and its tokens and nodes."""
+
+    wall_s: float
+    cpu_s: float
+    tokens: float
+    nodes: float
+
+
+@dataclass(kw_only=True, slots=True)
+class HostCost:
+    """What was found for one load.
+
+    Attributes:
+        windows: all measured ones, in their order.
+        phases: mean seconds of a step by phase of the loop, on the clock.
+        parts: mean seconds of a step by part of the code, of the processors; measured apart, under a profiler.
+        memory: resident bytes after each stretch of passes, with the number of passes; only where asked for.
+    """
+
+    load: HostLoad
+    windows: list[StepWindow] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    memory: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def best(self) -> StepWindow:
+        """The window that other work on the machine has disturbed least."""
+        return min(self.windows, key=lambda window: window.cpu_s)
+
+
+class _Run:
+    """One loop with its requests, and what its target marks."""
+
+    def __init__(self, load: HostLoad, every: int, answer: int) -> None:
+        self._load, self._answer = load, answer
+        self._texts: dict[str, list[int]] = {}
+        self._marks: asyncio.Queue[PassMark] = asyncio.Queue()
+        event_loop = asyncio.get_running_loop()
+        length = load.prompt + answer + 1
+        self.target = NullTarget(
+            self._texts,
+            rows=load.requests * (length + load.nodes + 256),
+            max_model_len=length,
+            every=every,
+            marked=lambda mark: _tell(event_loop, self._marks, mark),
+        )
+        self.worker = ThreadPoolExecutor(1)
+        self.drafter = DrafterService(DrafterConfig())
+        origin = Origin(name="the drafter", link=InProcessDraftLink(self.drafter), trusted=True)
+        config = LoopConfig(
+            max_num_seqs=load.requests, max_batched_tokens=8192, draft_deadline_s=_DEADLINE_S, pass_deadline_s=600.0
+        )
+        origins = [origin] if load.nodes else []
+        self.loop = DecodingLoop(self.target, origins, FixedBudget(max_nodes=max(1, load.nodes)), config, self.worker)
+        self._clients: list[asyncio.Task[None]] = []
+        self._decoding = 0
+
+    async def start(self, *, again: bool) -> None:
+        """Let all requests begin; ``again``: each that ends is followed by another."""
+        await self.loop.start()
+        self._clients = [asyncio.create_task(self._client(number, again)) for number in range(self._load.requests)]
+
+    async def all_decode(self) -> None:
+        """Wait until every request has got a token."""
+        while self._decoding < self._load.requests:
+            await self.mark()
+
+    async def mark(self) -> PassMark:
+        """The next mark.
+
+        Raises:
+            Internal: a request has ended.
+        """
+        marked = asyncio.create_task(self._marks.get())
+        await asyncio.wait((marked, *self._clients), return_when=asyncio.FIRST_COMPLETED)
+        if not marked.done():
+            marked.cancel()
+            await asyncio.gather(*(client for client in self._clients if client.done()))
+            raise Internal("a request ended before its steps were measured")
+        return marked.result()
+
+    async def stop(self) -> None:
+        for client in self._clients:
+            client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+        await self.loop.stop()
+        await self.drafter.stop()
+
+    async def _client(self, number: int, again: bool) -> None:
+        first, turn = True, 0
+        while first or again:
+            name = f"r{number}-{turn}"
+            text = self._texts[name] = scripted_text(
+                number + turn * self._load.requests, self._load.prompt + self._answer + 1
+            )
+            request = GenerationRequest(
+                request_id=name,
+                prompt=tuple(text[: self._load.prompt]),
+                sampling=SamplingParams(max_tokens=self._answer, ignore_eos=True),
+                plan=plan_of(self._load),
+                # What is kept of one tenant is full soon, and must not grow from then on.
+                tenant="one" if again else f"t{number}",
+            )
+            answer: list[int] = []
+            async for event in self.loop.generate(request):
+                self._decoding += first
+                first = False
+                answer += getattr(event, "token_ids", ())
+            if answer != text[self._load.prompt : self._load.prompt + len(answer)]:
+                raise Internal(f"the answer of {name} is not what the target chose")
+            del self._texts[name]
+            turn += 1
+
+
+def _tell(event_loop: asyncio.AbstractEventLoop, marks: asyncio.Queue[PassMark], mark: PassMark) -> None:
+    event_loop.call_soon_threadsafe(marks.put_nowait, mark)
+
+
+def plan_of(load: HostLoad) -> Plan:
+    """How the load's requests are sped up."""
+    sources = STRATEGIES[load.strategy] if load.nodes else ()
+    top_k = max((SOURCES[name].top_k for name in sources), default=0)
+    return Plan(strategy=load.strategy, sources=sources, max_nodes=load.nodes, observe_top_k=top_k)
+
+
+def _silent(_: str) -> None:
+    """Hears nothing."""
+
+
+def measure(load: HostLoad, *, rounds: int, steps: int, told: Callable[[str], None] = _silent) -> HostCost:
+    """Measure ``rounds`` windows of ``steps`` passes each, then one more under a profiler.
+
+    Args:
+        told: hears what is going on.
+    """
+    return asyncio.run(_measure(load, rounds, steps, told))
+
+
+async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str], None]) -> HostCost:
+    found = HostCost(load=load)
+    # Every pass may commit a whole path.
+    answer = (load.nodes + 1) * (rounds + 4) * max(steps, _WARM_UP) + load.requests * 4
+    run = _Run(load, steps, answer)
+    told(f"{load.name}: reading the prompts")
+    try:
+        await run.start(again=False)
+        await run.all_decode()
+        await run.mark()
+        gc.collect()
+        before, times = await run.mark(), run.loop.stats.times
+        seconds, laid_out, first = dict(times.seconds), run.target.layout_s, before
+        for number in range(rounds):
+            told(f"{load.name}: round {number + 1} of {rounds}")
+            after = await run.mark()
+            found.windows.append(_window(before, after))
+            before = after
+        passes = before.passes - first.passes
+        spent = {name: (value - seconds.get(name, 0.0)) / passes for name, value in times.seconds.items()}
+        found.phases = _phases(spent, (run.target.layout_s - laid_out) / passes, (before.wall_s - first.wall_s) / passes)
+        told(f"{load.name}: under a profiler")
+        found.parts = await _profiled(run, found.best.cpu_s)
+    finally:
+        await run.stop()
+    return found
+
+
+async def _profiled(run: _Run, step_s: float) -> dict[str, float]:
+    """Seconds of a step by part of the code; a profiler slows all down, so its shares are taken of ``step_s``."""
+    profiled = Profiled(run.worker)
+    with profiled:
+        await run.mark()
+    return {name: share * step_s for name, share in profiled.shares().items()}
+
+
+def _window(before: PassMark, after: PassMark) -> StepWindow:
+    passes = after.passes - before.passes
+    return StepWindow(
+        wall_s=(after.wall_s - before.wall_s) / passes,
+        cpu_s=(after.cpu_s - before.cpu_s) / passes,
+        tokens=(after.tokens - before.tokens) / passes,
+        nodes=(after.nodes - before.nodes) / passes,
+    )
+
+
+def _phases(spent: dict[str, float], layout_s: float, step_s: float) -> dict[str, float]:
+    """The phases of a step, in their order; the last one is what none of them holds."""
+    inner = sum(spent.get(name, 0.0) for name in ("begin", "forward", "choose", "keep"))
+    phases = {
+        "wait for drafts": spent.get("draft_wait", 0.0),
+        "plan the pass": spent.get("schedule", 0.0),
+        "lay it out": layout_s,
+        "choose and verify": spent.get("choose", 0.0),
+        "keep rows": spent.get("keep", 0.0),
+        "hand over to the target's thread, and to clients": spent.get("pass_and_verify", 0.0) - inner,
+        "deliver and report": spent.get("deliver", 0.0),
+    }
+    return {**phases, "the rest": step_s - sum(phases.values())}
+
+
+def soak(load: HostLoad, *, passes: int, stretches: int, told: Callable[[str], None] = _silent) -> HostCost:
+    """Run ``passes`` passes with requests that end and begin, and note the memory after each of ``stretches``."""
+    return asyncio.run(_soak(load, passes, stretches, told))
+
+
+async def _soak(load: HostLoad, passes: int, stretches: int, told: Callable[[str], None]) -> HostCost:
+    found = HostCost(load=load)
+    run = _Run(load, max(1, passes // stretches), answer=256)
+    try:
+        await run.start(again=True)
+        before = await run.mark()
+        while before.passes < passes:
+            after = await run.mark()
+            found.windows.append(_window(before, after))
+            gc.collect()
+            found.memory.append((after.passes, resident_bytes()))
+            told(f"{load.name}: {after.passes} of {passes} passes, {found.memory[-1][1] / 2**20:.1f} MiB")
+            before = after
+    finally:
+        with suppress(Exception):
+            await run.stop()
+    return found
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)

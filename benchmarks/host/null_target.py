@@ -1,0 +1,188 @@
+"""A target that takes no time: it lays passes out and turns choices into outcomes as for a GPU, but multiplies nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.host.scripted_text import VOCAB_SIZE, choices_of, likely_after
+from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import rounded_up
+from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.walks import Walk
+from services.verifier.kernels.triton.pass_describer import PassDescriber
+from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
+from speculation.types import Features
+
+# Rows of a request that read keys and values together: of a model with four query heads per key-value head.
+_BLOCK_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassMark:
+    """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were."""
+
+    passes: int
+    wall_s: float
+    cpu_s: float
+    tokens: int
+    nodes: int
+
+
+class _ScriptedChooser(Chooser):
+    """A chooser whose likeliest ids are there already, as a GPU has found them."""
+
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
+        return [
+            tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
+            for walk in walks
+        ]
+
+
+class NullTarget:
+    """Implements ``Target``. Blocks of the cache, descriptions of passes and the chooser are the real ones.
+
+    Args:
+        texts: what it says after each request's prompt, by request id: prompt and answer.
+        rows: rows of the key-value cache.
+        marked: called after every ``every`` passes, in the target's thread.
+
+    Attributes:
+        layout_s: seconds spent on laying passes out.
+    """
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({0})
+    depth = 1
+
+    def __init__(
+        self,
+        texts: Mapping[str, Sequence[int]],
+        *,
+        rows: int,
+        max_model_len: int,
+        every: int,
+        marked: Callable[[PassMark], None],
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.choosing_s = self.layout_s = 0.0
+        self._texts = texts
+        call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
+        self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
+        self._describer = PassDescriber(self._pool)
+        self._blocks = BlockAllocator(self._pool.total_blocks)
+        self._chooser = _ScriptedChooser(self.eos_token_ids)
+        self._computed: dict[str, list[int]] = {}
+        self._rows: dict[str, Rows] = {}
+        self._under_way: deque[Sequence[Rows]] = deque()
+        self._every, self._marked = every, marked
+        self._passes = self._tokens = self._nodes = 0
+
+    def open(
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
+        given = Prefix(tokens=()) if prefix is None else prefix
+        shared = self._blocks.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // BLOCK), salt=given.salt)
+        if shared is None:
+            return False
+        blocks = self._blocks.blocks_of(request_id)
+        self._pool.assign(request_id, blocks, len(blocks) - shared)
+        self._computed[request_id] = list(given.tokens[: shared * BLOCK])
+        self._chooser.open(request_id, sampling, given.tokens)
+        return True
+
+    def grow(self, request_id: str, rows: int) -> bool:
+        taken = self._blocks.grow(request_id, rows)
+        if taken:
+            self._pool.assign(request_id, taken, len(taken))
+        return taken is not None
+
+    def computed(self, request_id: str) -> int:
+        return len(self._computed.get(request_id, ()))
+
+    def close(self, request_id: str) -> None:
+        self._blocks.release(request_id)
+        self._pool.forget(request_id)
+        self._computed.pop(request_id, None)
+        self._rows.pop(request_id, None)
+        self._chooser.close(request_id)
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        self._under_way.append(batch)
+        self._rows.update((rows.request_id, rows) for rows in batch)
+
+    def finish(self) -> list[Outcome]:
+        batch = self._under_way.popleft()
+        start = time.perf_counter()
+        self._pool.settle()
+        rows = sum(len(each.tokens) for each in batch)
+        self._describer.describe(batch, rounded_up(rows), _BLOCK_ROWS)
+        laid_out = time.perf_counter()
+        self.layout_s += laid_out - start
+        # As from a GPU for greedy requests: the ids of all rows come as one list.
+        ids = [
+            choice
+            for each in batch
+            if each.logits
+            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
+        ]
+        said = time.perf_counter()
+        try:
+            return self._chooser.outcomes(batch, torch.empty(len(ids), 1, device="meta"), lambda: ids)
+        finally:
+            self.choosing_s = time.perf_counter() - said
+            self._count(batch)
+
+    def _count(self, batch: Sequence[Rows]) -> None:
+        self._passes += 1
+        self._nodes += sum(len(rows.parents) for rows in batch)
+        if self._passes % self._every == 0:
+            self._marked(
+                PassMark(
+                    passes=self._passes,
+                    wall_s=time.perf_counter(),
+                    cpu_s=time.process_time(),
+                    tokens=self._tokens,
+                    nodes=self._nodes,
+                )
+            )
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """It has hidden states of none, and is asked for none."""
+
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
+        return None
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        """It has none."""
+
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        raise NotImplementedError
+
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        self._pool.move(request_id, [context + row for row in rows], context)
+        computed = self._rows[request_id].tokens
+        kept = [computed[row] for row in rows]
+        self._chooser.commit(request_id, context, kept)
+        self._tokens += len(kept)
+        own = self._computed[request_id]
+        own += kept
+        self._blocks.seal(request_id, own)
+
+    def forget(self, tenant: str) -> None:
+        self._blocks.forget(tenant)
+
+    def beat(self) -> None:
+        """It always answers."""
+
+    def recover(self) -> None:
+        """It is never lost."""
+
+    def shutdown(self) -> None:
+        """It holds nothing outside this process."""

@@ -1,0 +1,37 @@
+"""What one request's consumer reads: events in their order, for one reader in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from speculation.messages import Finished, Progress
+
+Event = Progress | Finished | BaseException
+
+
+class Events:
+    """A queue without bounds for a single reader. Every token passes through one, so it does no more than it must."""
+
+    __slots__ = ("_ready", "_waiting")
+
+    def __init__(self) -> None:
+        self._ready: deque[Event] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Add an event, and wake the reader."""
+        self._ready.append(event)
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def get(self) -> Event:
+        """The next event; waits for it."""
+        while not self._ready:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return self._ready.popleft()

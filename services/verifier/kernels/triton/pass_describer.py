@@ -1,0 +1,47 @@
+"""Describes passes by compiled code where that is there, else by the reference; see ``pass_meta``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.native.pass_meta_kernel import PassMetaKernel
+from services.verifier.kernels.triton import virtual_groups
+from services.verifier.kernels.triton.pass_meta import PassMeta, describe, segments_of
+from services.verifier.kernels.triton.virtual_groups import Pack, pack
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.model.target_port import Rows
+
+
+class PassDescriber:
+    """Describes passes over one pool, one at a time: a description is valid until the next one.
+
+    Args:
+        pack: puts the nodes of a tree into groups; compiled code knows the usual way alone.
+    """
+
+    def __init__(self, pool: KVPool, pack: Pack = pack) -> None:
+        self._pool, self._pack = pool, pack
+        found = library() if pack is virtual_groups.pack else None
+        self._kernel = None if found is None else PassMetaKernel(found)
+
+    def describe(self, batch: Sequence[Rows], rows: int, block_rows: int) -> PassMeta:
+        """As ``pass_meta.describe``, of the pool's blocks."""
+        numbers = self._numbers(batch, rows, block_rows)
+        if numbers is None:
+            tables = [self._pool.blocks_of(request.request_id) for request in batch]
+            return describe(batch, tables, self._pool.padding_block, rows, block_rows, self._pack)
+        tokens: list[int] = []
+        for request in batch:
+            tokens += request.tokens
+        tokens += [0] * (rows - len(tokens))
+        return PassMeta(numbers=numbers, tokens=tokens, segments=segments_of(batch))
+
+    def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int) -> NDArray[np.int32] | None:
+        if self._kernel is None:
+            return None
+        tables = [self._pool.table_of(request.request_id) for request in batch]
+        return self._kernel.describe(batch, tables, self._pool.padding_block, rows, block_rows)

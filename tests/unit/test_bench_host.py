@@ -1,0 +1,76 @@
+"""``outrider bench host``: the real loop on a target that takes no time. How long it takes is asserted nowhere."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.host.loads import STANDING, HostLoad, read_load
+from benchmarks.host.measure import HostCost, StepWindow, measure, soak
+from benchmarks.host.report import figures_line, memory_verdict
+from benchmarks.host.scripted_text import choices_of, scripted_text
+from cli.main import app
+from speculation.errors import ConfigurationError
+
+
+def test_a_load_is_read_from_its_name() -> None:
+    assert read_load("64x4:blend") is STANDING[2]
+    assert read_load("3x8:suffix") == HostLoad(requests=3, nodes=8, strategy="suffix")
+    assert read_load("7").name == "7"
+
+
+@pytest.mark.parametrize("text", ["", "0", "4x", "4x2", "x2:blend", "4x2:autoregressive", "4:blend", "4x2:nobody", "9999"])
+def test_a_load_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--loads"):
+        read_load(text)
+
+
+def test_the_text_is_said_along_every_path() -> None:
+    text = scripted_text(1, 40)
+    assert choices_of(text, 10, 1, (-1, 0, 1, -1)) == [text[11], text[12], text[13], text[14], text[12]]
+    assert 0 not in text
+
+
+@pytest.mark.parametrize("name", ["3", "2x4:blend"])
+def test_a_load_is_measured_and_every_answer_is_the_text(name: str) -> None:
+    load = read_load(name)
+    found = measure(
+        HostLoad(requests=load.requests, nodes=load.nodes, strategy=load.strategy, prompt=120), rounds=2, steps=4
+    )
+    assert len(found.windows) == 2
+    assert all(window.tokens >= load.requests for window in found.windows)
+    # Phrases come again, so that four nodes are drafted for each request.
+    assert found.best.nodes <= load.nodes * load.requests
+    assert sum(found.parts.values()) == pytest.approx(found.best.cpu_s)
+    if load.nodes:
+        assert found.best.nodes > 0
+        assert found.best.tokens > load.requests
+
+
+def test_requests_end_and_begin_in_a_soak() -> None:
+    found = soak(HostLoad(requests=2, prompt=40), passes=700, stretches=4)
+    assert [passes for passes, _ in found.memory] == [350, 525, 700]
+
+
+@pytest.mark.parametrize(("last", "flat"), [(101, True), (150, False)])
+def test_memory_that_grows_is_told(last: int, flat: bool) -> None:
+    found = HostCost(
+        load=HostLoad(requests=1), memory=[(10 * n, size << 20) for n, size in enumerate((90, 100, 100, last), 1)]
+    )
+    assert memory_verdict(found)[0] is flat
+    assert ("is flat" in memory_verdict(found)[1]) is flat
+
+
+def test_the_last_line_has_the_figures() -> None:
+    window = StepWindow(wall_s=0.002, cpu_s=0.001, tokens=64, nodes=0)
+    found = HostCost(load=STANDING[0], windows=[window])
+    assert figures_line([found]) == "host ms a step: 64 plain 1.00 (goal 0.4)"
+
+
+def test_the_command_prints_one_object() -> None:
+    ran = CliRunner().invoke(app, ["bench", "host", "--loads", "2", "--rounds", "1", "--steps", "2", "--json"])
+    assert ran.exit_code == 0
+    found = json.loads(ran.stdout.splitlines()[-1])["2"]
+    assert found["requests"] == 2
+    assert found["processors_ms"] > 0
+    assert "plan the pass" in found["phases_ms"]

@@ -1,0 +1,65 @@
+"""The compiled description of a pass is the reference's, number for number."""
+
+from array import array
+from random import Random
+
+import numpy as np
+import pytest
+
+from services.verifier.attention.calls import TILE
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.native.pass_meta_kernel import PassMetaKernel
+from services.verifier.kernels.triton.pass_meta import describe
+from services.verifier.model.target_port import Rows
+
+PADDING_BLOCK = 5000
+
+
+def a_tree(draw: Random, nodes: int) -> tuple[int, ...]:
+    """Deep, bushy or mixed."""
+    back = draw.choice((1, 2, 5, nodes))
+    return tuple(draw.randrange(max(-1, node - back), node) for node in range(nodes))
+
+
+def a_request(draw: Random, number: int) -> Rows:
+    kind = draw.randrange(4)
+    chain = draw.choice((1, 2, 7, 63, 64, 65, 200)) if kind == 0 else 1
+    parents = () if kind == 1 else a_tree(draw, draw.choice((1, 3, 4, 16, 17, 40, 127, 128)))
+    context = draw.choice((0, 1, 15, 16, 48, 60, 63, 64, 65, 500, 1023))
+    tokens = tuple(draw.randrange(1000) for _ in range(chain + len(parents)))
+    return Rows(request_id=f"r{number}", context=context, tokens=tokens, parents=parents, logits=1 + len(parents))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_numbers_are_the_references(seed: int) -> None:
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there is no C compiler")
+    draw = Random(seed)
+    batch = [a_request(draw, number) for number in range(draw.choice((1, 2, 5, 20)))]
+    # A request may own more blocks than its rows reach.
+    sizes = [(rows.context + len(rows.tokens) - 1) // TILE + 1 + draw.randrange(3) for rows in batch]
+    tables = [array("i", (draw.randrange(PADDING_BLOCK) for _ in range(size))) for size in sizes]
+    rows = sum(len(each.tokens) for each in batch) + draw.choice((0, 1, 13))
+    block_rows = draw.choice((1, 4, 16))
+    found = PassMetaKernel(kernels).describe(batch, tables, PADDING_BLOCK, rows, block_rows)
+    wanted = describe(batch, tables, PADDING_BLOCK, rows, block_rows)
+    assert found is not None
+    np.testing.assert_array_equal(found, wanted.numbers)
+
+
+def test_a_tree_that_is_too_large_is_left_to_the_reference() -> None:
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there is no C compiler")
+    large = Rows(request_id="r", context=3, tokens=(1,) * 130, parents=tuple(range(-1, 128)), logits=130)
+    assert PassMetaKernel(kernels).describe([large], [array("i", range(4))], 9, 130, 4) is None
+
+
+def test_rows_beyond_a_requests_blocks_are_refused() -> None:
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there is no C compiler")
+    rows = Rows(request_id="r", context=64, tokens=(1,), logits=1)
+    with pytest.raises(IndexError, match="owns 1 blocks"):
+        PassMetaKernel(kernels).describe([rows], [array("i", [7])], 9, 1, 4)
