@@ -46,6 +46,9 @@ class Budget(Protocol):
     def seconds(self, load: Load) -> float:
         """How long a pass takes; infinite for a budget that ignores time."""
 
+    def prompt_seconds(self, load: Load) -> float:
+        """How long a pass with prompts takes."""
+
     def probabilities(self, tree: TokenTree) -> list[float]:
         """For every node of a tree, the probability that the target takes the path to it."""
 
@@ -79,6 +82,9 @@ class FixedBudget:
     max_nodes: int
 
     def seconds(self, load: Load) -> float:
+        return math.inf
+
+    def prompt_seconds(self, load: Load) -> float:
         return math.inf
 
     def probabilities(self, tree: TokenTree) -> list[float]:
@@ -138,6 +144,9 @@ class MeasuredBudget:
     def seconds(self, load: Load) -> float:
         return self._costs.seconds(load)
 
+    def prompt_seconds(self, load: Load) -> float:
+        return self._prompt_factor.value * self._costs.seconds(load)
+
     def probabilities(self, tree: TokenTree) -> list[float]:
         return self._acceptance.probabilities(tree)
 
@@ -157,7 +166,7 @@ class MeasuredBudget:
 
         def seconds(rows: int) -> float:
             # The rows of a chunk see each other too.
-            return self._prompt_factor.value * self._costs.seconds(load.plus_request(rows, keys + rows // 2))
+            return self.prompt_seconds(load.plus_request(rows, keys + rows // 2))
 
         limit = _PROMPT_SHARE * self._max_step_s
         if not load.requests or seconds(most) <= limit:

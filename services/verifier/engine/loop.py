@@ -25,8 +25,8 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
-from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.deciding.draft_wait import DraftWait
+from services.verifier.engine.deciding.step_contest import StepContest
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
@@ -81,7 +81,7 @@ class DecodingLoop:
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
-        self._contest = Contest() if timed else None
+        self._contest = StepContest(budget, self._drafting)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
@@ -124,6 +124,11 @@ class DecodingLoop:
     def running(self) -> int:
         """Requests being decoded."""
         return len(self._requests.running)
+
+    @property
+    def _speculates(self) -> bool:
+        """Whether any running request may be drafted for."""
+        return any(request.message.plan.speculates for request in self._requests.running.values())
 
     @property
     def waiting(self) -> int:
@@ -276,7 +281,7 @@ class DecodingLoop:
         with times.measure("deliver"):
             load = decoding_load(self._requests.running.values())
             prices = self._prices(parts, seconds, whole_s, load)
-            self._decide(parts, whole_s)
+            self._contest.learn(parts, whole_s, speculates=self._speculates)
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
             for part in parts:
@@ -287,28 +292,6 @@ class DecodingLoop:
             self._drafting.open_missed(prices)
         times.steps += 1
         self._metrics.step(parts, seconds)
-
-    def _decide(self, parts: list[Part], whole_s: float) -> None:
-        """Learn from a step whether drafting is faster than plain decoding, and let the coming step draft or be quiet."""
-        yielded = {part.request: len(part.verdict.committed) for part in parts if part.verdict is not None}
-        if self._contest is None or not yielded or any(part.chain > 1 for part in parts):
-            return
-        plain_s = self._budget.seconds(decoding_load(yielded))
-        for part in parts:
-            part.saved_s = yielded.get(part.request, 0) * plain_s * self._contest.plain_steps(len(yielded)) - whole_s
-        if not any(request.message.plan.speculates for request in self._requests.running.values()):
-            self._contest.learn_plain(requests=len(yielded), seconds=whole_s, plain_s=plain_s)
-        elif self._drafting.quiet or not any(use.trial for request in yielded for use in request.used.values()):
-            # A costly source that is tried pays for it, or goes, by its own account.
-            self._contest.learn(
-                requests=len(yielded),
-                tokens=sum(yielded.values()),
-                seconds=whole_s,
-                plain_s=plain_s,
-                busy=self._drafting.busy(parts),
-                repeats=any(request.repetition.begins for request in yielded),
-            )
-        self._drafting.quiet = not self._contest.drafting
 
     def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""

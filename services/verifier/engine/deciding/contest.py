@@ -7,7 +7,7 @@ as it would run without any drafter. Tokens per second of quiet steps are compar
 Whichever is faster goes on. The other one is tried for a few steps now and then; an account bounds what these trials cost.
 
 Times are relative to what a plain step at the same load is expected to take. Requests, keys and the machine's speed are thus
-out of the comparison.
+out of the comparison. What a step computes of prompts counts as work done, at its expected time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import math
 from dataclasses import dataclass, field
 
 from speculation.costs import slowdown
-from speculation.estimators import Ratio
+from speculation.estimators import DecayingMean, Ratio
 
 # Requests times plain steps that a rate remembers: tokens of drafting vary from step to step, those of quiet steps do not.
 _MEMORY = {True: 512.0, False: 128.0}
+# Weight of a step in the share of steps with prompts.
+_PROMPTS_WEIGHT = 0.02
 # So much counts what is known of the nearest other load.
 _PRIOR = 16.0
 # A rate is known after so many requests times plain steps.
@@ -41,27 +43,36 @@ _BETWEEN = 64
 _LEAST_LOSS = 0.02
 
 
+# A load, and whether the step computes prompts as well.
+_Kind = tuple[int, bool]
+
+
 @dataclass(slots=True)
 class _Rate:
-    """Tokens per request and plain step, by load."""
+    """Work done in the time of each plain step, by kind of step. Weighed by the requests that get tokens."""
 
     memory: float
-    by_load: dict[int, Ratio] = field(default_factory=dict)
+    by_kind: dict[_Kind, Ratio] = field(default_factory=dict)
 
-    def learn(self, load: int, tokens: float, steps: float) -> None:
-        found = self.by_load.setdefault(load, Ratio())
+    def learn(self, kind: _Kind, work: float, steps: float) -> None:
+        found = self.by_kind.setdefault(kind, Ratio())
         found.fade(self.memory, steps)
-        found.add(tokens, steps)
+        found.add(work, steps)
 
-    def known(self, load: int) -> bool:
-        return load in self.by_load and self.by_load[load].whole >= _KNOWN
+    def known(self, kind: _Kind) -> bool:
+        return kind in self.by_kind and self.by_kind[kind].whole >= _KNOWN
 
-    def of(self, load: int) -> float:
-        """The estimate for a load, shrunk towards that of the nearest known one; 1 if nothing is known."""
-        others = [other for other in self.by_load if other != load and self.known(other)]
-        nearest = min(others, key=lambda other: abs(other - load), default=None)
-        assumed = 1.0 if nearest is None else self.by_load[nearest].of()
-        return self.by_load[load].of(assumed, _PRIOR) if load in self.by_load else assumed
+    def of(self, kind: _Kind) -> float:
+        """The estimate for a kind of step, shrunk towards that of the nearest known load; 1 if nothing is known."""
+        load, prompts = kind
+        others = [other for other in self.by_kind if other[1] == prompts and other != kind and self.known(other)]
+        nearest = min(others, key=lambda other: abs(other[0] - load), default=None)
+        assumed = 1.0 if nearest is None else self.by_kind[nearest].of()
+        return self.by_kind[kind].of(assumed, _PRIOR) if kind in self.by_kind else assumed
+
+    def overall(self, load: int, prompts: float) -> float:
+        """The estimate for steps at a load, of whose time this share goes to steps with prompts."""
+        return (1.0 - prompts) * self.of((load, False)) + prompts * self.of((load, True))
 
 
 class Contest:
@@ -82,6 +93,8 @@ class Contest:
     def __init__(self) -> None:
         self.drafting = True
         self._rates = {way: _Rate(memory) for way, memory in _MEMORY.items()}
+        # Share of steps with prompts.
+        self._prompts = DecayingMean(0.0, newest=_PROMPTS_WEIGHT)
         # In plain steps.
         self._account = _MOST_SAVED / 2
         # Steps of a trial that are left; 0: there is none.
@@ -91,39 +104,51 @@ class Contest:
         self._since = 0
 
     def gain(self, requests: int) -> float:
-        """Tokens per second of drafting over those of plain decoding, as far as is known."""
-        load = _load(requests)
-        return self._rates[True].of(load) / self._rates[False].of(load)
+        """Work per second of drafting over that of plain decoding, as far as is known."""
+        load, prompts = _load(requests), self._prompts.value
+        return self._rates[True].overall(load, prompts) / self._rates[False].overall(load, prompts)
 
-    def plain_steps(self, requests: int) -> float:
+    def plain_share(self, requests: int, *, prompts: bool) -> float:
         """How many times its expected time a quiet step takes, from the end of one pass to the end of the next."""
-        return 1.0 / self._rates[False].of(_load(requests))
+        return 1.0 / self._rates[False].of((_load(requests), prompts))
 
-    def learn_plain(self, *, requests: int, seconds: float, plain_s: float) -> None:
+    def learn_plain(self, *, requests: int, seconds: float, plain_s: float, prompt_s: float = 0.0) -> None:
         """Learn from a step for which nobody may draft: it is quiet, and costs no trial. Arguments as for ``learn``."""
-        self._rates[False].learn(_load(requests), requests, requests * slowdown(seconds, plain_s))
+        kind = _load(requests), prompt_s > 0
+        steps = slowdown(seconds, plain_s + prompt_s) * (plain_s + prompt_s) / plain_s
+        self._rates[False].learn(kind, requests * (1.0 + prompt_s / plain_s), requests * steps)
 
     def learn(
-        self, *, requests: int, tokens: float, seconds: float, plain_s: float, busy: bool, repeats: bool = False
+        self,
+        *,
+        requests: int,
+        tokens: float,
+        seconds: float,
+        plain_s: float,
+        prompt_s: float = 0.0,
+        busy: bool,
+        repeats: bool = False,
     ) -> None:
-        """Learn from a step without prompts, and decide about the next one.
+        """Learn from a step, and decide about the next one.
 
         Args:
-            requests: that got tokens; ``tokens``: how many they got.
+            requests: that are decoded; ``tokens``: how many they got.
             seconds: from the end of the pass before to the end of this one.
-            plain_s: expected seconds of a pass over one row of each request.
+            plain_s: expected seconds of a pass over one row of each request; ``prompt_s``: of its prompts, beside these.
             busy: whether a drafter had work meanwhile.
             repeats: whether a text begins to repeat itself.
         """
-        load, steps = _load(requests), slowdown(seconds, plain_s)
+        load, expected_s = _load(requests), plain_s + prompt_s
+        steps, work = slowdown(seconds, expected_s) * expected_s / plain_s, tokens / requests + prompt_s / plain_s
+        self._prompts.add(float(prompt_s > 0))
         self._account = min(_MOST_SAVED, self._account + _SHARE * steps)
         if self._trial:
-            # What the step took, less what its tokens would have taken the other way.
-            self._account -= steps - tokens / requests / self._rates[not self.drafting].of(load)
+            # What the step took, less what its work would have taken the other way.
+            self._account -= steps - work / self._rates[not self.drafting].of((load, prompt_s > 0))
         self._since += 1
         if self._settles(busy):
             return
-        self._rates[self.drafting].learn(load, tokens, requests * steps)
+        self._rates[self.drafting].learn((load, prompt_s > 0), requests * work, requests * steps)
         self._trial = max(0, self._trial - 1)
         if not self._trial:
             self._decide(load, requests <= _FEW, repeats)
@@ -134,8 +159,9 @@ class Contest:
         return busy and self._since <= _CLOSING
 
     def _decide(self, load: int, few: bool, repeats: bool) -> None:
-        here, there = self._rates[self.drafting].of(load), self._rates[not self.drafting].of(load)
-        known = not self.drafting or bool(self._rates[False].by_load)
+        prompts = self._prompts.value
+        here, there = (self._rates[way].overall(load, prompts) for way in (self.drafting, not self.drafting))
+        known = not self.drafting or bool(self._rates[False].by_kind)
         if self._tried:
             # A trial that was no better ends where it began.
             self._tried = False
@@ -148,7 +174,8 @@ class Contest:
         elif self._since >= _BETWEEN or not known or (few and repeats):
             steps = _TRIAL[not self.drafting]
             cost = max(_LEAST_LOSS, 1.0 - there / here) * (steps + _OPENING)
-            if self._account >= min(cost, _MOST_SAVED) and self._rates[self.drafting].known(load):
+            enough = any(self._rates[self.drafting].known((load, kind)) for kind in (False, True))
+            if enough and self._account >= min(cost, _MOST_SAVED):
                 self._tried = True
                 self._change(trial=steps)
 

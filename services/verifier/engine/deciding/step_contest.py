@@ -1,0 +1,56 @@
+"""Holds each step of a loop against a quiet one: decides whether the coming step drafts, and says what drafting saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from services.verifier.engine.deciding.contest import Contest
+from services.verifier.engine.drafting import Drafting
+from services.verifier.engine.passes import Part, decoding_load, load_of
+from speculation.budget import Budget
+from speculation.costs import Load
+
+
+class StepContest:
+    """The contest between drafting and plain decoding in one loop. There is none where time does not count."""
+
+    def __init__(self, budget: Budget, drafting: Drafting) -> None:
+        self._budget = budget
+        self._drafting = drafting
+        timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
+        self._contest = Contest() if timed else None
+
+    def learn(self, parts: Sequence[Part], whole_s: float, *, speculates: bool) -> None:
+        """Learn from a step before it is committed. Sets each part's ``saved_s``, and whether drafting is quiet.
+
+        Args:
+            whole_s: seconds from the end of the pass before to its end.
+            speculates: whether any running request may be drafted for.
+        """
+        decoded = {part.request: len(part.verdict.committed) for part in parts if part.verdict and part.chain == 1}
+        if self._contest is None or not decoded:
+            return
+        plain_s, prompt_s = self._budget.seconds(decoding_load(decoded)), 0.0
+        if len(decoded) < len(parts):
+            nodes = sum(len(part.tree) for part in parts)
+            prompt_s = max(0.0, self._budget.prompt_seconds(load_of(parts).plus(-nodes)) - plain_s)
+        self._count_saved(parts, len(decoded), whole_s, plain_s, prompt_s)
+        expected = {"seconds": whole_s, "plain_s": plain_s, "prompt_s": prompt_s}
+        if not speculates:
+            self._contest.learn_plain(requests=len(decoded), **expected)
+        elif self._drafting.quiet or not any(use.trial for request in decoded for use in request.used.values()):
+            # A costly source that is tried pays for it, or goes, by its own account.
+            busy, repeats = self._drafting.busy(parts), any(request.repetition.begins for request in decoded)
+            tokens = sum(decoded.values())
+            self._contest.learn(requests=len(decoded), tokens=tokens, busy=busy, repeats=repeats, **expected)
+        self._drafting.quiet = not self._contest.drafting
+
+    def _count_saved(self, parts: Sequence[Part], requests: int, whole_s: float, plain_s: float, prompt_s: float) -> None:
+        """A request's tokens after the first one would each have taken another plain step."""
+        assert self._contest is not None
+        another_s = plain_s * self._contest.plain_share(requests, prompts=False)
+        this_s = (plain_s + prompt_s) * self._contest.plain_share(requests, prompts=prompt_s > 0)
+        for part in parts:
+            if part.verdict is not None:
+                part.saved_s = this_s + (len(part.verdict.committed) - 1) * another_s - whole_s
