@@ -26,11 +26,12 @@ _PROMPTS_WEIGHT = 0.02
 _PRIOR = 16.0
 # A rate is known after so many requests times plain steps.
 _KNOWN = 8.0
-# By what share quiet must be faster to be chosen, and drafting: less is within the noise.
-_MARGIN = {False: 0.02, True: 0.0}
+# By what share quiet must be faster to be chosen, and drafting: less is within the noise, and quiet is the promise.
+_MARGIN = {False: 0.0, True: 0.02}
 # Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, so finds
-# more than a comparison of the past. So quiet must be faster by the second number to be tried, and such a text ends it.
-_FEW, _SUSPECT = 4, 0.05
+# more than a comparison of the past. So quiet must be faster by the second number to be tried, drafting by nothing; a text
+# that repeats itself ends quiet.
+_FEW, _MARGIN_OF_FEW = 4, {False: 0.05, True: 0.0}
 # Share of all time that trials may cost, and the most that is saved up for them, in plain steps.
 _SHARE, _MOST_SAVED = 0.005, 8.0
 # Steps of a trial that count, of drafting and of quiet.
@@ -144,7 +145,8 @@ class Contest:
         self._account = min(_MOST_SAVED, self._account + _SHARE * steps)
         if self._trial:
             # What the step took, less what its work would have taken the other way.
-            self._account -= steps - work / self._rates[not self.drafting].of((load, prompt_s > 0))
+            lost = steps - work / self._rates[not self.drafting].of((load, prompt_s > 0))
+            self._account = min(_MOST_SAVED, self._account - lost)
         self._since += 1
         if self._settles(busy):
             return
@@ -161,15 +163,16 @@ class Contest:
     def _decide(self, load: int, few: bool, repeats: bool) -> None:
         prompts = self._prompts.value
         here, there = (self._rates[way].overall(load, prompts) for way in (self.drafting, not self.drafting))
+        margin = _MARGIN_OF_FEW if few else _MARGIN
         known = not self.drafting or bool(self._rates[False].by_kind)
         if self._tried:
-            # A trial that was no better ends where it began.
+            # A trial that was not better by the margin ends where it began.
             self._tried = False
-            if here <= (1.0 + _MARGIN[self.drafting]) * there:
+            if here <= (1.0 + margin[self.drafting]) * there:
                 self._change(trial=0)
-        elif known and here < there / (1.0 + (_SUSPECT if few and self.drafting else _MARGIN[not self.drafting])):
+        elif known and there > (1.0 + margin[not self.drafting]) * here:
             self._change(trial=0)
-        elif self.drafting and few and here > (1.0 - _SUSPECT) * there:
+        elif self.drafting and few and here > (1.0 - margin[False]) * there:
             return
         elif self._since >= _BETWEEN or not known or (few and repeats):
             steps = _TRIAL[not self.drafting]
