@@ -1,0 +1,97 @@
+"""Drafting as a whole against plain decoding: whichever is faster goes on, and trials of the other cost next to nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from services.verifier.engine.deciding.contest import Contest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """What steps bring and take, by their number; times in expected plain steps.
+
+    Attributes:
+        requests: decoded at once.
+        more: tokens that drafting brings for each other one; ``longer``: by what share its steps are longer.
+        machine: how many times longer than expected a step takes at all.
+        prompts: each such step has a prompt, which takes as long as two plain steps.
+    """
+
+    requests: int = 8
+    more: Callable[[int], float] = lambda step: 0.1
+    longer: Callable[[int], float] = lambda step: 0.1
+    machine: Callable[[int], float] = lambda step: 1.0
+    prompts: Callable[[int], bool] = lambda step: False
+
+
+def played(world: World, steps: int = 3000, seed: int = 0) -> Iterator[tuple[float, float, bool]]:
+    """For each step the work that it did, the time it took, and whether it drafted."""
+    numbers, contest = random.Random(seed), Contest()
+    for step in range(steps):
+        drafts, prompt = contest.drafting, 2.0 if world.prompts(step) else 0.0
+        tokens = world.requests
+        if drafts:
+            tokens += sum(numbers.random() < world.more(step) for _ in range(world.requests))
+        took = (1.0 + prompt + (world.longer(step) if drafts else 0.0)) * world.machine(step) * numbers.gauss(1.0, 0.03)
+        contest.learn(
+            requests=world.requests, tokens=tokens, seconds=took, plain_s=1.0, prompt_s=prompt, busy=drafts, repeats=False
+        )
+        yield tokens / world.requests + prompt, took / world.machine(step), drafts
+
+
+def speed(world: World, first: int = 0, last: int = 3000) -> float:
+    """Work per time between two steps, over that of plain decoding."""
+    found = list(played(world, last))[first:]
+    return sum(work for work, _, _ in found) / sum(took for _, took, _ in found)
+
+
+@pytest.mark.parametrize("requests", [5, 8, 24, 64])
+@pytest.mark.parametrize("longer", [0.02, 0.12, 0.3, 1.0])
+def test_drafting_that_does_not_pay_costs_next_to_nothing(longer: float, requests: int) -> None:
+    assert speed(World(requests=requests, more=lambda _: 0.02, longer=lambda _: longer)) >= 0.985
+
+
+@pytest.mark.parametrize("requests", [1, 4, 8, 24])
+@pytest.mark.parametrize("more", [0.2, 0.6, 0.9])
+def test_drafting_that_pays_goes_on(more: float, requests: int) -> None:
+    best = (1.0 + more) / 1.1
+    assert speed(World(requests=requests, more=lambda _: more)) >= 0.98 * best
+
+
+@pytest.mark.parametrize("longer", [0.12, 0.3])
+def test_steps_with_prompts_count(longer: float) -> None:
+    """Where most steps have a prompt, drafting that makes these longer is noticed there."""
+    assert speed(World(more=lambda _: 0.02, longer=lambda _: longer, prompts=lambda step: step % 3 > 0)) >= 0.985
+
+
+def test_a_text_that_changes_is_noticed_in_both_directions() -> None:
+    world = World(more=lambda step: 0.6 if 1000 <= step < 2000 else 0.0)
+    found = [drafts for _, _, drafts in played(world)]
+    assert sum(found[500:1000]) < 50
+    # The next trial finds it.
+    assert sum(found[1400:2000]) > 550
+    assert sum(found[2100:]) < 100
+
+
+@pytest.mark.parametrize("longer", [0.0, 0.3])
+def test_a_machine_that_is_twice_as_slow_for_a_while_changes_nothing_for_long(longer: float) -> None:
+    """The expected times follow the machine within some steps; here they never do, which is worse."""
+    world = World(more=lambda _: 0.2, longer=lambda _: longer, machine=lambda step: 2.0 if 1000 <= step < 1500 else 1.0)
+    assert speed(world, 900, 2000) >= 0.97 * max(1.0, 1.2 / (1.0 + longer))
+
+
+@pytest.mark.parametrize("at_once", [1000.0, 1e-9, -5.0])
+def test_a_clock_that_jumps_is_hardly_believed(at_once: float) -> None:
+    world = World(more=lambda _: 0.6, machine=lambda step: at_once if step == 1000 else 1.0)
+    found = list(played(world))
+    assert sum(drafts for _, _, drafts in found[1001:1200]) > 150
+
+
+def test_a_drafter_that_is_quick_at_first_and_slow_later_ends_in_plain_decoding() -> None:
+    world = World(more=lambda _: 0.3, longer=lambda step: 0.05 if step < 500 else 1.5)
+    assert speed(world, 600) >= 0.98
