@@ -13,6 +13,8 @@ from speculation.errors import InvalidArgument
 
 AcceptanceRule = Literal["walk", "rejection"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar"]
+# What an answer tells of its drafts: nothing; for each token, who guessed it; and each pass's tree as well.
+Report = Literal["none", "sources", "trees"]
 DEFAULT_MAX_TOKENS = 256
 
 

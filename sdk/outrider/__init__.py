@@ -27,7 +27,7 @@ from outrider.errors import (
     Unauthenticated,
     Unavailable,
 )
-from outrider.types import Chunk, Generation, Logprob, Model, SpeculativeDecoding, Timing, TokenLogprobs, Usage
+from outrider.types import Chunk, Generation, Logprob, Model, SpeculativeDecoding, Timing, TokenLogprobs, TokenOrigin, Usage
 
 __all__ = [
     "AsyncClient",
@@ -50,6 +50,7 @@ __all__ = [
     "Stream",
     "Timing",
     "TokenLogprobs",
+    "TokenOrigin",
     "Unauthenticated",
     "Unavailable",
     "Usage",

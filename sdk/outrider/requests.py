@@ -19,6 +19,7 @@ from outrider.types import (
     SpeculativeDecoding,
     Timing,
     TokenLogprobs,
+    TokenOrigin,
     Usage,
 )
 from outrider.v1 import generation_pb2 as pb
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     strategy: str | None
     num_speculative_tokens: int | None
     acceptance: str | None
+    report: str | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -74,7 +76,7 @@ class Options(TypedDict, total=False):
     privacy: str | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance")
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report")
 
 
 def build_request(
@@ -208,7 +210,12 @@ def read_chunk(wire: pb.Chunk) -> Chunk:
         )
         for entry in wire.logprobs
     )
-    return Chunk(text=wire.text, token_ids=tuple(wire.token_ids), logprobs=logprobs)
+    return Chunk(
+        text=wire.text,
+        token_ids=tuple(wire.token_ids),
+        logprobs=logprobs,
+        origins=tuple(TokenOrigin(source=each.source, text_length=each.text_length) for each in wire.origins),
+    )
 
 
 def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
@@ -219,8 +226,9 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
     elif end.HasField("stop_token_id"):
         stop = end.stop_token_id
     spec, timing = end.speculative_decoding, end.timing
+    text = "".join(chunk.text for chunk in chunks)
     return Generation(
-        text="".join(chunk.text for chunk in chunks),
+        text=text,
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
         finish_reason=_FINISH_REASONS.get(end.finish_reason, "unknown"),
@@ -252,7 +260,18 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         seed=end.seed,
         model=end.model,
         request_id=end.request_id,
+        origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
     )
+
+
+def _fitted(origins: Sequence[TokenOrigin], characters: int) -> tuple[TokenOrigin, ...]:
+    """Origins whose lengths add up to the text: nothing of a stop string that was cut off; the last one takes the rest."""
+    fitted, left = list[TokenOrigin](), characters
+    for index, origin in enumerate(origins):
+        length = left if index == len(origins) - 1 else min(origin.text_length, left)
+        fitted.append(TokenOrigin(source=origin.source, text_length=length))
+        left -= length
+    return tuple(fitted)
 
 
 def read_models(wire: pb.ListModelsResponse) -> list[Model]:

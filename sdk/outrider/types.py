@@ -25,12 +25,25 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenOrigin:
+    """Who guessed a token, "target" where nobody did, and how many characters it adds to the answer's text."""
+
+    source: str
+    text_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """What one decoding step added. Text may lag behind tokens while a character is incomplete."""
+    """What one decoding step added. Text may lag behind tokens while a character or a possible stop string is incomplete.
+
+    ``origins``: one for each token, with ``report``. The characters that it adds may come with a later chunk; those of a
+    stop string are counted, and never come.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +91,8 @@ class Timing:
 class Generation:
     """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
 
-    ``request_id`` is what the request is called in the server's logs.
+    ``request_id`` is what the request is called in the server's logs. ``origins``: one for each token, with ``report``;
+    their characters, one token's after the other's, are exactly the text.
     """
 
     text: str
@@ -93,6 +107,7 @@ class Generation:
     seed: int
     model: str
     request_id: str
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from speculation.errors import InvalidArgument
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
+    Report,
     SamplingDefaults,
     SamplingParams,
     SpeculationStats,
@@ -134,6 +135,7 @@ class ClientRequest:
             server does by default.
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
+        report: what the answer tells of its drafts; it changes nothing of the answer.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -154,6 +156,19 @@ class ClientRequest:
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()
+    report: Report = "none"
+
+
+# The source of a token that nobody guessed: the target chose it, and no accepted draft held it.
+TARGET = "target"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenOrigin:
+    """Who guessed a token, ``TARGET`` where nobody did, and how many characters it adds to the answer."""
+
+    source: str
+    text_length: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,12 +177,16 @@ class TextChunk:
 
     ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
+    ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
+    the request does not ask for them.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
+    incomplete: bool = False
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ class RouterService:
         size = length_of(request.input) + len(request.prediction)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at, request.report)
         events = self._migration.generate(inner)
         try:
             async for event in events:

@@ -192,6 +192,11 @@ class Detokenizer:
         # Tokens since the window's text last ended in a whole character.
         self._broken = 0
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether text is held back: the tokens so far end within a character, or look so."""
+        return self._broken > 0
+
     def push(self, token: int) -> str:
         """The new text after ``token``; empty if the text ends within a character."""
         if token in self._hidden:

@@ -49,7 +49,7 @@ class ChatAnswer(AnswerInProgress):
             logprobs = chat_logprobs(piece.tokens, self._speller)
         first, *others = deltas or [Delta()]
         event = self._event(index, first.as_json(), logprobs)
-        event["choices"][0] |= self.ids_of(piece.tokens)
+        event["choices"][0] |= {**self.ids_of(piece.tokens), **self.origins_of(piece.tokens)}
         return [event, *(self._event(index, delta.as_json(), None) for delta in others)]
 
     def _event(
@@ -83,6 +83,7 @@ class ChatAnswer(AnswerInProgress):
             "logprobs": logprobs,
             **self._end(index),
             **self.ids_of(tokens),
+            **self.origins_of(tokens),
         }
 
 

@@ -58,7 +58,7 @@ class CompletionAnswer(AnswerInProgress):
         return {"prompt_token_ids": list(self.prepared.prompts[self.records[index].prompt])}
 
     async def _said(self, text: str, tokens: tuple[TextToken, ...]) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text, "logprobs": None, **self.ids_of(tokens)}
+        said: dict[str, Any] = {"text": text, "logprobs": None, **self.ids_of(tokens), **self.origins_of(tokens)}
         if self.asked.top_logprobs is not None:
             await self._speller.learn(tokens)
             said["logprobs"] = completion_logprobs(tokens, self._speller)
