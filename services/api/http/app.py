@@ -70,6 +70,9 @@ class HttpApp:
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
         }
+        if config.page:
+            # It holds no secret, and asks for a key itself where its requests need one.
+            self._paths["/"] = _Path("GET", ends.page, is_open=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -23,6 +23,7 @@ from services.api.http.openai.generation import RunningChoices, expected, named,
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
+from services.api.http.page import page
 from services.api.messages import ModelCard, RouterPort
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
@@ -185,6 +186,10 @@ class Endpoints:
         if model is not None and model != card.name:
             raise NotFound("model", model or "empty", card.name)
         return card
+
+    async def page(self, call: HttpCall) -> None:
+        """GET /: the page for browsers."""
+        await call.answer_bytes(*page())
 
     async def health(self, call: HttpCall) -> None:
         """GET /health: this process answers."""
