@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from speculation import limits
 from speculation.errors import InvalidArgument
+from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -284,3 +285,6 @@ class RouterPort(Protocol):
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""
+
+    async def service_state(self) -> ServiceState:
+        """The verifiers that answer now, and how many processes the service has."""

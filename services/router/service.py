@@ -21,8 +21,8 @@ from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, VerifierCard
-from speculation.ports import VerifierPort
+from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
+from speculation.ports import VerifierLink
 from speculation.room import room_behind
 from speculation.types import FinishReason
 
@@ -39,7 +39,7 @@ class RouterService:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
     """
 
-    def __init__(self, config: RouterConfig, verifier: VerifierPort, metrics: Metrics = DROPPED) -> None:
+    def __init__(self, config: RouterConfig, verifier: VerifierLink, metrics: Metrics = DROPPED) -> None:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
@@ -118,6 +118,9 @@ class RouterService:
         except OutriderError:
             return False
         return True
+
+    async def service_state(self) -> ServiceState:
+        return await self._verifier.service_state()
 
     async def _describe(self) -> VerifierCard:
         # Only the load changes while a verifier lives, and it is not needed here.

@@ -15,6 +15,7 @@ from speculation import limits
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import (
     CloseSession,
+    DecodingCounts,
     Draft,
     DraftFailure,
     DraftNoise,
@@ -179,6 +180,16 @@ CARD = VerifierCard(
         stop=("x",),
     ),
     processors=(("b", "1"), ("a", "[2]")),
+    counts=DecodingCounts(
+        tokens=2**40,
+        passes=7,
+        prompt_tokens=8,
+        cached_prompt_tokens=9,
+        drafted_by_source={"a": 2, "b": 1},
+        accepted_by_source={"a": 1},
+        saved_s=-0.5,
+    ),
+    drafters={"d": True, "e": False},
 )
 
 CASES: list[tuple[Any, Any, Any]] = [

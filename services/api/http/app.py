@@ -64,6 +64,8 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
             _MODEL: _Path("GET", ends.model, recorded="ListModels"),
+            # A page asks for it every two seconds: it is left out of the audit log.
+            "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", counts=True),
             "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", counts=True),
             "/health": _Path("GET", ends.health, is_open=True),

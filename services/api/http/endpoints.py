@@ -13,6 +13,7 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
+from services.api.http.live_status import LatelyKnownState, status_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
@@ -51,6 +52,7 @@ class Endpoints:
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
+        self._state = LatelyKnownState(router)
         self.running: set[RunningChoices] = set()
 
     async def chat(self, call: HttpCall) -> None:
@@ -186,6 +188,10 @@ class Endpoints:
         if model is not None and model != card.name:
             raise NotFound("model", model or "empty", card.name)
         return card
+
+    async def status(self, call: HttpCall) -> None:
+        """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
+        await call.answer(status_of(await self._state(), whole="observe" in call.known_caller.scopes))
 
     async def page(self, call: HttpCall) -> None:
         """GET /: the page for browsers."""

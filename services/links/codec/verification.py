@@ -10,7 +10,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, VerifierCard
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -45,7 +45,9 @@ _REQUEST = SameFields(
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
 _PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs",))
-_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors"))
+_BY_SOURCE = ("drafted_by_source", "accepted_by_source")
+_COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
+_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -165,12 +167,21 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         card,
         defaults=verification_pb2.SamplingDefaults(**default_fields(card.defaults)),
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
+        counts=_COUNTS.encode(card.counts, **{name: getattr(card.counts, name) for name in _BY_SOURCE}),
+        drafters=card.drafters,
     )
 
 
 def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
     processors = tuple((processor.name, processor.value) for processor in wire.processors)
-    return _CARD.decode(wire, defaults=_decode_defaults(wire.defaults), processors=processors)
+    counts = _COUNTS.decode(wire.counts, **{name: dict(getattr(wire.counts, name)) for name in _BY_SOURCE})
+    return _CARD.decode(
+        wire,
+        defaults=_decode_defaults(wire.defaults),
+        processors=processors,
+        counts=counts,
+        drafters=dict(wire.drafters),
+    )
 
 
 def default_fields(defaults: SamplingDefaults) -> dict[str, Any]:

@@ -459,6 +459,26 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 class DescribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DraftersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
@@ -470,6 +490,8 @@ class DescribeResponse(_message.Message):
     PROCESSORS_FIELD_NUMBER: _builtins.int
     BIT_EXACT_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -484,6 +506,12 @@ class DescribeResponse(_message.Message):
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
     def processors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Processor]: ...
+    @_builtins.property
+    def counts(self) -> Global___DecodingCounts: ...
+    @_builtins.property
+    def drafters(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """Whether the verifier is connected to its drafters, by their names."""
+
     def __init__(
         self,
         *,
@@ -498,14 +526,104 @@ class DescribeResponse(_message.Message):
         processors: _abc.Iterable[Global___Processor] | None = ...,
         bit_exact: _builtins.bool = ...,
         arithmetic: _builtins.str = ...,
+        counts: Global___DecodingCounts | None = ...,
+        drafters: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class DecodingCounts(_message.Message):
+    """Since the verifier's start, over all requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DraftedBySourceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AcceptedBySourceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
+    SAVED_S_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Of answers."""
+    passes: _builtins.int
+    """Those that brought them, each counted once for every request that got tokens from it."""
+    prompt_tokens: _builtins.int
+    """Of admitted requests."""
+    cached_prompt_tokens: _builtins.int
+    """Those of them that had been computed before."""
+    saved_s: _builtins.float
+    """Seconds by which drafting made answers come sooner; negative: later."""
+    @_builtins.property
+    def drafted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Drafted tokens that were checked, and those of them that were accepted."""
+
+    @_builtins.property
+    def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        passes: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+        drafted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        accepted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        saved_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "cached_prompt_tokens", b"cached_prompt_tokens", "drafted_by_source", b"drafted_by_source", "passes", b"passes", "prompt_tokens", b"prompt_tokens", "saved_s", b"saved_s", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodingCounts: _TypeAlias = DecodingCounts  # noqa: Y015
 
 @_typing.final
 class SamplingDefaults(_message.Message):
