@@ -48,12 +48,34 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassReport:
+    """What a pass checked of one request's drafts, for people.
+
+    Attributes:
+        tree: the nodes that drafters proposed, without probes: the checked ones first, then those that the budget dropped.
+        checked: how many nodes were checked.
+        accepted_path: nodes of the tree.
+        seconds: from the pass's beginning until its tokens were known.
+        waited_s: seconds for which the pass waited for drafts before.
+        requests: how many requests shared the pass.
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    checked: int = 0
+    accepted_path: tuple[int, ...] = ()
+    seconds: float
+    waited_s: float
+    requests: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """One step's tokens.
 
     ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds
     before its first pass. ``cached_tokens`` of its prompt had been computed before. ``switches``: sources left out, and why.
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
+    ``report``: where the plan asks for it.
     """
 
     token_ids: tuple[int, ...]
@@ -64,6 +86,7 @@ class Progress:
     logprobs: tuple[TokenLogprobs, ...] = ()
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
+    report: PassReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

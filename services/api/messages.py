@@ -10,12 +10,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.origins import ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
+    Report,
     SamplingDefaults,
     SamplingParams,
     SpeculationStats,
@@ -135,6 +137,7 @@ class ClientRequest:
             server does by default.
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
+        report: what the answer tells of its drafts; it changes nothing of the answer.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -155,6 +158,7 @@ class ClientRequest:
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()
+    report: Report = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,12 +167,17 @@ class TextChunk:
 
     ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
+    ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
+    the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
+    incomplete: bool = False
+    origins: tuple[TokenOrigin, ...] = ()
+    passes: tuple[ReportedPass, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

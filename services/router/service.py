@@ -17,6 +17,7 @@ from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
+from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
@@ -58,7 +59,8 @@ class RouterService:
         size = length_of(request.input) + len(request.prediction)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at)
+        origins = None if request.report == "none" else Origins(self._tokens)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins)
         events = self._migration.generate(inner)
         try:
             async for event in events:

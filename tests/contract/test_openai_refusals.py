@@ -135,6 +135,8 @@ IGNORED_ELSEWHERE: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"strategy": ""}}, "speculation.strategy"),
     ({"speculation": {"num_speculative_tokens": 513}}, "speculation.num_speculative_tokens"),
     ({"speculation": {"acceptance": "maybe"}}, "speculation.acceptance"),
+    ({"speculation": {"report": "everything"}}, "speculation.report"),
+    ({"speculation": {"report": ""}}, "speculation.report"),
     ({"speculation": {"foo": 1}}, "speculation.foo"),
     ({"speculation": "blend"}, "speculation"),
     ({"speculative.n_max": 5}, "speculative.n_max"),

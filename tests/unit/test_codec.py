@@ -25,6 +25,7 @@ from speculation.messages import (
     Forgotten,
     GenerationRequest,
     OpenSession,
+    PassReport,
     Progress,
     RetrievalQuery,
     StepReport,
@@ -131,6 +132,7 @@ GENERATION = GenerationRequest(
         observe_top_k=8,
         observe_layers=(-1, 3),
         observe_prompt=True,
+        report_passes=True,
     ),
     tenant="t",
     weight=2.5,
@@ -156,6 +158,7 @@ PROGRESS = Progress(
     switches=("8: fspad left out",),
     saved_s=-0.25,
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
+    report=PassReport(tree=TREE, checked=2, accepted_path=(0, 1), seconds=0.25, waited_s=0.125, requests=3),
 )
 CARD = VerifierCard(
     model="m",
@@ -200,7 +203,7 @@ CASES: list[tuple[Any, Any, Any]] = [
     *((replace(GENERATION, tenant=tenant), verification.encode_generation, verification.decode_generation) for tenant in (None, "")),
     *((replace(OPEN, tenant=tenant), drafting.encode_drafting_call, drafting.decode_drafting_call) for tenant in (None, "")),
     ([QUERY], partial(retrieval.encode_queries, 7), retrieval.decode_queries),
-    (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
+    *((replace(PROGRESS, report=report), verification.encode_generation_event, verification.decode_generation_event) for report in (PROGRESS.report, None)),
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
     ("tenant", verification.encode_forget, verification.decode_forget),
     (CARD, verification.encode_card, verification.decode_card),

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from outrider.internal.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -278,6 +279,7 @@ class Plan(_message.Message):
     OBSERVE_TOP_K_FIELD_NUMBER: _builtins.int
     OBSERVE_LAYERS_FIELD_NUMBER: _builtins.int
     OBSERVE_PROMPT_FIELD_NUMBER: _builtins.int
+    REPORT_PASSES_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     max_nodes: _builtins.int
     acceptance: _builtins.str
@@ -286,6 +288,8 @@ class Plan(_message.Message):
     """Likeliest ids per node that the sources want to see. At most 64."""
     observe_prompt: _builtins.bool
     """Those of the prompt's positions, too."""
+    report_passes: _builtins.bool
+    """Each Progress says what its pass checked."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -302,10 +306,11 @@ class Plan(_message.Message):
         observe_top_k: _builtins.int = ...,
         observe_layers: _abc.Iterable[_builtins.int] | None = ...,
         observe_prompt: _builtins.bool = ...,
+        report_passes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "report_passes", b"report_passes", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +356,7 @@ class Progress(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
     """Nodes of the tree that was checked, probes not counted."""
     queue_s: _builtins.float
@@ -371,6 +377,10 @@ class Progress(_message.Message):
     def switches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sources that were left out since the step before, and why; for people."""
 
+    @_builtins.property
+    def report(self) -> Global___PassReport:
+        """Where the plan asks for it."""
+
     def __init__(
         self,
         *,
@@ -382,14 +392,61 @@ class Progress(_message.Message):
         cached_tokens: _builtins.int = ...,
         switches: _abc.Iterable[_builtins.str] | None = ...,
         saved_s: _builtins.float = ...,
+        report: Global___PassReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "report", b"report", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class PassReport(_message.Message):
+    """What a pass checked of one request's drafts, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PATH_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    checked: _builtins.int
+    """How many nodes were checked."""
+    seconds: _builtins.float
+    """From the pass's beginning until its tokens were known."""
+    waited_s: _builtins.float
+    """Seconds for which the pass waited for drafts before."""
+    requests: _builtins.int
+    """How many requests shared the pass."""
+    @_builtins.property
+    def tree(self) -> _tree_pb2.TokenTree:
+        """The nodes that drafters proposed, without probes: the checked ones first, then those that the budget dropped."""
+
+    @_builtins.property
+    def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nodes of the tree."""
+
+    def __init__(
+        self,
+        *,
+        tree: _tree_pb2.TokenTree | None = ...,
+        checked: _builtins.int = ...,
+        accepted_path: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "checked", b"checked", "requests", b"requests", "seconds", b"seconds", "tree", b"tree", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassReport: _TypeAlias = PassReport  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):

@@ -140,4 +140,5 @@ class AnswerInProgress(ABC):
     def worth_telling(self, tokens: Sequence[TextToken]) -> bool:
         """Whether tokens that add no text deserve an event."""
         asked = self.asked
-        return bool(tokens) and bool(asked.return_token_ids or asked.top_logprobs is not None or asked.stream_interval)
+        wanted = asked.return_token_ids or asked.top_logprobs is not None or asked.stream_interval or asked.report != "none"
+        return bool(tokens) and bool(wanted)

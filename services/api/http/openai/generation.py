@@ -99,6 +99,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                     strategy=asked.strategy,
                     num_speculative_tokens=asked.num_speculative_tokens,
                     acceptance=asked.acceptance,
+                    report=asked.report,
                     prediction=asked.prediction,
                     cache_salt=asked.cache_salt,
                     priority=asked.priority,
