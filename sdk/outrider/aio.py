@@ -114,7 +114,8 @@ class AsyncClient:
             num_speculative_tokens: most drafted tokens to check in one pass; 0 is plain decoding.
             acceptance: "walk" (default): a seed gives the same tokens under any strategy; or "rejection", the classic rule:
                 the same distribution, but which tokens are drawn depends on the drafts.
-            report: "sources": who guessed each token, in ``Chunk.origins`` and ``Generation.origins``. Default: "none".
+            report: "sources": say who guessed each token, in ``Chunk.origins`` and ``Generation.origins``; "trees": also
+                what each pass checked, in ``passes`` of both. Default: "none".
             temperature: 0 (default) always takes the likeliest token; 0.001 to 100, larger is more random.
             top_k: keep the k likeliest tokens; 0 (default): all.
             top_p: keep the likeliest tokens whose probabilities add up to this, above 0 and at most 1 (default: all).

@@ -13,9 +13,11 @@ from outrider._transport import MAX_BYTES
 from outrider.errors import InvalidArgument
 from outrider.types import (
     Chunk,
+    DroppedNodes,
     Generation,
     Logprob,
     Model,
+    PassReport,
     SpeculativeDecoding,
     Timing,
     TokenLogprobs,
@@ -215,7 +217,24 @@ def read_chunk(wire: pb.Chunk) -> Chunk:
         token_ids=tuple(wire.token_ids),
         logprobs=logprobs,
         origins=tuple(TokenOrigin(source=each.source, text_length=each.text_length) for each in wire.origins),
+        passes=tuple(_read_pass(each) for each in wire.passes),
     )
+
+
+def _read_pass(wire: pb.PassReport) -> PassReport:
+    return PassReport(
+        **_read_nodes(wire),
+        accepted=tuple(wire.accepted),
+        committed=wire.committed,
+        dropped=DroppedNodes(**_read_nodes(wire.dropped)),
+        pass_s=wire.pass_s,
+        wait_s=wire.wait_s,
+        requests=wire.requests,
+    )
+
+
+def _read_nodes(wire: pb.PassReport | pb.DroppedNodes) -> dict[str, Any]:
+    return {name: tuple(getattr(wire, name)) for name in DroppedNodes.__dataclass_fields__}
 
 
 def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
@@ -260,6 +279,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         seed=end.seed,
         model=end.model,
         request_id=end.request_id,
+        passes=tuple(report for chunk in chunks for report in chunk.passes),
         origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
     )
 

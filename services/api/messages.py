@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.origins import ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
+from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -159,18 +161,6 @@ class ClientRequest:
     report: Report = "none"
 
 
-# The source of a token that nobody guessed: the target chose it, and no accepted draft held it.
-TARGET = "target"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenOrigin:
-    """Who guessed a token, ``TARGET`` where nobody did, and how many characters it adds to the answer."""
-
-    source: str
-    text_length: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextChunk:
     """What one step added to the answer.
@@ -178,7 +168,7 @@ class TextChunk:
     ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
     ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
-    the request does not ask for them.
+    the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
     """
 
     text: str
@@ -187,6 +177,7 @@ class TextChunk:
     text_ends: tuple[int, ...] = ()
     incomplete: bool = False
     origins: tuple[TokenOrigin, ...] = ()
+    passes: tuple[ReportedPass, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,3 +294,6 @@ class RouterPort(Protocol):
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""
+
+    async def service_state(self) -> ServiceState:
+        """The verifiers that answer now, and how many processes the service has."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from services.api.messages import TARGET, Completion, TextChunk, Timing, TokenOrigin
+from services.api.messages import Completion, TextChunk, Timing
+from services.router.token_origins import Origins
 from services.router.tokens import Detokenizer
 from speculation.messages import GenerationRequest, Progress
-from speculation.types import FinishReason, Report, SpeculationStats
+from speculation.types import FinishReason, SpeculationStats
 
 
 class Answer:
@@ -19,7 +19,7 @@ class Answer:
 
     Args:
         request_id: what the user knows the request by.
-        report: what its chunks tell of drafts.
+        origins: what its chunks tell of drafts; None: nothing.
 
     Attributes:
         stop_string: the stop string that ended the answer, if one did.
@@ -31,14 +31,14 @@ class Answer:
         request_id: str,
         detokenizer: Detokenizer,
         arrived_at: float,
-        report: Report = "none",
+        origins: Origins | None = None,
     ) -> None:
         self._request = request
         self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
         self._arrived_at = arrived_at
-        self._report = report
+        self._origins = origins
         self._first_token_at: float | None = None
         self._tokens = 0
         self._characters = 0
@@ -79,13 +79,15 @@ class Answer:
             seconds_saved=progress.saved_s,
         )
         self._stats.switches += progress.switches
+        told = self._origins
         return TextChunk(
             text=text,
             token_ids=progress.token_ids[:taken],
             logprobs=progress.logprobs[:taken],
             text_ends=tuple(ends),
             incomplete=self._detokenizer.incomplete,
-            origins=() if self._report == "none" else _origins(progress.accepted_sources, begin, ends),
+            origins=() if told is None else told.of_tokens(progress.accepted_sources, begin, ends),
+            passes=() if told is None else told.of_pass(progress.report, taken),
         )
 
     def rest(self) -> str:
@@ -119,19 +121,6 @@ class Answer:
                 total_s=now - self._arrived_at,
             ),
         )
-
-
-def _origins(accepted: Sequence[str], begin: int, ends: Sequence[int]) -> tuple[TokenOrigin, ...]:
-    """Of a step's tokens, which begin with the accepted path.
-
-    Args:
-        accepted: the sources of that path.
-        begin, ends: characters of the answer before the first token, and up to the end of each.
-    """
-    guessed = accepted[: len(ends)]
-    sources = (*guessed, *(TARGET,) * (len(ends) - len(guessed)))
-    spans = zip(sources, pairwise((begin, *ends)), strict=True)
-    return tuple(TokenOrigin(source=source, text_length=end - start) for source, (start, end) in spans)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

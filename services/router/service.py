@@ -17,12 +17,13 @@ from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
+from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, VerifierCard
-from speculation.ports import VerifierPort
+from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
+from speculation.ports import VerifierLink
 from speculation.room import room_behind
 from speculation.types import FinishReason
 
@@ -39,7 +40,7 @@ class RouterService:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
     """
 
-    def __init__(self, config: RouterConfig, verifier: VerifierPort, metrics: Metrics = DROPPED) -> None:
+    def __init__(self, config: RouterConfig, verifier: VerifierLink, metrics: Metrics = DROPPED) -> None:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
@@ -58,7 +59,8 @@ class RouterService:
         size = length_of(request.input) + len(request.prediction)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at, request.report)
+        origins = None if request.report == "none" else Origins(self._tokens)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins)
         events = self._migration.generate(inner)
         try:
             async for event in events:
@@ -118,6 +120,9 @@ class RouterService:
         except OutriderError:
             return False
         return True
+
+    async def service_state(self) -> ServiceState:
+        return await self._verifier.service_state()
 
     async def _describe(self) -> VerifierCard:
         # Only the load changes while a verifier lives, and it is not needed here.

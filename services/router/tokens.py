@@ -169,6 +169,10 @@ class Tokens:
             TokenSpelling(data=self._backend.spell(token), special=token in self._backend.special_ids) for token in tokens
         )
 
+    def texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Each token's text by itself; a part of a character is replaced by the character for broken ones."""
+        return tuple(self._backend.spell(token).decode(errors="replace") for token in tokens)
+
     def detokenizer(self, *, special: bool = False) -> Detokenizer:
         """A new detokenizer, for one answer; ``special``: its text has the names of special tokens."""
         return Detokenizer(self._backend, special=special)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -107,3 +109,57 @@ def test_unknown_reports_are_refused(both_entries: HttpService, client: Client, 
     with pytest.raises(outrider.InvalidArgument) as refused:
         client.generate("fox", report=report)
     assert refused.value.field in ("speculation.report", "report")
+
+
+TREES = {"speculation": {"strategy": "blend", "report": "trees"}}
+
+
+def check_passes(passes: Sequence[Any], ids: Sequence[int]) -> None:
+    """The kept path of each pass, and the token after it, are the answer's tokens."""
+    at = 0
+    for told in passes:
+        path = [told["tokens"][node] for node in told["accepted"]]
+        assert path == [*ids[at : at + len(path)]]
+        assert told["committed"] - len(path) in (0, 1)
+        parents = [-1, *told["accepted"]][: len(path)]
+        assert [told["parents"][node] for node in told["accepted"]] == parents
+        for nodes in (told, told["dropped"]):
+            assert len({len(nodes[name]) for name in ("tokens", "texts", "parents", "sources", "probabilities")}) == 1
+        assert told["pass_s"] > 0 and told["wait_s"] >= 0 and told["requests"] >= 1
+        assert all(0 <= probability <= 1 for probability in told["probabilities"])
+        at += told["committed"]
+    assert at == len(ids)
+
+
+@pytest.mark.parametrize("stopping", [0, 1])
+def test_the_paths_of_all_passes_are_the_answer(both_entries: HttpService, client: Client, stopping: int) -> None:
+    asked = {**ASKED, "temperature": 0, "return_token_ids": True}
+    stop = stops_of(post(both_entries, "/v1/completions", **asked)["choices"][0]["text"])[stopping]
+    (plain,) = post(both_entries, "/v1/completions", **asked, stop=stop)["choices"]
+    answer = post(both_entries, "/v1/completions", **asked, **TREES, stop=stop)
+    (choice,) = answer["choices"]
+    assert choice["token_ids"] == plain["token_ids"]
+    passes = choice["speculation"]["passes"]
+    check_passes(passes, choice["token_ids"])
+    figures = answer["metrics"]["speculative_decoding"]
+    assert len(passes) == figures["num_spec_steps"]
+    assert sum(len(told["tokens"]) for told in passes) == figures["num_draft_tokens"] > 0
+    # In events, a pass comes with the first of its tokens.
+    events = stream(both_entries, "/v1/completions", **asked, **TREES, stop=stop, stream_interval=3)
+    streamed(events)
+    in_events = [told for e in events for c in e["choices"] for told in c.get("speculation", {}).get("passes", ())]
+    check_passes(in_events, choice["token_ids"])
+    end = 0
+    for event in events:
+        for told in (c["speculation"] for c in event["choices"] if "speculation" in c):
+            begun = (
+                sum(each["committed"] for each in in_events[: in_events.index(told["passes"][0])]) if told["passes"] else end
+            )
+            assert end <= begun <= end + len(told["tokens"])
+            end += len(told["tokens"])
+    # And the same through gRPC.
+    whole = client.generate(TEXTS, max_tokens=60, seed=3, ignore_eos=True, strategy="blend", report="trees", stop=stop)
+    assert whole.token_ids == tuple(plain["token_ids"])
+    check_passes([asdict(told) for told in whole.passes], whole.token_ids)
+    texts = [text for told in whole.passes for text in told.texts]
+    assert texts and all(isinstance(text, str) and text for text in texts)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
+from services.api.grpc.origin_messages import encode_origins, encode_passes
 from services.api.messages import (
     MAX_SALT_CHARACTERS,
     ChatMessage,
@@ -155,7 +156,8 @@ def encode_event(event: TextChunk | Completion, padding: int | None = None) -> p
             text=event.text,
             token_ids=event.token_ids,
             logprobs=_encode_logprobs(event.logprobs),
-            origins=[pb.TokenOrigin(source=each.source, text_length=each.text_length) for each in event.origins],
+            origins=encode_origins(event.origins),
+            passes=encode_passes(event.passes),
         )
         message = pb.GenerateResponse(chunk=chunk)
     else:

@@ -13,6 +13,7 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
+from services.api.http.live_status import LatelyKnownState, status_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
@@ -23,6 +24,7 @@ from services.api.http.openai.generation import RunningChoices, expected, named,
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
+from services.api.http.page import page
 from services.api.messages import ModelCard, RouterPort
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
@@ -50,6 +52,7 @@ class Endpoints:
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
+        self._state = LatelyKnownState(router)
         self.running: set[RunningChoices] = set()
 
     async def chat(self, call: HttpCall) -> None:
@@ -185,6 +188,14 @@ class Endpoints:
         if model is not None and model != card.name:
             raise NotFound("model", model or "empty", card.name)
         return card
+
+    async def status(self, call: HttpCall) -> None:
+        """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
+        await call.answer(status_of(await self._state(), whole="observe" in call.known_caller.scopes))
+
+    async def page(self, call: HttpCall) -> None:
+        """GET /: the page for browsers."""
+        await call.answer_bytes(*page())
 
     async def health(self, call: HttpCall) -> None:
         """GET /health: this process answers."""

@@ -8,6 +8,7 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, chat_logprobs
+from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -49,7 +50,7 @@ class ChatAnswer(AnswerInProgress):
             logprobs = chat_logprobs(piece.tokens, self._speller)
         first, *others = deltas or [Delta()]
         event = self._event(index, first.as_json(), logprobs)
-        event["choices"][0] |= {**self.ids_of(piece.tokens), **self.origins_of(piece.tokens)}
+        event["choices"][0] |= {**self.ids_of(piece.tokens), **origins_of(piece.tokens, self.asked.report)}
         return [event, *(self._event(index, delta.as_json(), None) for delta in others)]
 
     def _event(
@@ -83,7 +84,7 @@ class ChatAnswer(AnswerInProgress):
             "logprobs": logprobs,
             **self._end(index),
             **self.ids_of(tokens),
-            **self.origins_of(tokens),
+            **origins_of(tokens, self.asked.report),
         }
 
 

@@ -137,12 +137,6 @@ class AnswerInProgress(ABC):
         """``token_ids`` of a choice or event, if they are wanted."""
         return {"token_ids": [token.id for token in tokens]} if self.asked.return_token_ids else {}
 
-    def origins_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
-        """``speculation`` of a choice or event: where its tokens come from, if that is wanted."""
-        if self.asked.report == "none":
-            return {}
-        return {"speculation": {"tokens": [{"id": each.id, "text": each.text, "source": each.source} for each in tokens]}}
-
     def worth_telling(self, tokens: Sequence[TextToken]) -> bool:
         """Whether tokens that add no text deserve an event."""
         asked = self.asked
