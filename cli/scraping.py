@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from outrider._addresses import is_loopback
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider._addresses import is_loopback
 from services.metrics.families import FAMILIES, PREFIX
 from speculation.errors import OutriderError, Unavailable
 

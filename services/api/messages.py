@@ -229,7 +229,8 @@ class ModelCard:
             are the same except where two tokens nearly tie.
         arithmetic: a short hash that differs where weights, dtype or kernels could give other tokens.
         chats: there is a chat template.
-        calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
+        tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
+            does not say, or not in a form that is read.
     """
 
     name: str
@@ -242,7 +243,7 @@ class ModelCard:
     processors: tuple[tuple[str, str], ...] = ()
     arithmetic: str = ""
     chats: bool = True
-    calls_tools: bool = False
+    tool_format: str = ""
 
 
 class RouterPort(Protocol):

@@ -88,7 +88,7 @@ class RouterService:
                 processors=card.processors,
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
-                calls_tools=self._tokens.calls_tools,
+                tool_format=self._tokens.tool_format,
             )
         ]
 

@@ -36,7 +36,6 @@ class ChatTemplate:
 
     Attributes:
         variables: names that the template reads and does not define, except those of special tokens and functions.
-        calls_tools: it has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -51,7 +50,6 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._source = source
         self.variables = frozenset(found - {*tokens, *self._environment.globals})
-        self.calls_tools = "<tool_call>" in source and "tools" in found
 
     def reads(self, name: str) -> bool:
         """Whether the template may read a variable, or a message's field, of this name."""

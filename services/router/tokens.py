@@ -14,6 +14,7 @@ from services.printable import printable_line
 from services.router.conversations import as_dicts, check_messages, template_options
 from services.router.templates import ChatTemplate
 from services.router.tokenizer_file import open_file
+from services.router.tool_format import format_of
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.room import room_behind
 
@@ -99,10 +100,10 @@ class Tokens:
         """Whether conversations can be encoded."""
         return self._backend.template is not None
 
-    @property
-    def calls_tools(self) -> bool:
-        """As ``ChatTemplate.calls_tools``."""
-        return self._backend.template is not None and self._backend.template.calls_tools
+    @functools.cached_property
+    def tool_format(self) -> str:
+        """As in ``ModelCard``."""
+        return "" if self._backend.template is None else format_of(self._backend.template)
 
     def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
         """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import outrider
 import pytest
-from outrider._addresses import host_of, is_loopback
 
+import outrider
 from cli.scraping import read
+from outrider._addresses import host_of, is_loopback
 from services.links.channel import client_options
 from services.links.probe import answers
 from tests.ports import free_port
@@ -92,7 +92,12 @@ asyncio.run(main())
 def test_components_and_clients_on_this_machine_call_directly() -> None:
     # In a process of its own: gRPC reads the environment once.
     ended = subprocess.run(
-        [sys.executable, "-c", _SERVER_AND_PROBE], env={**os.environ}, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _SERVER_AND_PROBE],
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
 
