@@ -78,7 +78,8 @@ class RequestedSampling:
 class ChatMessage:
     """One turn of a conversation.
 
-    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers.
+    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers;
+    ``reasoning``: what the assistant thought before it answered.
     """
 
     role: str
@@ -86,6 +87,7 @@ class ChatMessage:
     name: str = ""
     tool_calls: str = ""
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,7 @@ class RouterService:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path)
+        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)

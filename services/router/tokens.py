@@ -11,10 +11,9 @@ from jinja2 import TemplateError
 
 from services.api.messages import ChatMessage, ChatOptions, TokenSpelling
 from services.printable import printable_line
-from services.router.conversations import as_dicts, check_messages, template_options
-from services.router.templates import ChatTemplate
+from services.router.conversations import Conversations
+from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import open_file
-from services.router.tool_format import format_of
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.room import room_behind
 
@@ -34,8 +33,8 @@ class Backend(Protocol):
     """A tokenizer library with the model's tokenizer and chat template."""
 
     @property
-    def template(self) -> ChatTemplate | None:
-        """The model's chat template; None: it has none."""
+    def templates(self) -> ChatTemplates:
+        """The model's chat templates."""
 
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
         """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text, or without (``special``)."""
@@ -68,7 +67,7 @@ def _is_ids(source: Source) -> bool:
 
 
 def _length(message: ChatMessage) -> int:
-    return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls)
+    return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls) + len(message.reasoning)
 
 
 def load(model_path: str) -> Backend:
@@ -88,22 +87,26 @@ def load(model_path: str) -> Backend:
 class Tokens:
     """A model's tokeniser and chat template.
 
+    Args:
+        generic_tools: as in ``RouterConfig``.
+
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
     """
 
-    def __init__(self, model_path: str) -> None:
+    def __init__(self, model_path: str, *, generic_tools: bool = True) -> None:
         self._backend = load(model_path)
+        self._conversations = Conversations(self._backend.templates, generic=generic_tools)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return self._backend.template is not None
+        return bool(self._backend.templates)
 
     @functools.cached_property
     def tool_format(self) -> str:
         """As in ``ModelCard``."""
-        return "" if self._backend.template is None else format_of(self._backend.template)
+        return self._conversations.tool_format
 
     def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
         """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.
@@ -147,13 +150,8 @@ class Tokens:
             InvalidArgument: no messages, too many, a message without a role, what the model's chat template does not read or
                 refuses, or there is none.
         """
-        check_messages(messages)
-        template = self._backend.template
-        if template is None:
-            raise InvalidArgument("messages", "a conversation", "a prompt or token ids: this model has no chat template")
-        shown, given = as_dicts(messages, template), template_options(options, template)
         try:
-            text = template.render(shown, given, continue_final_message=options.continue_final_message)
+            text = self._conversations.render(messages, options)
         except TemplateError as error:
             said = printable_line(str(error), _SAID)
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {said}") from error

@@ -103,9 +103,7 @@ def test_arguments_stay_as_the_model_wrote_them(arguments: str) -> None:
     assert joined(listed.push(f"[{call}, {call}]") + listed.finish()) == [(0, "f", arguments), (1, "f", arguments)]
 
 
-@pytest.mark.parametrize(
-    "inner", ['{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": "{"}', "[" * 100]
-)
+@pytest.mark.parametrize("inner", ['{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": "{"}', "[" * 100])
 def test_what_is_no_json_is_no_call(inner: str) -> None:
     reader, text = CallsInText(TOOLS, HERMES), f"<tool_call>{inner}</tool_call>"
     assert joined(reader.push(text) + reader.finish()) == [(None, "", text)]
@@ -195,7 +193,7 @@ def test_bytes_of_tokens(tmp_path: Path) -> None:
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools | length }}{% endif %}{% if mood is defined %}({{ mood }}){% endif %}"
     "{% for m in messages %}[{{ m.role }}|{{ m.content }}|"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}]{% endfor %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments.a }}{% endfor %}]{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
 
@@ -219,7 +217,7 @@ def test_what_a_template_is_given(tmp_path: Path) -> None:
     assert rendered(user, tools='[{"type": "function"}]') == "<tool_call>1[user|hi|]>"
     assert rendered(user, template_kwargs='{"mood": "good"}', add_generation_prompt=False) == "(good)[user|hi|]"
     called = ChatMessage(role="assistant", content="", tool_calls='[{"function": {"name": "f", "arguments": {"a": 7}}}]')
-    assert rendered(user, called) == "[user|hi|][assistant||7]>"
+    assert rendered(user, called) == "[user|hi|][assistant||f7]>"
     begun = ChatMessage(role="assistant", content="I say [x] ")
     assert (
         rendered(user, begun, continue_final_message=True, add_generation_prompt=False) == "[user|hi|][assistant|I say [x] "

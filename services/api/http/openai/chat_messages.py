@@ -13,7 +13,7 @@ from speculation import limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields of our own answers that ask for nothing, so that an answer can be sent back as it came.
-_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning", "reasoning_content")
+_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning")
 
 
 def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
@@ -42,8 +42,9 @@ def _message(fields: Fields) -> ChatMessage:
     if call_id is None:
         raise fields.refuse("tool_call_id", "unset", "the id of the call that is answered", "missing_required_parameter")
     name = fields.text("name", 256)
+    reasoning = fields.text("reasoning_content") or fields.text("reasoning") or ""
     for key in _EMPTY:
-        if (value := fields.take(key)) not in (None, []):
+        if (value := fields.take(key)) not in (None, [], ""):
             raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
     fields.end(known=("role", "content", "name", "tool_calls", "tool_call_id"))
     return ChatMessage(
@@ -52,6 +53,7 @@ def _message(fields: Fields) -> ChatMessage:
         name=name or "",
         tool_calls=calls,
         tool_call_id=call_id,
+        reasoning=reasoning,
     )
 
 
