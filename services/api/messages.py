@@ -109,12 +109,10 @@ class HowAsked:
     """How a user has asked, for traces: it changes nothing of the answer.
 
     Attributes:
-        chats: the input was a conversation, whatever it is now.
         streams: the answer is sent piece by piece.
         choices: answers to the same input that were asked for.
     """
 
-    chats: bool = False
     streams: bool = True
     choices: int = 1
 
@@ -127,6 +125,7 @@ class ClientRequest:
         input: text, a conversation or token ids.
         tenant, traceparent: as in ``GenerationRequest``.
         chat: how a conversation is rendered; no matter for other inputs.
+        of_conversation: ``input`` are the token ids of a conversation.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
@@ -145,6 +144,7 @@ class ClientRequest:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     chat: ChatOptions = ChatOptions()
+    of_conversation: bool = False
     prediction: str = ""
     skip_special_tokens: bool = True
     tenant: str | None = None
@@ -156,6 +156,17 @@ class ClientRequest:
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()
+
+
+def is_conversation(request: ClientRequest) -> bool:
+    """Whether a request's input is a conversation, or the token ids of one."""
+    source = request.input
+    return request.of_conversation or (bool(source) and isinstance(source, tuple) and isinstance(source[0], ChatMessage))
+
+
+def continues_text(request: ClientRequest) -> bool:
+    """Whether an answer's text goes on where its prompt's ends, instead of beginning a turn."""
+    return not is_conversation(request) or request.chat.continue_final_message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

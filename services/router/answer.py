@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from services.api.messages import Completion, TextChunk, Timing
 from services.router.tokens import Detokenizer
@@ -18,13 +19,22 @@ class Answer:
 
     Args:
         request_id: what the user knows the request by.
+        named_stops: stop strings that are the names of tokens, by their ids.
 
     Attributes:
         stop_string: the stop string that ended the answer, if one did.
     """
 
-    def __init__(self, request: GenerationRequest, request_id: str, detokenizer: Detokenizer, arrived_at: float) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        detokenizer: Detokenizer,
+        arrived_at: float,
+        named_stops: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._request = request
+        self._named_stops = named_stops
         self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
@@ -87,8 +97,8 @@ class Answer:
         """The final message of the answer."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
-        if stop is None and reason is FinishReason.STOP:
-            stop = self._last_token
+        if stop is None and reason is FinishReason.STOP and self._last_token is not None:
+            stop = self._named_stops.get(self._last_token, self._last_token)
         return Completion(
             request_id=self._request_id,
             finish_reason=reason,

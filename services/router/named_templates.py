@@ -24,12 +24,16 @@ class ChatTemplates:
 
     Raises:
         jinja2.TemplateSyntaxError: a source is not a valid template.
+
+    Attributes:
+        tokens: as given.
     """
 
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str]) -> None:
         used = {name: sources[name] for name in (_DEFAULT, _WITH_TOOLS) if name in sources}
         self._known = {name: ChatTemplate(source, tokens) for name, source in used.items()}
         self._names = tuple(sorted(sources))
+        self.tokens = dict(tokens)
 
     def __bool__(self) -> bool:
         return bool(self._known)

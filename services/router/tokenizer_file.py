@@ -45,9 +45,9 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         self._bytes = TokenBytes(tokenizer)
         self.templates = templates
-        self.special_ids = frozenset(
-            number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_names = {token.content: number for number, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_names.values())
         # Tokenisers write a character as one or more characters.
         self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 

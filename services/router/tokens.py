@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -42,6 +42,10 @@ class Backend(Protocol):
     @property
     def longest_token(self) -> int:
         """Most characters of a text that one token stands for."""
+
+    @property
+    def special_names(self) -> Mapping[str, int]:
+        """Ids of special tokens by their names."""
 
     @property
     def special_ids(self) -> Container[int]:
@@ -168,9 +172,23 @@ class Tokens:
             TokenSpelling(data=self._backend.spell(token), special=token in self._backend.special_ids) for token in tokens
         )
 
-    def detokenizer(self, *, special: bool = False) -> Detokenizer:
-        """A new detokenizer, for one answer; ``special``: its text has the names of special tokens."""
-        return Detokenizer(self._backend, special=special)
+    def named(self, names: Sequence[str]) -> dict[int, str]:
+        """Those of some texts that are names of special tokens, by their ids."""
+        return {self._backend.special_names[name]: name for name in names if name in self._backend.special_names}
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that the tokenizer says ends a text; None: it says none."""
+        return self._backend.special_names.get(self._backend.templates.tokens.get("eos_token", ""))
+
+    def detokenizer(self, *, special: bool = False, after: Sequence[int] = ()) -> Detokenizer:
+        """A new detokenizer, for one answer.
+
+        Args:
+            special: its text has the names of special tokens.
+            after: the tokens whose text the answer's continues; none: its text begins anew.
+        """
+        return Detokenizer(self._backend, special=special, after=after)
 
 
 class Detokenizer:
@@ -182,7 +200,7 @@ class Detokenizer:
     which may have been shown already.)
     """
 
-    def __init__(self, backend: Backend, *, special: bool = False) -> None:
+    def __init__(self, backend: Backend, *, special: bool = False, after: Sequence[int] = ()) -> None:
         self._hidden: Container[int] = () if special else backend.special_ids
         self._decode = functools.partial(backend.decode, special=True) if special else backend.decode
         self._window: list[int] = []
@@ -190,6 +208,18 @@ class Detokenizer:
         self._shown = ""
         # Tokens since the window's text last ended in a whole character.
         self._broken = 0
+        self._begin(after)
+
+    def _begin(self, after: Sequence[int]) -> None:
+        """Fill the window with the end of the text before, from a whole character on; its last one may be incomplete."""
+        seen = [token for token in after[-4 * _WINDOW :] if token not in self._hidden]
+        for size in range(_WINDOW // 2, _WINDOW // 2 + _CHARACTER_BYTES):
+            self._window = seen[-size:]
+            text = self._decode(self._window)
+            if not text.startswith(_BROKEN):
+                break
+        self._shown = text.rstrip(_BROKEN) if text else ""
+        self._broken = min(len(text) - len(self._shown), _CHARACTER_BYTES - 1)
 
     def push(self, token: int) -> str:
         """The new text after ``token``; empty if the text ends within a character."""

@@ -90,7 +90,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
-    how = HowAsked(chats=chats, streams=asked.stream is not None, choices=asked.n)
+    how = HowAsked(streams=asked.stream is not None, choices=asked.n)
     requests = []
     for ids in prompts:
         sampling = _completed(asked, card, len(ids), base.most_tokens)
@@ -99,6 +99,8 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                 replace(
                     base,
                     input=ids,
+                    chat=asked.chat,
+                    of_conversation=chats,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
                     strategy=asked.strategy,
@@ -168,7 +170,10 @@ def own_names(asked: Asked) -> dict[str, str]:
 
 
 async def _echo(source: Input, router: RouterPort) -> str:
-    return source if isinstance(source, str) else await router.detokenize([each for each in source if isinstance(each, int)])
+    if isinstance(source, str):
+        return source
+    # An incomplete character at the end is told with the answer, which may complete it.
+    return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
 
 
 def _check_tools(asked: Asked, card: ModelCard) -> None:
