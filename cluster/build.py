@@ -316,7 +316,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy)
+    generic_tools = settings.server.tools == "any"
+    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy, generic_tools=generic_tools)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

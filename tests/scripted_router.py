@@ -13,7 +13,7 @@ from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 
 CARD = ModelCard(
     name="scripted", max_model_len=4096, vocab_size=256, strategies=("autoregressive",), default_strategy="autoregressive",
-    bit_exact=True, calls_tools=True,
+    bit_exact=True, tool_format="hermes",
 )  # fmt: skip
 
 

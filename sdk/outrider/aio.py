@@ -81,9 +81,9 @@ class AsyncClient:
         self._closed = False
         if tls:
             credentials = _transport.tls_credentials(root_certificates)
-            self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.options_for(address))
         else:
-            self._channel = grpc.aio.insecure_channel(address, options=_transport.OPTIONS)
+            self._channel = grpc.aio.insecure_channel(address, options=_transport.options_for(address))
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def generate(

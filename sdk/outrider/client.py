@@ -80,9 +80,9 @@ class Client:
         self._closed = False
         if tls:
             credentials = _transport.tls_credentials(root_certificates)
-            self._channel = grpc.secure_channel(address, credentials, options=_transport.OPTIONS)
+            self._channel = grpc.secure_channel(address, credentials, options=_transport.options_for(address))
         else:
-            self._channel = grpc.insecure_channel(address, options=_transport.OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=_transport.options_for(address))
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(

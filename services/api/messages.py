@@ -81,7 +81,8 @@ class RequestedSampling:
 class ChatMessage:
     """One turn of a conversation.
 
-    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers.
+    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers;
+    ``reasoning``: what the assistant thought before it answered.
     """
 
     role: str
@@ -89,6 +90,7 @@ class ChatMessage:
     name: str = ""
     tool_calls: str = ""
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +112,10 @@ class HowAsked:
     """How a user has asked, for traces: it changes nothing of the answer.
 
     Attributes:
-        chats: the input was a conversation, whatever it is now.
         streams: the answer is sent piece by piece.
         choices: answers to the same input that were asked for.
     """
 
-    chats: bool = False
     streams: bool = True
     choices: int = 1
 
@@ -128,6 +128,7 @@ class ClientRequest:
         input: text, a conversation or token ids.
         tenant, traceparent: as in ``GenerationRequest``.
         chat: how a conversation is rendered; no matter for other inputs.
+        of_conversation: ``input`` are the token ids of a conversation.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
@@ -147,6 +148,7 @@ class ClientRequest:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     chat: ChatOptions = ChatOptions()
+    of_conversation: bool = False
     prediction: str = ""
     skip_special_tokens: bool = True
     tenant: str | None = None
@@ -159,6 +161,17 @@ class ClientRequest:
     private: bool | None = None
     how: HowAsked = HowAsked()
     report: Report = "none"
+
+
+def is_conversation(request: ClientRequest) -> bool:
+    """Whether a request's input is a conversation, or the token ids of one."""
+    source = request.input
+    return request.of_conversation or (bool(source) and isinstance(source, tuple) and isinstance(source[0], ChatMessage))
+
+
+def continues_text(request: ClientRequest) -> bool:
+    """Whether an answer's text goes on where its prompt's ends, instead of beginning a turn."""
+    return not is_conversation(request) or request.chat.continue_final_message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +252,8 @@ class ModelCard:
             are the same except where two tokens nearly tie.
         arithmetic: a short hash that differs where weights, dtype or kernels could give other tokens.
         chats: there is a chat template.
-        calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
+        tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
+            does not say, or not in a form that is read.
     """
 
     name: str
@@ -252,7 +266,7 @@ class ModelCard:
     processors: tuple[tuple[str, str], ...] = ()
     arithmetic: str = ""
     chats: bool = True
-    calls_tools: bool = False
+    tool_format: str = ""
 
 
 class RouterPort(Protocol):

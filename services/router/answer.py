@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from services.api.messages import Completion, TextChunk, Timing
 from services.router.token_origins import Origins
@@ -20,6 +21,7 @@ class Answer:
     Args:
         request_id: what the user knows the request by.
         origins: what its chunks tell of drafts; None: nothing.
+        named_stops: stop strings that are the names of tokens, by their ids.
 
     Attributes:
         stop_string: the stop string that ended the answer, if one did.
@@ -32,8 +34,10 @@ class Answer:
         detokenizer: Detokenizer,
         arrived_at: float,
         origins: Origins | None = None,
+        named_stops: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._request = request
+        self._named_stops = named_stops
         self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
@@ -101,8 +105,8 @@ class Answer:
         """The final message of the answer."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
-        if stop is None and reason is FinishReason.STOP:
-            stop = self._last_token
+        if stop is None and reason is FinishReason.STOP and self._last_token is not None:
+            stop = self._named_stops.get(self._last_token, self._last_token)
         return Completion(
             request_id=self._request_id,
             finish_reason=reason,

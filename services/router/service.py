@@ -9,7 +9,16 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
+from services.api.messages import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    ModelCard,
+    TextChunk,
+    TokenSpelling,
+    continues_text,
+    is_conversation,
+)
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.answer import Answer
@@ -25,7 +34,7 @@ from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptT
 from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
 from speculation.room import room_behind
-from speculation.types import FinishReason
+from speculation.types import FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +53,7 @@ class RouterService:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path)
+        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
@@ -58,9 +67,11 @@ class RouterService:
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
-        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
+        before = inner.prompt if continues_text(request) else ()
+        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens, after=before)
+        named = self._tokens.named(request.sampling.stop)
         origins = None if request.report == "none" else Origins(self._tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
         events = self._migration.generate(inner)
         try:
             async for event in events:
@@ -90,7 +101,7 @@ class RouterService:
                 processors=card.processors,
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
-                calls_tools=self._tokens.calls_tools,
+                tool_format=self._tokens.tool_format,
             )
         ]
 
@@ -138,6 +149,7 @@ class RouterService:
         room_behind(len(prompt), card.max_model_len)
         words = self._tokens.spellings(request.sampling.bad_words)
         sampling = complete_sampling(request.sampling, card, len(prompt), request.most_tokens, words)
+        sampling = replace(sampling, stop_token_ids=self._ends(request, sampling))
         check_sampling(sampling)
         # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
@@ -155,6 +167,12 @@ class RouterService:
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
+
+    def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
+        """The tokens that end the answer, besides the model's own: of a stop that names one, and of a turn."""
+        turn = self._tokens.end_of_turn if is_conversation(request) and not sampling.ignore_eos else None
+        named = self._tokens.named(sampling.stop)
+        return tuple(dict.fromkeys((*sampling.stop_token_ids, *named, *(() if turn is None else (turn,)))))
 
     def _encode(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input

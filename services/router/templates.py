@@ -5,6 +5,7 @@ Templates come with models from elsewhere and are foreign programs. They run in 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from services.router.template_bounds import BoundedEnvironment
 
 # Marks the end of a message that is to be continued; its space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# A text that no template holds.
+_MARKER = "Outrider7marker"
 
 
 class ChatTemplate:
@@ -36,7 +39,6 @@ class ChatTemplate:
 
     Attributes:
         variables: names that the template reads and does not define, except those of special tokens and functions.
-        calls_tools: it has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -51,7 +53,6 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._source = source
         self.variables = frozenset(found - {*tokens, *self._environment.globals})
-        self.calls_tools = "<tool_call>" in source and "tools" in found
 
     def reads(self, name: str) -> bool:
         """Whether the template may read a variable, or a message's field, of this name."""
@@ -76,9 +77,35 @@ class ChatTemplate:
         shown = [dict(message) for message in messages]
         if continue_final_message:
             shown[-1]["content"] += _TAG
+        if self.reads_parts:
+            for message in shown:
+                message["content"] = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        return self._written(shown, options, continue_final_message=continue_final_message)
+
+    @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether it reads a message's content as a list of parts, and shows nothing of a text."""
+
+        def shows(content: object) -> bool:
+            try:
+                text = self._written([{"role": "user", "content": content}], None)
+            except jinja2.TemplateError:
+                return False
+            # A list that is written as it is has not been read.
+            return _MARKER in text and f"'{_MARKER}'" not in text
+
+        return not shows(_MARKER) and shows([{"type": "text", "text": _MARKER}])
+
+    def _written(
+        self,
+        shown: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **(options or {})}
         try:
-            text = self._environment.limited(lambda: self._template.render({**given, "messages": shown}))
+            text = self._environment.limited(lambda: self._template.render({**given, "messages": list(shown)}))
             return _before_tag(text) if continue_final_message else text
         except jinja2.TemplateError:
             raise

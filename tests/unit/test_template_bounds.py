@@ -131,7 +131,7 @@ def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPat
 
 def test_the_request_is_told(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}{{ messages[0].content }}")
     tokens = Tokens(str(tmp_path))
     assert tokens.encode_chat((ChatMessage(role="user", content="a"),))
     with refuses(

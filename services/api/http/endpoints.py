@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.generation import RunningChoices, expected, named, of_a_tool, own_names, prepare
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
@@ -87,7 +88,7 @@ class Endpoints:
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(error, own_names(asked)) from error
+            raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
 
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None

@@ -12,6 +12,7 @@ from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.tool_formats.catalogue import FORMATS
 
 
 class ChatAnswer(AnswerInProgress):
@@ -21,7 +22,7 @@ class ChatAnswer(AnswerInProgress):
         kind = ("chat.completion", "chat.completion.chunk")
         super().__init__(asked, prepared, name, created, prefix="chatcmpl", kind=kind)
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
-        self._readers = [reader_for(asked.tools) for _ in prepared.requests]
+        self._readers = [reader_for(asked.tools, FORMATS.get(prepared.card.tool_format)) for _ in prepared.requests]
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
