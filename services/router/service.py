@@ -38,6 +38,9 @@ from speculation.types import FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
 
+# Tokens that are spelt out in well under a millisecond: no other thread is worth asking.
+_FEW = 256
+
 
 class RouterService:
     """Implements ``services.api.messages.RouterPort``.
@@ -123,7 +126,9 @@ class RouterService:
         return await self._pool.run(lambda: self._tokens.decode(token_ids), len(token_ids))
 
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
-        return self._tokens.spell(token_ids)
+        if len(token_ids) <= _FEW:
+            return self._tokens.spell(token_ids)
+        return await self._pool.run(lambda: self._tokens.spell(token_ids), len(token_ids))
 
     async def ready(self) -> bool:
         try:

@@ -161,8 +161,9 @@ def outcome(tokenizer: FileTokenizer | TransformersTokenizer | Reference, conver
     """The ids, or that the template refuses."""
     try:
         return chat_ids(tokenizer, conversation)
-    except TemplateError as error:
-        return type(error).__name__
+    except TemplateError:
+        # Ours comes out of another process, in words.
+        return "refused"
 
 
 @pytest.mark.parametrize("kind", MAKERS)
