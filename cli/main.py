@@ -164,7 +164,9 @@ def generate(
 
 @app.command()
 def chat(
-    message: Annotated[str, typer.Argument(help="The user's message; the model's chat template is applied.")],
+    message: Annotated[
+        str | None, typer.Argument(help="The user's message, for the model's chat template. Without it: a conversation.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     strategy: Strategy = None,
     max_tokens: MaxTokens = None,
@@ -186,17 +188,24 @@ def chat(
     tls_root: TlsRoot = None,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a message. Needs a running server, or --in-process."""
+    """Answer a message, or hold a conversation. Needs a running server, or --in-process."""
+    from cli.conversation import Conversation
+
+    if message is None and as_json:
+        raise ConfigurationError("a conversation is no JSON object; give it a message", field="--json")
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": message})
+    asked: list[Message] = [*messages, {"role": "user", "content": message or "Hello!"}]
     with _client(
-        address, in_process, model, config, settings, verbose, messages, options, _credentials(api_key, tls, tls_root)
+        address, in_process, model, config, settings, verbose, asked, options, _credentials(api_key, tls, tls_root)
     ) as client:
-        print_answer(client.stream(messages=messages, **options), as_json)
+        if message is None:
+            Conversation(client, messages, options).run()
+        else:
+            print_answer(client.stream(messages=asked, **options), as_json)
 
 
 @app.command()

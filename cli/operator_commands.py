@@ -91,7 +91,7 @@ def new_key(
     tenant: Annotated[str | None, typer.Option(help="Whose key it is; keys of one tenant share caches.")] = None,
 ) -> None:
     """Make a random API key: the key goes to stderr, its record for server.keys_file to stdout (so: >> keys.yaml)."""
-    from services.access.key_records import KEY_HELP, SCOPES, check_name, hash_key, new_key
+    from services.access.key_records import KEY_HELP, SCOPES, USUAL_SCOPES, check_name, hash_key, new_key
 
     for value, option in ((name, "--id"), (tenant, "--tenant")):
         if value is not None:
@@ -100,4 +100,5 @@ def new_key(
     stderr().print(f"The key, shown this once:\n{key}", soft_wrap=True, highlight=False)
     lines = [f"- hash: {hash_key(key)}"]
     lines += [f"  {field}: {value}" for field, value in (("id", name), ("tenant", tenant)) if value is not None]
-    typer.echo("\n".join((*lines, f"  scopes: [generate, forget]  # of {', '.join(SCOPES)}", f"  # {KEY_HELP}")))
+    lines.append(f"  scopes: [{', '.join(USUAL_SCOPES)}]  # of {', '.join(SCOPES)}")
+    typer.echo("\n".join((*lines, f"  # {KEY_HELP}")))

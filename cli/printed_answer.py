@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _WORTH_S, _WORTH_SHARE = 0.05, 0.03
 
 
-def print_answer(stream: outrider.Stream, as_json: bool) -> None:
-    """Print an answer to stdout, and a line about it to stderr.
+def print_answer(stream: outrider.Stream, as_json: bool) -> outrider.Generation:
+    """Print an answer to stdout, and a line about it to stderr. Returns the answer.
 
     Raises:
         OutriderError: the stream ends without a result.
@@ -34,9 +34,10 @@ def print_answer(stream: outrider.Stream, as_json: bool) -> None:
         raise OutriderError("the server ended the stream without a result")
     if as_json:
         typer.echo(json.dumps(as_object(stream.result), ensure_ascii=False))
-        return
-    sys.stdout.write("\n")
-    stderr().print(f"[dim]{summary(stream.result)}[/dim]")
+    else:
+        sys.stdout.write("\n")
+        stderr().print(f"[dim]{summary(stream.result)}[/dim]")
+    return stream.result
 
 
 def summary(result: outrider.Generation) -> str:

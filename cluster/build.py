@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +55,13 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[Pipeline]:
+async def in_process(
+    settings: Settings, model: ResolvedModel, *, between: Callable[[DraftLink], DraftLink] = lambda link: link
+) -> AsyncIterator[Pipeline]:
     """Build all components in this process, run them during the block, and stop them.
+
+    Args:
+        between: puts something between the verifier and the drafter, to see or to disturb what they say.
 
     Raises:
         ConfigurationError: the settings or the model cannot be used; says why.
@@ -80,7 +85,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
     drafter = DrafterService(drafter_config(settings, model), link)
-    link_to_drafter = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
+    link_to_drafter = between(InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s))
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
     verifier = VerifierService(
@@ -311,7 +316,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy)
+    generic_tools = settings.server.tools == "any"
+    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy, generic_tools=generic_tools)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

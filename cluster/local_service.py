@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -13,18 +13,28 @@ from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
 from cluster.public_entry import Addresses, open_entry
 from cluster.settings.config import Settings
+from speculation.ports import DraftLink
+
+Between = Callable[[DraftLink], DraftLink]
 
 
 @contextmanager
-def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[Addresses]:
+def running_in_process(
+    settings: Settings, model: ResolvedModel, *, between: Between = lambda link: link
+) -> Iterator[Addresses]:
     """Serve during the block; yields where.
+
+    Args:
+        between: as ``build.in_process`` has it.
 
     Raises:
         ConfigurationError: the settings or the model are unusable; says why.
     """
     preflight(settings, model)
     ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, model, ready)), name="outrider", daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_serve(settings, model, between, ready)), name="outrider", daemon=True
+    )
     thread.start()
     addresses, loop, stop = ready.result()
     try:
@@ -35,11 +45,14 @@ def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[Add
 
 
 async def _serve(
-    settings: Settings, model: ResolvedModel, ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]]
+    settings: Settings,
+    model: ResolvedModel,
+    between: Between,
+    ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]],
 ) -> None:
     stop = asyncio.Event()
     try:
-        async with build.in_process(settings, model) as pipeline:
+        async with build.in_process(settings, model, between=between) as pipeline:
             entry = await open_entry(pipeline.router, settings, pipeline.observing)
             try:
                 ready.set_result((entry.addresses, asyncio.get_running_loop(), stop))

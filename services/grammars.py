@@ -27,8 +27,12 @@ MAX_CHOICES = 1024
 # Expressions that a grammar's lexer may be made of: enough for a schema of the greatest length, and worth half a second.
 _LEXER_FUEL = 400_000
 _MOST_WORDS = 300
-# Attributes of a rule that change how its tokens are chosen, which is the request's to say.
-_ATTRIBUTE = re.compile(r"^\s*[?!]?\w+\s*\[[^\]\"/]*\b(temperature)\b", re.MULTILINE)
+# Attributes of a rule that change how its tokens are chosen, which is the request's to say. A rule's attributes stand in one
+# line, beside strings and regexes. No part of the pattern can match a text in two ways, so the search takes linear time.
+_ATTRIBUTE = re.compile(
+    r"""^[^\S\n]*+[?!]?\w++[^\S\n]*+\[(?:"(?:\\.|[^"\\\n])*+"|/(?:\\.|[^/\\\n])*+/|[^\]"/\n])*?\b(temperature)\b""",
+    re.MULTILINE,
+)
 # Only a tokenizer can tell whether such tokens exist, and the verifier has it.
 _FOR_THE_VERIFIER = "no tokenizer - can't validate"
 

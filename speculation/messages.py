@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from speculation.types import (
@@ -47,12 +48,34 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassReport:
+    """What a pass checked of one request's drafts, for people.
+
+    Attributes:
+        tree: the nodes that drafters proposed, without probes: the checked ones first, then those that the budget dropped.
+        checked: how many nodes were checked.
+        accepted_path: nodes of the tree.
+        seconds: from the pass's beginning until its tokens were known.
+        waited_s: seconds for which the pass waited for drafts before.
+        requests: how many requests shared the pass.
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    checked: int = 0
+    accepted_path: tuple[int, ...] = ()
+    seconds: float
+    waited_s: float
+    requests: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """One step's tokens.
 
     ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds
     before its first pass. ``cached_tokens`` of its prompt had been computed before. ``switches``: sources left out, and why.
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
+    ``report``: where the plan asks for it.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +86,7 @@ class Progress:
     logprobs: tuple[TokenLogprobs, ...] = ()
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
+    report: PassReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +97,31 @@ class Finished:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DecodingCounts:
+    """What a verifier has counted since its start, over all requests.
+
+    Attributes:
+        tokens: of answers; ``passes``: those that brought them, each counted once for every request that got tokens from it.
+        prompt_tokens: of admitted requests; ``cached_prompt_tokens``: those of them that had been computed before.
+        drafted_by_source: drafted tokens that were checked; ``accepted_by_source``: those of them that were accepted.
+        saved_s: sum over answers of the seconds by which drafting made them come sooner; negative: later.
+    """
+
+    tokens: int = 0
+    passes: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; see ``services.api.messages.ModelCard`` for the rest."""
+    """What a verifier serves and how busy it is; see ``services.api.messages.ModelCard`` for the rest.
+
+    ``drafters``: whether it is connected to them, by their names.
+    """
 
     model: str
     max_model_len: int
@@ -87,6 +134,21 @@ class VerifierCard:
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
     arithmetic: str = ""
+    counts: DecodingCounts = DecodingCounts()
+    drafters: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceState:
+    """A service as one of its routers sees it.
+
+    Attributes:
+        verifiers: those that answer.
+        components: how many processes there are, by component (verifier, drafter, ...) and state (running, starting, ...).
+    """
+
+    verifiers: tuple[VerifierCard, ...] = ()
+    components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 # --- verifier -> drafter ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from speculation.messages import (
     Progress,
     RetrievalQuery,
     Retrieved,
+    ServiceState,
     StepReport,
     VerifierCard,
 )
@@ -138,3 +139,10 @@ class VerifierPort(Protocol):
         Raises:
             OutriderError: that could not be done.
         """
+
+
+class VerifierLink(VerifierPort, Protocol):
+    """A router's link to all verifiers of its service, which answer as one."""
+
+    async def service_state(self) -> ServiceState:
+        """The verifiers that answer now, and how many processes the service has."""

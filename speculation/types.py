@@ -13,6 +13,8 @@ from speculation.errors import InvalidArgument
 
 AcceptanceRule = Literal["walk", "rejection"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar"]
+# What an answer tells of its drafts: nothing; for each token, who guessed it; and each pass's tree as well.
+Report = Literal["none", "sources", "trees"]
 DEFAULT_MAX_TOKENS = 256
 
 
@@ -167,7 +169,8 @@ class Plan:
 
     ``sources`` draft. A step checks at most ``max_nodes`` nodes, and accepts them by the rule ``acceptance``. It reports to
     the sources the ``observe_top_k`` likeliest ids per node (0: none), and the hidden states of ``observe_layers`` (see
-    ``Features.layers``) at committed positions; with ``observe_prompt`` also those of the prompt.
+    ``Features.layers``) at committed positions; with ``observe_prompt`` also those of the prompt. ``report_passes``: each
+    step's ``Progress`` says what its pass checked.
     """
 
     strategy: str
@@ -177,6 +180,7 @@ class Plan:
     observe_top_k: int = 0
     observe_layers: tuple[int, ...] = ()
     observe_prompt: bool = False
+    report_passes: bool = False
 
     @property
     def speculates(self) -> bool:

@@ -17,7 +17,7 @@ OURS = {
     Completion: {"metrics", "obfuscation"},
     Model: {"root", "parent", "max_model_len", "strategies", "default_strategy", "bit_exact"},
 }
-_OF_CHOICES = {"stop_reason", "seed", "token_ids", "prompt_token_ids"}
+_OF_CHOICES = {"stop_reason", "seed", "token_ids", "prompt_token_ids", "speculation"}
 _KINDS = {"chat.completion": ChatCompletion, "chat.completion.chunk": ChatCompletionChunk, "text_completion": Completion}
 
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
 from speculation.errors import OutriderError
+from speculation.messages import ServiceState
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 
 CARD = ModelCard(
     name="scripted", max_model_len=4096, vocab_size=256, strategies=("autoregressive",), default_strategy="autoregressive",
-    bit_exact=True, calls_tools=True,
+    bit_exact=True, tool_format="hermes",
 )  # fmt: skip
 
 
@@ -27,6 +28,7 @@ class ScriptedRouter:
         waits: seconds before each chunk.
         asked: the requests that came.
         left: how many of them were left before their end.
+        state: of the service; ``states_asked``: how often it was asked for.
     """
 
     def __init__(self, text: str = "", pieces: int = 1) -> None:
@@ -40,6 +42,8 @@ class ScriptedRouter:
         self.left = 0
         self.forever = False
         self.bulky = False
+        self.state = ServiceState()
+        self.states_asked = 0
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self.asked.append(request)
@@ -109,3 +113,7 @@ class ScriptedRouter:
 
     async def ready(self) -> bool:
         return self.is_ready
+
+    async def service_state(self) -> ServiceState:
+        self.states_asked += 1
+        return self.state

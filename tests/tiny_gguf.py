@@ -53,6 +53,7 @@ def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "")
     writer.add_token_types([3 if token.startswith("<|") else 1 for token, _ in tokens])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_eos_token_id(0)
+    writer.add_eot_token_id(1)
     for name, weight in model.state_dict().items():
         own = _gguf_name(name)
         if own is None or own == without:

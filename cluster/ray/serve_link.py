@@ -21,7 +21,7 @@ from cluster.ray.verifier_choice import session_of
 from services.links import serialised
 from speculation import limits
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ServiceState, VerifierCard
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _MOST_ASKED, _ASK_ANOTHER_S = 3, 1.0
 
 
 class ServeVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` on Serve handles; ``forget`` reaches the drafters as well.
+    """Implements ``speculation.ports.VerifierLink`` on Serve handles; ``forget`` reaches the drafters as well.
 
     Attributes:
         streams: open calls of ``generate``.
@@ -120,6 +120,22 @@ class ServeVerifierLink:
     async def _describe(self) -> bytes:
         return cast(bytes, await self._handle.describe.remote())
 
+    async def service_state(self) -> ServiceState:
+        cards, components = await asyncio.gather(self._cards(), replicas(self._handle.app_name))
+        return ServiceState(verifiers=cards, components=components)
+
+    async def _cards(self) -> tuple[VerifierCard, ...]:
+        """Of all verifiers that answer; while one of them hangs, of the first that does."""
+        try:
+            said = await self._handle.broadcast("describe").results_async(timeout_s=_ASK_ANOTHER_S, return_exceptions=True)
+            return tuple(serialised.read_card(answer) for answer in said if isinstance(answer, bytes))
+        except (TimeoutError, DeploymentUnavailableError, RayError):
+            pass
+        try:
+            return (await self.describe(),)
+        except OutriderError:
+            return ()
+
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at every replica.
 
@@ -160,7 +176,7 @@ def _attempt_of(request: GenerationRequest) -> int:
 
 
 # In these states a replica holds nothing of any request.
-_EMPTY = ("STARTING", "STOPPED")
+_EMPTY = ("starting", "stopped")
 
 
 async def tell_all(
@@ -195,8 +211,16 @@ async def tell_all(
 
 async def _count(handle: DeploymentHandle) -> int:
     """Number of replicas that may hold data of requests."""
+    states = (await replicas(handle.app_name)).get(handle.deployment_name, {})
+    return sum(number for state, number in states.items() if state not in _EMPTY)
+
+
+async def replicas(application: str) -> dict[str, dict[str, int]]:
+    """How many replicas an application of Serve's has, by deployment and state, such as "running"."""
     status = await asyncio.to_thread(serve.status)
-    application = status.applications.get(handle.app_name)
-    deployment = None if application is None else application.deployments.get(handle.deployment_name)
-    states = {} if deployment is None else deployment.replica_states
-    return sum(number for state, number in states.items() if str(getattr(state, "value", state)) not in _EMPTY)
+    found = status.applications.get(application)
+    deployments = {} if found is None else found.deployments
+    return {
+        name: {str(getattr(state, "value", state)).lower(): number for state, number in deployment.replica_states.items()}
+        for name, deployment in deployments.items()
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,11 @@ class ServerSettings(_OfServer):
         None, description="PEM file of the public servers' certificate chain, read again when it changes; null: no TLS"
     )
     tls_key: Path | None = Field(None, description="PEM file of the private key of tls_certificate, without password")
+    tools: Literal["any", "template"] = Field(
+        "any",
+        description="which requests with tools are taken: any, where a chat template without a place for tools gets them in "
+        "a general form; or those alone that the template has a place for",
+    )
     ops_host: str = Field(
         "127.0.0.1",
         description="interface of the port for those who operate the service; it asks for no key and speaks no TLS, so only "

@@ -27,7 +27,19 @@ from outrider.errors import (
     Unauthenticated,
     Unavailable,
 )
-from outrider.types import Chunk, Generation, Logprob, Model, SpeculativeDecoding, Timing, TokenLogprobs, Usage
+from outrider.types import (
+    Chunk,
+    DroppedNodes,
+    Generation,
+    Logprob,
+    Model,
+    PassReport,
+    SpeculativeDecoding,
+    Timing,
+    TokenLogprobs,
+    TokenOrigin,
+    Usage,
+)
 
 __all__ = [
     "AsyncClient",
@@ -36,6 +48,7 @@ __all__ = [
     "Chunk",
     "Client",
     "DeadlineExceeded",
+    "DroppedNodes",
     "Generation",
     "InternalError",
     "InvalidArgument",
@@ -43,6 +56,7 @@ __all__ = [
     "Model",
     "NotFound",
     "OutriderError",
+    "PassReport",
     "PermissionDenied",
     "ResourceExhausted",
     "Retry",
@@ -50,6 +64,7 @@ __all__ = [
     "Stream",
     "Timing",
     "TokenLogprobs",
+    "TokenOrigin",
     "Unauthenticated",
     "Unavailable",
     "Usage",

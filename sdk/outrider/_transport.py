@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import grpc
 
+from outrider._addresses import host_of, is_loopback
 from outrider.errors import REQUEST_ID, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
 
 Metadata = tuple[tuple[str, str], ...]
 
 MAX_BYTES = 4 << 20
-OPTIONS: list[tuple[str, int | str]] = [
+Options = list[tuple[str, int | str]]
+OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
     # A server that hangs while it answers is noticed within half a minute.
@@ -30,6 +32,11 @@ OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
+
+
+def options_for(address: str) -> Options:
+    """The options of a channel to ``address``: no proxy leads to loopback, though gRPC would take one."""
+    return [*OPTIONS, ("grpc.enable_http_proxy", 0)] if is_loopback(host_of(address)) else OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

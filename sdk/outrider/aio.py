@@ -81,9 +81,9 @@ class AsyncClient:
         self._closed = False
         if tls:
             credentials = _transport.tls_credentials(root_certificates)
-            self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.options_for(address))
         else:
-            self._channel = grpc.aio.insecure_channel(address, options=_transport.OPTIONS)
+            self._channel = grpc.aio.insecure_channel(address, options=_transport.options_for(address))
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def generate(
@@ -114,6 +114,8 @@ class AsyncClient:
             num_speculative_tokens: most drafted tokens to check in one pass; 0 is plain decoding.
             acceptance: "walk" (default): a seed gives the same tokens under any strategy; or "rejection", the classic rule:
                 the same distribution, but which tokens are drawn depends on the drafts.
+            report: "sources": say who guessed each token, in ``Chunk.origins`` and ``Generation.origins``; "trees": also
+                what each pass checked, in ``passes`` of both. Default: "none".
             temperature: 0 (default) always takes the likeliest token; 0.001 to 100, larger is more random.
             top_k: keep the k likeliest tokens; 0 (default): all.
             top_p: keep the likeliest tokens whose probabilities add up to this, above 0 and at most 1 (default: all).

@@ -22,6 +22,7 @@ from typing import cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from outrider._addresses import host_of, proxy_before
 from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 
@@ -143,6 +144,8 @@ def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
         code, message = grpc.StatusCode.UNAVAILABLE, "the server that stops there has dropped the call"
     if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
+        if (proxy := proxy_before(address)) is not None:
+            message += f". The call went through the proxy that {proxy} names; no_proxy={host_of(address)} avoids it"
     raised = _PLAIN.get(code, InternalError)(message)
     if isinstance(raised, Unavailable):
         raised.retry_after_s = retry_delay_s(call)

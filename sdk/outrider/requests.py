@@ -13,12 +13,15 @@ from outrider._transport import MAX_BYTES
 from outrider.errors import InvalidArgument
 from outrider.types import (
     Chunk,
+    DroppedNodes,
     Generation,
     Logprob,
     Model,
+    PassReport,
     SpeculativeDecoding,
     Timing,
     TokenLogprobs,
+    TokenOrigin,
     Usage,
 )
 from outrider.v1 import generation_pb2 as pb
@@ -49,6 +52,7 @@ class Options(TypedDict, total=False):
     strategy: str | None
     num_speculative_tokens: int | None
     acceptance: str | None
+    report: str | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -74,7 +78,7 @@ class Options(TypedDict, total=False):
     privacy: str | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance")
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report")
 
 
 def build_request(
@@ -208,7 +212,29 @@ def read_chunk(wire: pb.Chunk) -> Chunk:
         )
         for entry in wire.logprobs
     )
-    return Chunk(text=wire.text, token_ids=tuple(wire.token_ids), logprobs=logprobs)
+    return Chunk(
+        text=wire.text,
+        token_ids=tuple(wire.token_ids),
+        logprobs=logprobs,
+        origins=tuple(TokenOrigin(source=each.source, text_length=each.text_length) for each in wire.origins),
+        passes=tuple(_read_pass(each) for each in wire.passes),
+    )
+
+
+def _read_pass(wire: pb.PassReport) -> PassReport:
+    return PassReport(
+        **_read_nodes(wire),
+        accepted=tuple(wire.accepted),
+        committed=wire.committed,
+        dropped=DroppedNodes(**_read_nodes(wire.dropped)),
+        pass_s=wire.pass_s,
+        wait_s=wire.wait_s,
+        requests=wire.requests,
+    )
+
+
+def _read_nodes(wire: pb.PassReport | pb.DroppedNodes) -> dict[str, Any]:
+    return {name: tuple(getattr(wire, name)) for name in DroppedNodes.__dataclass_fields__}
 
 
 def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
@@ -219,8 +245,9 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
     elif end.HasField("stop_token_id"):
         stop = end.stop_token_id
     spec, timing = end.speculative_decoding, end.timing
+    text = "".join(chunk.text for chunk in chunks)
     return Generation(
-        text="".join(chunk.text for chunk in chunks),
+        text=text,
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
         finish_reason=_FINISH_REASONS.get(end.finish_reason, "unknown"),
@@ -252,7 +279,19 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         seed=end.seed,
         model=end.model,
         request_id=end.request_id,
+        passes=tuple(report for chunk in chunks for report in chunk.passes),
+        origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
     )
+
+
+def _fitted(origins: Sequence[TokenOrigin], characters: int) -> tuple[TokenOrigin, ...]:
+    """Origins whose lengths add up to the text: nothing of a stop string that was cut off; the last one takes the rest."""
+    fitted, left = list[TokenOrigin](), characters
+    for index, origin in enumerate(origins):
+        length = left if index == len(origins) - 1 else min(origin.text_length, left)
+        fitted.append(TokenOrigin(source=origin.source, text_length=length))
+        left -= length
+    return tuple(fitted)
 
 
 def read_models(wire: pb.ListModelsResponse) -> list[Model]:

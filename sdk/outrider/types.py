@@ -25,12 +25,69 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenOrigin:
+    """Who guessed a token, "target" where nobody did, and how many characters it adds to the answer's text."""
+
+    source: str
+    text_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedNodes:
+    """What drafters proposed for a pass and was not worth checking; fields as in ``PassReport``.
+
+    As parents, the nodes are counted behind the checked ones: the first one is number ``len(PassReport.tokens)``.
+    """
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    parents: tuple[int, ...]
+    sources: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassReport:
+    """One pass of the target over the request, and the tree that it checked: the first five fields have one entry per node.
+
+    Attributes:
+        texts: each token's by itself; of one within a character U+FFFD.
+        parents: an earlier node; -1: the token before the pass's.
+        sources: who proposed the node.
+        probabilities: what that source claims for the whole path to the node.
+        accepted: the nodes whose tokens the answer has, in order.
+        committed: tokens of the answer that the pass brought: those, and mostly one that the target chose after them.
+        pass_s: seconds from the pass's beginning until its tokens were known.
+        wait_s: seconds for which the pass waited for drafts before.
+        requests: how many requests shared the pass.
+    """
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    parents: tuple[int, ...]
+    sources: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    accepted: tuple[int, ...]
+    committed: int
+    dropped: DroppedNodes
+    pass_s: float
+    wait_s: float
+    requests: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """What one decoding step added. Text may lag behind tokens while a character is incomplete."""
+    """What one decoding step added. Text may lag behind tokens while a character or a possible stop string is incomplete.
+
+    ``origins``: one for each token, with ``report``. The characters that it adds may come with a later chunk; those of a
+    stop string are counted, and never come. ``passes``: those that the tokens come from, with ``report="trees"``.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    origins: tuple[TokenOrigin, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +135,9 @@ class Timing:
 class Generation:
     """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
 
-    ``request_id`` is what the request is called in the server's logs.
+    ``request_id`` is what the request is called in the server's logs. ``origins``: one for each token, with ``report``;
+    their characters, one token's after the other's, are exactly the text. ``passes``: all of them, with
+    ``report="trees"``.
     """
 
     text: str
@@ -93,6 +152,8 @@ class Generation:
     seed: int
     model: str
     request_id: str
+    origins: tuple[TokenOrigin, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,9 @@ def new_key() -> str:
     return _PREFIX + secrets.token_urlsafe(32)
 
 
-SCOPES = ("generate", "forget")
+# ``observe``: to see the figures of all requests together, from which much could be told of another tenant's single request.
+SCOPES = ("generate", "forget", "observe")
+USUAL_SCOPES = ("generate", "forget")
 # Hex digits of its hash that name a key, and its tenant, where the record does not.
 _SHORT = 16
 # The fields that a new record may get.
@@ -53,7 +55,7 @@ class KeyRecord:
         hash: SHA-256 of the key in hex.
         id: what audit log and errors call the key.
         tenant: whose requests they are: keys of one tenant share caches and a place in the queue.
-        scopes: what the key may do, of ``SCOPES``.
+        scopes: what the key may do, of ``SCOPES``; ``USUAL_SCOPES`` where the record does not say.
         requests_per_minute, tokens_per_minute: averages; a burst may use a whole minute's worth at once.
         max_concurrent: most requests at once.
         max_tokens: most tokens of one answer.
@@ -65,7 +67,7 @@ class KeyRecord:
     hash: str
     id: str
     tenant: str
-    scopes: frozenset[str] = frozenset(SCOPES)
+    scopes: frozenset[str] = frozenset(USUAL_SCOPES)
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None

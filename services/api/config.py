@@ -178,6 +178,10 @@ class HttpConfig:
         ),
     ] = 30.0
 
+    page: Annotated[
+        bool, Setting("whether / of the HTTP port is a page for browsers: a chat that shows who guessed which token")
+    ] = True
+
     @property
     def host(self) -> str:
         """The interface, without brackets."""

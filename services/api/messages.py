@@ -10,11 +10,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.origins import ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
+from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
+    Report,
     SamplingDefaults,
     SamplingParams,
     SpeculationStats,
@@ -78,7 +81,8 @@ class RequestedSampling:
 class ChatMessage:
     """One turn of a conversation.
 
-    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers.
+    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers;
+    ``reasoning``: what the assistant thought before it answered.
     """
 
     role: str
@@ -86,6 +90,7 @@ class ChatMessage:
     name: str = ""
     tool_calls: str = ""
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +112,10 @@ class HowAsked:
     """How a user has asked, for traces: it changes nothing of the answer.
 
     Attributes:
-        chats: the input was a conversation, whatever it is now.
         streams: the answer is sent piece by piece.
         choices: answers to the same input that were asked for.
     """
 
-    chats: bool = False
     streams: bool = True
     choices: int = 1
 
@@ -125,6 +128,7 @@ class ClientRequest:
         input: text, a conversation or token ids.
         tenant, traceparent: as in ``GenerationRequest``.
         chat: how a conversation is rendered; no matter for other inputs.
+        of_conversation: ``input`` are the token ids of a conversation.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
@@ -134,6 +138,7 @@ class ClientRequest:
             server does by default.
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
+        report: what the answer tells of its drafts; it changes nothing of the answer.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -143,6 +148,7 @@ class ClientRequest:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     chat: ChatOptions = ChatOptions()
+    of_conversation: bool = False
     prediction: str = ""
     skip_special_tokens: bool = True
     tenant: str | None = None
@@ -154,6 +160,18 @@ class ClientRequest:
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()
+    report: Report = "none"
+
+
+def is_conversation(request: ClientRequest) -> bool:
+    """Whether a request's input is a conversation, or the token ids of one."""
+    source = request.input
+    return request.of_conversation or (bool(source) and isinstance(source, tuple) and isinstance(source[0], ChatMessage))
+
+
+def continues_text(request: ClientRequest) -> bool:
+    """Whether an answer's text goes on where its prompt's ends, instead of beginning a turn."""
+    return not is_conversation(request) or request.chat.continue_final_message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,12 +180,17 @@ class TextChunk:
 
     ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
+    ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
+    the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
+    incomplete: bool = False
+    origins: tuple[TokenOrigin, ...] = ()
+    passes: tuple[ReportedPass, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +252,8 @@ class ModelCard:
             are the same except where two tokens nearly tie.
         arithmetic: a short hash that differs where weights, dtype or kernels could give other tokens.
         chats: there is a chat template.
-        calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
+        tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
+            does not say, or not in a form that is read.
     """
 
     name: str
@@ -242,7 +266,7 @@ class ModelCard:
     processors: tuple[tuple[str, str], ...] = ()
     arithmetic: str = ""
     chats: bool = True
-    calls_tools: bool = False
+    tool_format: str = ""
 
 
 class RouterPort(Protocol):
@@ -284,3 +308,6 @@ class RouterPort(Protocol):
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""
+
+    async def service_state(self) -> ServiceState:
+        """The verifiers that answer now, and how many processes the service has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
+from speculation.messages import ServiceState
 
 
 class PassingRouter:
@@ -33,3 +34,6 @@ class PassingRouter:
 
     async def ready(self) -> bool:
         return await self._router.ready()
+
+    async def service_state(self) -> ServiceState:
+        return await self._router.service_state()

@@ -67,13 +67,7 @@ class BlendSession:
         self._calibrator = self._joint if any(name in self._models for name, _ in places) else self._alone
         for token in assumed:
             places = self._follow(places, token)
-        options: dict[int, list[Candidate]] = {}
-        nodes: dict[tuple[int, int], int] = {}
-        tree = self._grow(places, max_nodes, options, nodes)
-        if not assumed:
-            # Only a draft that follows the committed text is learnt from.
-            self._options, self._nodes = options, nodes
-        return tree
+        return self._grow(places, max_nodes, ahead=bool(assumed))
 
     def likeliest_after(self, node: int) -> list[tuple[int, float]]:
         """What may follow a node of the last draft: tokens and probabilities, likeliest first."""
@@ -82,13 +76,7 @@ class BlendSession:
         return sorted(rated, key=lambda each: -each[1])
 
     def observe(self, report: StepReport) -> None:
-        node: int | None = ROOT
-        for token in report.committed:
-            if node is None or node not in self._options:
-                break
-            self._calibrator.learn(self._options[node], token)
-            node = self._nodes.get((node, token))
-        self._options, self._nodes = {}, {}
+        self._learn(report.committed)
         self._least = max(_LEAST, report.min_probability)
         for name, source in list(self._sources.items()):
             try:
@@ -122,9 +110,23 @@ class BlendSession:
                 places.append((name, place))
         return tuple(places)
 
-    def _grow(
-        self, start: Places, max_nodes: int, options: dict[int, list[Candidate]], nodes: dict[tuple[int, int], int]
-    ) -> TokenTree:
+    def _learn(self, committed: Sequence[int]) -> None:
+        """Learn from the last draft what came, and forget it."""
+        node: int | None = ROOT
+        for token in committed:
+            if node is None or node not in self._options:
+                break
+            self._calibrator.learn(self._options[node], token)
+            node = self._nodes.get((node, token))
+        self._options, self._nodes = {}, {}
+
+    def _grow(self, start: Places, max_nodes: int, *, ahead: bool) -> TokenTree:
+        """The tree behind ``start``; ``ahead``: that is not the committed text's end."""
+        options: dict[int, list[Candidate]] = {}
+        nodes: dict[tuple[int, int], int] = {}
+        if not ahead:
+            # Only a draft that follows the committed text is learnt from.
+            self._options, self._nodes = options, nodes
         tokens: list[int] = []
         parents: list[int] = []
         sources: list[str] = []

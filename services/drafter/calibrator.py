@@ -18,7 +18,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from speculation.files import write_whole
@@ -51,23 +51,28 @@ class Calibrator:
 
     def __init__(self, prior: Mapping[str, float], models: Collection[str] = ()) -> None:
         self._models = frozenset(models)
-        self._weights = _Weights({kind: _logit(probability) for kind, probability in prior.items()})
-        self._squares: dict[str, float] = {}
+        self._weights: MutableMapping[str, float] = _Weights(
+            {kind: _logit(probability) for kind, probability in prior.items()}
+        )
+        # Sums of squared errors of the kinds that something was learnt about; of others it is 1.
+        self._squares: MutableMapping[str, float] = {}
 
     def probabilities(self, candidates: Sequence[Candidate]) -> list[float]:
         """The probability of each candidate to come next."""
         # Asked at every node of every draft.
         weights, models, exp = self._weights, self._models, math.exp
         odds: list[float] = []
+        # Added one by one: some versions of Python correct the rounding of ``sum``, and the compiled form does not.
+        whole = 1.0
         for _, kinds in candidates:
             if len(kinds) == 1:
-                odds.append(exp(weights[kinds[0]]))
-                continue
-            score = 0.0
-            for kind in _counting(kinds, models):
-                score += weights[kind]
+                score = weights[kinds[0]]
+            else:
+                score = 0.0
+                for kind in _counting(kinds, models):
+                    score += weights[kind]
             odds.append(exp(score))
-        whole = 1.0 + sum(odds)
+            whole += odds[-1]
         return [each / whole for each in odds]
 
     def learn(self, candidates: Sequence[Candidate], token: int) -> None:
@@ -124,7 +129,7 @@ class _Weights(dict[str, float]):
     """Weights by kind; a kind that nothing was learnt about has its first one."""
 
     def __missing__(self, kind: str) -> float:
-        return _first_weight(kind)
+        return first_weight(kind)
 
 
 # Asked at every node, for a few thousand combinations at most.
@@ -138,7 +143,8 @@ def _counting(kinds: tuple[str, ...], models: frozenset[str]) -> tuple[str, ...]
     return (kinds[0], *own, "+".join(kind.rpartition(":")[0] for kind in kinds))
 
 
-def _first_weight(kind: str) -> float:
+def first_weight(kind: str) -> float:
+    """The weight of a kind that nothing claims or has learnt anything about."""
     return _AGREEMENT if "+" in kind else _logit(_UNKNOWN_KIND)
 
 

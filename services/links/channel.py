@@ -18,14 +18,20 @@ Options = list[tuple[str, int]]
 _PINGS = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.ping_timeout_ms", 10_000)]
 
 
+# Components talk to each other alone: a proxy that the environment names is the way to elsewhere. gRPC would send even calls
+# to loopback through it.
+DIRECT: Options = [("grpc.enable_http_proxy", 0)]
+
+
 def client_options(max_bytes: int) -> Options:
-    """Channel options: message size, pings that notice a dead peer within 15 seconds, and a try to reconnect every 2.
+    """Channel options: message size, no proxy, pings that notice a dead peer within 15 seconds, a try to reconnect every 2.
 
     gRPC's own pauses between tries grow to two minutes, in which a component that is back serves nobody.
     """
     return [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
+        *DIRECT,
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         *_PINGS,

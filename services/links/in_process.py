@@ -18,6 +18,7 @@ from services.links.codec import retrieval as retrieval_codec
 from services.links.codec.features import detach_data
 from services.links.draft_server import converse, encode_reply
 from services.links.open_sessions import SILENCE_S
+from speculation.errors import Unavailable
 from speculation.messages import (
     CloseSession,
     DraftingCall,
@@ -29,6 +30,7 @@ from speculation.messages import (
     Progress,
     RetrievalQuery,
     Retrieved,
+    ServiceState,
     StepReport,
     VerifierCard,
 )
@@ -140,7 +142,7 @@ class InProcessRetrievalLink:
 
 
 class InProcessVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` for a verifier in the same event loop."""
+    """Implements ``speculation.ports.VerifierLink`` for a verifier in the same event loop."""
 
     def __init__(self, verifier: VerifierPort) -> None:
         self._verifier = verifier
@@ -158,3 +160,10 @@ class InProcessVerifierLink:
 
     async def describe(self) -> VerifierCard:
         return serialised.read_card(serialised.write_card(await self._verifier.describe()))
+
+    async def service_state(self) -> ServiceState:
+        try:
+            cards = (await self.describe(),)
+        except Unavailable:
+            return ServiceState(components={"verifier": {"not answering": 1}})
+        return ServiceState(verifiers=cards, components={"verifier": {"running": 1}})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from services.links.auth import bearer
+from services.links.channel import DIRECT
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -33,7 +34,7 @@ def answers(address: str, method: str, token: str | None, timeout_s: float = 3.0
 
 def _ask(address: str, method: str, token: str | None, timeout_s: float) -> grpc.StatusCode | None:
     """The status of a call with an empty message; None: it succeeded."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=DIRECT) as channel:
         call: Callable[..., object] = channel.unary_unary(method)
         try:
             call(b"", timeout=timeout_s, metadata=bearer(token))

@@ -33,8 +33,15 @@ class EvenRouter(PassingRouter):
             raise InvalidArgument("privacy", "none", "strict, or unset: all answers of this server are private")
         if not self._privacy.strict and not request.private:
             return self._router.generate(request)
+        self._check_report(request)
         # No other request has this salt: nothing is shared, and nothing is learnt.
         return self._evenly(replace(request, private=True, cache_salt=secrets.token_hex(16)))
+
+    def _check_report(self, request: ClientRequest) -> None:
+        """Refuse what would tell of drafts."""
+        why = "all answers of this server are private" if self._privacy.strict else "the answer is private"
+        if request.report != "none":
+            raise InvalidArgument("speculation.report", request.report, f"none, or unset: {why}")
 
     async def _evenly(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         clock, began, ticks = asyncio.get_running_loop().time, asyncio.get_running_loop().time(), 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from services.api.messages import Completion, TextChunk, Timing
+from services.router.token_origins import Origins
 from services.router.tokens import Detokenizer
 from speculation.messages import GenerationRequest, Progress
 from speculation.types import FinishReason, SpeculationStats
@@ -18,17 +20,29 @@ class Answer:
 
     Args:
         request_id: what the user knows the request by.
+        origins: what its chunks tell of drafts; None: nothing.
+        named_stops: stop strings that are the names of tokens, by their ids.
 
     Attributes:
         stop_string: the stop string that ended the answer, if one did.
     """
 
-    def __init__(self, request: GenerationRequest, request_id: str, detokenizer: Detokenizer, arrived_at: float) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        detokenizer: Detokenizer,
+        arrived_at: float,
+        origins: Origins | None = None,
+        named_stops: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._request = request
+        self._named_stops = named_stops
         self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
         self._arrived_at = arrived_at
+        self._origins = origins
         self._first_token_at: float | None = None
         self._tokens = 0
         self._characters = 0
@@ -44,7 +58,7 @@ class Answer:
             self._first_token_at = time.perf_counter()
             self._cached_tokens = progress.cached_tokens
         text, taken = "", 0
-        ends: list[int] = []
+        begin, ends = self._characters, list[int]()
         for token in progress.token_ids:
             taken += 1
             piece = self._detokenizer.push(token)
@@ -69,11 +83,15 @@ class Answer:
             seconds_saved=progress.saved_s,
         )
         self._stats.switches += progress.switches
+        told = self._origins
         return TextChunk(
             text=text,
             token_ids=progress.token_ids[:taken],
             logprobs=progress.logprobs[:taken],
             text_ends=tuple(ends),
+            incomplete=self._detokenizer.incomplete,
+            origins=() if told is None else told.of_tokens(progress.accepted_sources, begin, ends),
+            passes=() if told is None else told.of_pass(progress.report, taken),
         )
 
     def rest(self) -> str:
@@ -87,8 +105,8 @@ class Answer:
         """The final message of the answer."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
-        if stop is None and reason is FinishReason.STOP:
-            stop = self._last_token
+        if stop is None and reason is FinishReason.STOP and self._last_token is not None:
+            stop = self._named_stops.get(self._last_token, self._last_token)
         return Completion(
             request_id=self._request_id,
             finish_reason=reason,

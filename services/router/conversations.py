@@ -1,18 +1,23 @@
-"""A conversation and its options as a chat template reads them. Options that the template would not read are refused."""
+"""A conversation as its chat template writes it. What the template would leave out is refused."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.api.messages import ChatMessage, ChatOptions
+from services.router import generic_tools
+from services.router.named_templates import ChatTemplates
+from services.router.template_traits import TemplateTraits, traits_of
 from services.router.templates import ChatTemplate
 from speculation import limits
 from speculation.errors import InvalidArgument
 
 # Names that a template has already, or that other fields of a request set.
 _TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+
+Messages = list[dict[str, Any]]
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -28,38 +33,100 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidArgument(f"messages[{index}].role", "empty", "a role, such as user")
 
 
-def as_dicts(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, Any]]:
-    """The messages with the names that templates know.
+class Conversations:
+    """Renders conversations.
+
+    Args:
+        generic: tools and calls that the template has no place for are written in a form of our own.
+    """
+
+    def __init__(self, templates: ChatTemplates, *, generic: bool) -> None:
+        self._templates = templates
+        self._generic = generic
+        self._traits: dict[int, TemplateTraits] = {}
+
+    @property
+    def tool_format(self) -> str:
+        """As in ``ModelCard``."""
+        template = self._templates.with_tools
+        if template is None:
+            return ""
+        traits = self._traits_of(template)
+        return generic_tools.FORMAT if self._generic and not traits.tools else traits.tool_format
+
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
+        """The conversation as text, up to the beginning of the assistant's answer.
+
+        Raises:
+            InvalidArgument: no messages, too many, one without a role, what the template does not read, or there is none.
+            jinja2.TemplateError: the template rejects the conversation.
+        """
+        check_messages(messages)
+        template = self._templates.of(tools=bool(options.tools))
+        shown = [_as_dict(message, index, template) for index, message in enumerate(messages)]
+        given = _template_options(options, template)
+        shown, given = self._with_tools(shown, given, options, self._traits_of(template))
+
+        def rendered(messages: Messages) -> str:
+            return template.render(messages, given, continue_final_message=options.continue_final_message)
+
+        text = rendered(shown)
+        _check_texts(messages, text)
+        _check_names(messages, shown, text, rendered)
+        return text
+
+    def _traits_of(self, template: ChatTemplate) -> TemplateTraits:
+        found = self._traits.get(id(template))
+        if found is None:
+            found = self._traits[id(template)] = traits_of(template)
+        return found
+
+    def _with_tools(
+        self, shown: Messages, given: dict[str, Any], options: ChatOptions, traits: TemplateTraits
+    ) -> tuple[Messages, dict[str, Any]]:
+        """The messages and options with tools and calls where the template reads them."""
+        tools = json.loads(options.tools) if options.tools else []
+        called = next((index for index, message in enumerate(shown) if "tool_calls" in message), None)
+        if not traits.calls and (called is not None or any(message["role"] == "tool" for message in shown)):
+            if not self._generic and called is not None:
+                raise _no_place(f"messages[{called}].tool_calls", "set", "calls of tools")
+            shown = generic_tools.calls_as_text(shown) if self._generic else shown
+        if not tools:
+            return shown, given
+        if traits.tools:
+            return shown, {**given, "tools": tools}
+        if not self._generic:
+            raise _no_place("tools", "set", "tools")
+        return generic_tools.with_tools(shown, tools, system=traits.system), given
+
+
+def _as_dict(message: ChatMessage, index: int, template: ChatTemplate) -> dict[str, Any]:
+    """A message with the names that templates know.
 
     Raises:
-        InvalidArgument: a message carries what the template does not read; names it.
+        InvalidArgument: it carries what the template does not read; names it.
     """
-    shown = []
-    for index, message in enumerate(messages):
-        entry: dict[str, Any] = {"role": message.role, "content": message.content}
-        # A tool's message says which tool it comes from; templates go by the order instead.
-        if message.name:
-            _check(template.reads("name") or message.role == "tool", f"messages[{index}].name", message.name, "names")
-            entry["name"] = message.name
-        if message.tool_calls:
-            _check(template.reads("tool_calls"), f"messages[{index}].tool_calls", "set", "calls of tools")
-            entry["tool_calls"] = json.loads(message.tool_calls)
-        if message.tool_call_id:
-            entry["tool_call_id"] = message.tool_call_id
-        shown.append(entry)
-    return shown
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        entry["name"] = message.name
+    if message.reasoning:
+        if not template.reads("reasoning_content"):
+            raise _no_place(f"messages[{index}].reasoning_content", message.reasoning, "thoughts")
+        entry["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        entry["tool_calls"] = json.loads(message.tool_calls)
+    if message.tool_call_id:
+        entry["tool_call_id"] = message.tool_call_id
+    return entry
 
 
-def template_options(options: ChatOptions, template: ChatTemplate) -> dict[str, Any]:
+def _template_options(options: ChatOptions, template: ChatTemplate) -> dict[str, Any]:
     """What the template is given beside the messages.
 
     Raises:
-        InvalidArgument: tools, or an option, that the template does not read.
+        InvalidArgument: an option that the template does not read.
     """
     given: dict[str, Any] = {"add_generation_prompt": options.add_generation_prompt}
-    if options.tools:
-        _check(template.reads("tools"), "tools", "set", "tools")
-        given["tools"] = json.loads(options.tools)
     extra: Mapping[str, Any] = json.loads(options.template_kwargs) if options.template_kwargs else {}
     for name, value in extra.items():
         field = f"chat_template_kwargs.{name}"
@@ -70,6 +137,41 @@ def template_options(options: ChatOptions, template: ChatTemplate) -> dict[str, 
     return given
 
 
-def _check(read: bool, field: str, value: str, what: str) -> None:
-    if not read:
-        raise InvalidArgument(field, value, f"unset: this model's chat template has no place for {what}")
+def _check_texts(messages: Sequence[ChatMessage], text: str) -> None:
+    """Check that the model is shown what is said to it. Of the assistant's own texts, templates cut out thoughts.
+
+    Raises:
+        InvalidArgument: a text is missing; names the message.
+    """
+    squeezed, at = "", 0
+    for index, message in enumerate(messages):
+        said = message.content.strip()
+        if message.role == "assistant" or not said:
+            continue
+        found = text.find(said, at)
+        if found >= 0:
+            at = found
+            continue
+        # Before the last one, with other white space, or spelt as JSON.
+        squeezed = squeezed or "".join(text.split())
+        spelt = (said, json.dumps(said, ensure_ascii=False)[1:-1], json.dumps(said)[1:-1])
+        if said not in text and not any("".join(each.split()) in squeezed for each in spelt):
+            allowed = f"what this model's chat template shows: it leaves out this text of the role {message.role}"
+            raise InvalidArgument(f"messages[{index}].content", said[: limits.MAX_STOP_CHARACTERS], allowed)
+
+
+def _check_names(messages: Sequence[ChatMessage], shown: Messages, text: str, rendered: Callable[[Messages], str]) -> None:
+    """Check that the template writes names. A tool's name says which call it answers; templates may go by the order instead.
+
+    Raises:
+        InvalidArgument: it leaves those of a role out; names the message.
+    """
+    for role in dict.fromkeys(message.role for message in messages if message.name and message.role != "tool"):
+        without = [{k: v for k, v in entry.items() if k != "name" or entry["role"] != role} for entry in shown]
+        if rendered(without) == text:
+            index = next(index for index, message in enumerate(messages) if message.name and message.role == role)
+            raise _no_place(f"messages[{index}].name", messages[index].name, f"names of the role {role}")
+
+
+def _no_place(field: str, value: str, what: str) -> InvalidArgument:
+    return InvalidArgument(field, value, f"unset: this model's chat template has no place for {what}")

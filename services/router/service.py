@@ -9,7 +9,16 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
+from services.api.messages import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    ModelCard,
+    TextChunk,
+    TokenSpelling,
+    continues_text,
+    is_conversation,
+)
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.answer import Answer
@@ -17,16 +26,20 @@ from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
+from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, VerifierCard
-from speculation.ports import VerifierPort
+from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
+from speculation.ports import VerifierLink
 from speculation.room import room_behind
-from speculation.types import FinishReason
+from speculation.types import FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
+
+# Tokens that are spelt out in well under a millisecond: no other thread is worth asking.
+_FEW = 256
 
 
 class RouterService:
@@ -39,11 +52,11 @@ class RouterService:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
     """
 
-    def __init__(self, config: RouterConfig, verifier: VerifierPort, metrics: Metrics = DROPPED) -> None:
+    def __init__(self, config: RouterConfig, verifier: VerifierLink, metrics: Metrics = DROPPED) -> None:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path)
+        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
@@ -57,8 +70,11 @@ class RouterService:
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
-        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at)
+        before = inner.prompt if continues_text(request) else ()
+        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens, after=before)
+        named = self._tokens.named(request.sampling.stop)
+        origins = None if request.report == "none" else Origins(self._tokens)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
         events = self._migration.generate(inner)
         try:
             async for event in events:
@@ -88,7 +104,7 @@ class RouterService:
                 processors=card.processors,
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
-                calls_tools=self._tokens.calls_tools,
+                tool_format=self._tokens.tool_format,
             )
         ]
 
@@ -110,7 +126,9 @@ class RouterService:
         return await self._pool.run(lambda: self._tokens.decode(token_ids), len(token_ids))
 
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
-        return self._tokens.spell(token_ids)
+        if len(token_ids) <= _FEW:
+            return self._tokens.spell(token_ids)
+        return await self._pool.run(lambda: self._tokens.spell(token_ids), len(token_ids))
 
     async def ready(self) -> bool:
         try:
@@ -118,6 +136,9 @@ class RouterService:
         except OutriderError:
             return False
         return True
+
+    async def service_state(self) -> ServiceState:
+        return await self._verifier.service_state()
 
     async def _describe(self) -> VerifierCard:
         # Only the load changes while a verifier lives, and it is not needed here.
@@ -133,6 +154,7 @@ class RouterService:
         room_behind(len(prompt), card.max_model_len)
         words = self._tokens.spellings(request.sampling.bad_words)
         sampling = complete_sampling(request.sampling, card, len(prompt), request.most_tokens, words)
+        sampling = replace(sampling, stop_token_ids=self._ends(request, sampling))
         check_sampling(sampling)
         # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
@@ -150,6 +172,12 @@ class RouterService:
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
+
+    def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
+        """The tokens that end the answer, besides the model's own: of a stop that names one, and of a turn."""
+        turn = self._tokens.end_of_turn if is_conversation(request) and not sampling.ignore_eos else None
+        named = self._tokens.named(sampling.stop)
+        return tuple(dict.fromkeys((*sampling.stop_token_ids, *named, *(() if turn is None else (turn,)))))
 
     def _encode(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input

@@ -116,6 +116,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         observe_top_k=max((spec.top_k for spec in specs), default=0),
         observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
+        report_passes=request.report == "trees",
     )
 
 

@@ -1,31 +1,25 @@
-"""Renders a model's chat template as transformers does, without transformers.
-
-Templates come with models from elsewhere and are foreign programs. They run in jinja2's sandbox, limited in time and length.
-"""
+"""Renders a model's chat template as transformers does, without transformers."""
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.utils import Namespace
 
-from services.router.template_bounds import BoundedEnvironment
+from services.router.template_process import TemplateProcesses
 
 # Marks the end of a message that is to be continued; its space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# A text that no template holds.
+_MARKER = "Outrider7marker"
+_processes = TemplateProcesses()
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A template, which is compiled and rendered in processes that all templates share.
 
     Args:
         source: Jinja source, as models carry it.
@@ -36,22 +30,13 @@ class ChatTemplate:
 
     Attributes:
         variables: names that the template reads and does not define, except those of special tokens and functions.
-        calls_tools: it has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        self._environment = _environment()
-        try:
-            self._template = self._environment.from_string(source)
-            found = meta.find_undeclared_variables(self._environment.parse(source))
-        except jinja2.TemplateError:
-            raise
-        except Exception as error:  # jinja2 compiles to Python, whose compiler may fail, too
-            raise jinja2.TemplateSyntaxError(_said_by(error), 1) from error
+        found = _processes.variables(source)
         self._tokens = dict(tokens)
         self._source = source
-        self.variables = frozenset(found - {*tokens, *self._environment.globals})
-        self.calls_tools = "<tool_call>" in source and "tools" in found
+        self.variables = found - tokens.keys()
 
     def reads(self, name: str) -> bool:
         """Whether the template may read a variable, or a message's field, of this name."""
@@ -71,19 +56,36 @@ class ChatTemplate:
             continue_final_message: end within the last message, as transformers does.
 
         Raises:
-            jinja2.TemplateError: the template rejects the conversation, fails on it, or does what the sandbox forbids.
+            jinja2.TemplateError: the template rejects the conversation, fails on it, does what the sandbox forbids, or takes
+                too much time or memory.
+            ResourceExhausted: there is no process for it; there may be one later.
         """
         shown = [dict(message) for message in messages]
         if continue_final_message:
             shown[-1]["content"] += _TAG
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **(options or {})}
-        try:
-            text = self._environment.limited(lambda: self._template.render({**given, "messages": shown}))
-            return _before_tag(text) if continue_final_message else text
-        except jinja2.TemplateError:
-            raise
-        except Exception as error:  # a template is a program: it may divide by zero, or call itself for ever
-            raise jinja2.TemplateRuntimeError(_said_by(error)) from error
+        if self.reads_parts:
+            for message in shown:
+                message["content"] = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        text = self._written(shown, options or {})
+        return _before_tag(text) if continue_final_message else text
+
+    @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether it reads a message's content as a list of parts, and shows nothing of a text."""
+
+        def shows(content: object) -> bool:
+            try:
+                text = self._written([{"role": "user", "content": content}], {})
+            except jinja2.TemplateError:
+                return False
+            # A list that is written as it is has not been read.
+            return _MARKER in text and f"'{_MARKER}'" not in text
+
+        return not shows(_MARKER) and shows([{"type": "text", "text": _MARKER}])
+
+    def _written(self, shown: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **options}
+        return _processes.render(self._source, {**given, "messages": list(shown)})
 
 
 def _before_tag(text: str) -> str:
@@ -93,80 +95,3 @@ def _before_tag(text: str) -> str:
         raise jinja2.TemplateError("it does not show the end of the last message, which can so not be continued")
     # A template that trims messages has taken the tag's space, and would have taken the message's own.
     return text[:at] if text.startswith(_TAG, at) else text[:at].rstrip()
-
-
-def _said_by(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
-    environment.add_filter("tojson", _to_json)
-    environment.globals.update(
-        {"raise_exception": _raise, "strftime_now": _now, "dict": _Dict(), "namespace": _PublicNamespace}
-    )
-    return environment
-
-
-class _GenerationBlocks(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it only outputs its content."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # transformers makes it a call block, too, which has a scope of its own.
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
-
-    def _said(self, caller: Any) -> Any:
-        return caller()
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own filter, this one does not escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-class _Dict:
-    """``dict`` without the attributes of a class, through which a template could leave the sandbox."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-class _PublicNamespace(Namespace):
-    """A namespace that rejects names with a leading underscore."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
-        self, rest = args[0], args[1:]
-        given = dict(*rest, **kwargs)
-        for name in given:
-            _check_public(name)
-        Namespace.__init__(self, given)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_public(name)
-        super().__setitem__(name, value)
-
-
-def _check_public(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a chat template may not store {name!r} in a namespace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 
 from services.api.messages import ChatMessage, ChatOptions, TokenSpelling
 from services.printable import printable_line
-from services.router.conversations import as_dicts, check_messages, template_options
-from services.router.templates import ChatTemplate
+from services.router.conversations import Conversations
+from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import open_file
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.room import room_behind
@@ -33,8 +33,8 @@ class Backend(Protocol):
     """A tokenizer library with the model's tokenizer and chat template."""
 
     @property
-    def template(self) -> ChatTemplate | None:
-        """The model's chat template; None: it has none."""
+    def templates(self) -> ChatTemplates:
+        """The model's chat templates."""
 
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
         """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text, or without (``special``)."""
@@ -42,6 +42,10 @@ class Backend(Protocol):
     @property
     def longest_token(self) -> int:
         """Most characters of a text that one token stands for."""
+
+    @property
+    def special_names(self) -> Mapping[str, int]:
+        """Ids of special tokens by their names."""
 
     @property
     def special_ids(self) -> Container[int]:
@@ -67,7 +71,7 @@ def _is_ids(source: Source) -> bool:
 
 
 def _length(message: ChatMessage) -> int:
-    return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls)
+    return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls) + len(message.reasoning)
 
 
 def load(model_path: str) -> Backend:
@@ -87,22 +91,26 @@ def load(model_path: str) -> Backend:
 class Tokens:
     """A model's tokeniser and chat template.
 
+    Args:
+        generic_tools: as in ``RouterConfig``.
+
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
     """
 
-    def __init__(self, model_path: str) -> None:
+    def __init__(self, model_path: str, *, generic_tools: bool = True) -> None:
         self._backend = load(model_path)
+        self._conversations = Conversations(self._backend.templates, generic=generic_tools)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return self._backend.template is not None
+        return bool(self._backend.templates)
 
-    @property
-    def calls_tools(self) -> bool:
-        """As ``ChatTemplate.calls_tools``."""
-        return self._backend.template is not None and self._backend.template.calls_tools
+    @functools.cached_property
+    def tool_format(self) -> str:
+        """As in ``ModelCard``."""
+        return self._conversations.tool_format
 
     def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
         """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.
@@ -146,13 +154,8 @@ class Tokens:
             InvalidArgument: no messages, too many, a message without a role, what the model's chat template does not read or
                 refuses, or there is none.
         """
-        check_messages(messages)
-        template = self._backend.template
-        if template is None:
-            raise InvalidArgument("messages", "a conversation", "a prompt or token ids: this model has no chat template")
-        shown, given = as_dicts(messages, template), template_options(options, template)
         try:
-            text = template.render(shown, given, continue_final_message=options.continue_final_message)
+            text = self._conversations.render(messages, options)
         except TemplateError as error:
             said = printable_line(str(error), _SAID)
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {said}") from error
@@ -169,9 +172,27 @@ class Tokens:
             TokenSpelling(data=self._backend.spell(token), special=token in self._backend.special_ids) for token in tokens
         )
 
-    def detokenizer(self, *, special: bool = False) -> Detokenizer:
-        """A new detokenizer, for one answer; ``special``: its text has the names of special tokens."""
-        return Detokenizer(self._backend, special=special)
+    def texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Each token's text by itself; a part of a character is replaced by the character for broken ones."""
+        return tuple(self._backend.spell(token).decode(errors="replace") for token in tokens)
+
+    def named(self, names: Sequence[str]) -> dict[int, str]:
+        """Those of some texts that are names of special tokens, by their ids."""
+        return {self._backend.special_names[name]: name for name in names if name in self._backend.special_names}
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that the tokenizer says ends a text; None: it says none."""
+        return self._backend.special_names.get(self._backend.templates.tokens.get("eos_token", ""))
+
+    def detokenizer(self, *, special: bool = False, after: Sequence[int] = ()) -> Detokenizer:
+        """A new detokenizer, for one answer.
+
+        Args:
+            special: its text has the names of special tokens.
+            after: the tokens whose text the answer's continues; none: its text begins anew.
+        """
+        return Detokenizer(self._backend, special=special, after=after)
 
 
 class Detokenizer:
@@ -183,7 +204,7 @@ class Detokenizer:
     which may have been shown already.)
     """
 
-    def __init__(self, backend: Backend, *, special: bool = False) -> None:
+    def __init__(self, backend: Backend, *, special: bool = False, after: Sequence[int] = ()) -> None:
         self._hidden: Container[int] = () if special else backend.special_ids
         self._decode = functools.partial(backend.decode, special=True) if special else backend.decode
         self._window: list[int] = []
@@ -191,6 +212,23 @@ class Detokenizer:
         self._shown = ""
         # Tokens since the window's text last ended in a whole character.
         self._broken = 0
+        self._begin(after)
+
+    def _begin(self, after: Sequence[int]) -> None:
+        """Fill the window with the end of the text before, from a whole character on; its last one may be incomplete."""
+        seen = [token for token in after[-4 * _WINDOW :] if token not in self._hidden]
+        for size in range(_WINDOW // 2, _WINDOW // 2 + _CHARACTER_BYTES):
+            self._window = seen[-size:]
+            text = self._decode(self._window)
+            if not text.startswith(_BROKEN):
+                break
+        self._shown = text.rstrip(_BROKEN) if text else ""
+        self._broken = min(len(text) - len(self._shown), _CHARACTER_BYTES - 1)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether text is held back: the tokens so far end within a character, or look so."""
+        return self._broken > 0
 
     def push(self, token: int) -> str:
         """The new text after ``token``; empty if the text ends within a character."""

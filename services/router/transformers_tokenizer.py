@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.model_files.folder import check_vocabulary, read_json, reading
-from services.router.templates import ChatTemplate
+from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import FileTokenizer
 from speculation.errors import ConfigurationError
 
@@ -37,11 +37,11 @@ class TransformersTokenizer(FileTokenizer):
         with reading(f"load the tokeniser at {folder}", about=folder):
             own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             check_vocabulary(folder, max(own.values(), default=-1))
-        template = None
-        if tokenizer.chat_template:
-            with reading(f"read the chat template at {folder}", about=folder):
-                template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
-        super().__init__(tokenizer.backend_tokenizer, template)
+        given = tokenizer.chat_template or {}
+        with reading(f"read the chat template at {folder}", about=folder):
+            sources = given if isinstance(given, dict) else {"default": given}
+            templates = ChatTemplates(sources, tokenizer.special_tokens_map)
+        super().__init__(tokenizer.backend_tokenizer, templates)
         self._whole: PreTrainedTokenizerFast = tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from services.api.messages import ChatMessage, ClientRequest, Completion, RouterPort, TextChunk
+from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
@@ -48,7 +48,7 @@ class TracedRouter(PassingRouter):
         self._model = model
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
-        operation = "chat" if _is_chat(request) else "text_completion"
+        operation = "chat" if is_conversation(request) else "text_completion"
         name = f"{operation} {self._model}"
         with _span(self._tracer, name, SpanKind.SERVER, request.traceparent) as span:
             set_attributes(span, {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **_asked(request)})
@@ -108,12 +108,6 @@ def _span(tracer: Tracer, name: str, kind: SpanKind, traceparent: str) -> Iterat
         raise
     finally:
         span.end()
-
-
-def _is_chat(request: ClientRequest) -> bool:
-    source = request.input
-    # Over HTTP a conversation has been tokenised already.
-    return request.how.chats or (not isinstance(source, str) and bool(source) and isinstance(source[0], ChatMessage))
 
 
 def _asked(request: ClientRequest) -> dict[str, AttributeValue]:

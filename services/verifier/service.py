@@ -17,13 +17,14 @@ from services.verifier.checks.self_check import SelfCheck
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
+from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, VerifierCard
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class VerifierService:
         streams: StreamWeights | None = None,
     ) -> None:
         self._config = config
+        self._origins = origins
         # This one thread runs all of torch's parallel work, loading included: each further thread would get an OpenMP team
         # of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
@@ -126,7 +128,21 @@ class VerifierService:
             defaults=self._target.generation.defaults,
             processors=self._target.generation.processors.shown,
             arithmetic=self._arithmetic,
+            counts=_counts(self.loop.stats),
+            drafters={origin.name: origin.link.connected for origin in self._origins},
         )
+
+
+def _counts(stats: LoopStats) -> DecodingCounts:
+    return DecodingCounts(
+        tokens=stats.answer_tokens,
+        passes=stats.answer_passes,
+        prompt_tokens=stats.prompt_tokens,
+        cached_prompt_tokens=stats.prompt_tokens_cached,
+        drafted_by_source=stats.nodes_by_source,
+        accepted_by_source=stats.accepted_by_source,
+        saved_s=stats.saved_s,
+    )
 
 
 def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:

@@ -197,7 +197,8 @@ async def test_tools_are_found_in_what_a_model_says() -> None:
             # One call at most: the answer ends after it.
             router.asked.clear()
             await client.post(CHAT, json={**asked, "parallel_tool_calls": False})
-            assert router.asked[0].sampling.stop == ("</tool_call>",)
+            form = router.asked[0].sampling.structured_outputs
+            assert router.asked[0].sampling.stop == () and form is not None and form.kind == "grammar"
         assert json.loads(router.asked[0].chat.tools or "[]") == []
 
 
@@ -210,8 +211,7 @@ async def test_forced_calls_have_a_form() -> None:
             "{}",
         ]
         form = router.asked[0].sampling.structured_outputs
-        assert form is not None and form.kind == "json"
-        assert json.loads(form.text)["items"]["anyOf"][0]["properties"]["name"] == {"const": "look"}
+        assert form is not None and form.kind == "grammar"
         router.text = '{"a": 2}'
         named = {"type": "function", "function": {"name": "look"}}
         asked = {"messages": FOX, "tools": [LOOK], "tool_choice": named}
@@ -250,6 +250,7 @@ async def test_forms_reach_the_router() -> None:
             error = (await client.post(CHAT, json={"messages": FOX, **body})).json()["error"]
             assert (error["param"], error["message"]) == (named, f"{named} is {{}}: must be 0 with {named}")
         tools = {"tools": [LOOK], "tool_choice": "required"}
+        router.fails = 0, InvalidArgument("structured_outputs.grammar", "{}", "another")
         assert (await client.post(CHAT, json={"messages": FOX, **tools})).json()["error"]["param"] == "tools"
         router.fails = None
         await client.post(CHAT, json={"messages": FOX, "response_format": {"type": "text"}})

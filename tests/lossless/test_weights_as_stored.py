@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from cluster.models.target import as_float32, resolve
+from services.model_files.generation_config import read_generation_config
 from services.model_files.weights.files import BLOCKS_FILE
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig
@@ -65,6 +66,10 @@ def test_the_folder_holds_what_transformers_makes_of_the_file(unpacked: tuple[Pa
     )
     # In blocks, not unpacked.
     assert (folder / BLOCKS_FILE).stat().st_size < sum(weight.numel() for weight in theirs.values()) * 2
+
+
+def test_the_end_of_a_turn_ends_answers(unpacked: tuple[Path, Path]) -> None:
+    assert read_generation_config(unpacked[1]).eos_token_ids == {0, 1}
 
 
 @pytest.mark.parametrize("instructions", SETS)

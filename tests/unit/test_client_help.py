@@ -53,7 +53,7 @@ async def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]
     await server.start()
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", (SDK / "README.md").read_text(), re.MULTILINE)
     examples = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in blocks if "import" in block]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         code = compile(example.lstrip().replace("127.0.0.1:50051", f"127.0.0.1:{port}"), "README.md", "exec")
         await asyncio.to_thread(exec, code, {})

@@ -15,6 +15,7 @@ from speculation import limits
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import (
     CloseSession,
+    DecodingCounts,
     Draft,
     DraftFailure,
     DraftNoise,
@@ -24,6 +25,7 @@ from speculation.messages import (
     Forgotten,
     GenerationRequest,
     OpenSession,
+    PassReport,
     Progress,
     RetrievalQuery,
     StepReport,
@@ -130,6 +132,7 @@ GENERATION = GenerationRequest(
         observe_top_k=8,
         observe_layers=(-1, 3),
         observe_prompt=True,
+        report_passes=True,
     ),
     tenant="t",
     weight=2.5,
@@ -155,6 +158,7 @@ PROGRESS = Progress(
     switches=("8: fspad left out",),
     saved_s=-0.25,
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
+    report=PassReport(tree=TREE, checked=2, accepted_path=(0, 1), seconds=0.25, waited_s=0.125, requests=3),
 )
 CARD = VerifierCard(
     model="m",
@@ -179,6 +183,16 @@ CARD = VerifierCard(
         stop=("x",),
     ),
     processors=(("b", "1"), ("a", "[2]")),
+    counts=DecodingCounts(
+        tokens=2**40,
+        passes=7,
+        prompt_tokens=8,
+        cached_prompt_tokens=9,
+        drafted_by_source={"a": 2, "b": 1},
+        accepted_by_source={"a": 1},
+        saved_s=-0.5,
+    ),
+    drafters={"d": True, "e": False},
 )
 
 CASES: list[tuple[Any, Any, Any]] = [
@@ -189,7 +203,7 @@ CASES: list[tuple[Any, Any, Any]] = [
     *((replace(GENERATION, tenant=tenant), verification.encode_generation, verification.decode_generation) for tenant in (None, "")),
     *((replace(OPEN, tenant=tenant), drafting.encode_drafting_call, drafting.decode_drafting_call) for tenant in (None, "")),
     ([QUERY], partial(retrieval.encode_queries, 7), retrieval.decode_queries),
-    (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
+    *((replace(PROGRESS, report=report), verification.encode_generation_event, verification.decode_generation_event) for report in (PROGRESS.report, None)),
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
     ("tenant", verification.encode_forget, verification.decode_forget),
     (CARD, verification.encode_card, verification.decode_card),

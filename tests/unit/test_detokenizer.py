@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import FileTokenizer
 from services.router.tokens import Detokenizer, Tokens
+
+NO_TEMPLATES = ChatTemplates({}, {})
 
 
 class Counted:
@@ -75,7 +78,7 @@ def utf8(source: random.Random) -> list[int]:
 @pytest.mark.parametrize("make", [byte_level, word_pieces])
 def test_any_tokens_are_the_text_of_all_of_them(make: Callable[[], Tokenizer]) -> None:
     made = make()
-    backend, source = FileTokenizer(made, None), random.Random(0)
+    backend, source = FileTokenizer(made, NO_TEMPLATES), random.Random(0)
     size = made.get_vocab_size()
     for _ in range(1500):
         ids = [source.randrange(size) for _ in range(source.randrange(60))]
@@ -83,7 +86,7 @@ def test_any_tokens_are_the_text_of_all_of_them(make: Callable[[], Tokenizer]) -
 
 
 def test_broken_bytes_one_after_the_other() -> None:
-    backend, source = FileTokenizer(byte_level(), None), random.Random(1)
+    backend, source = FileTokenizer(byte_level(), NO_TEMPLATES), random.Random(1)
     spelt = {character: number for character, number in byte_level().get_vocab().items() if len(character) == 1}
     # Beginnings of characters, ends of them, and what is neither.
     nasty = [spelt[character] for character in pre_tokenizers.ByteLevel.alphabet() if spelt[character] > 90]
@@ -94,7 +97,7 @@ def test_broken_bytes_one_after_the_other() -> None:
 
 def test_characters_spelt_in_bytes_are_the_text_of_all_of_them() -> None:
     made = byte_fallback()
-    backend, source = FileTokenizer(made, None), random.Random(2)
+    backend, source = FileTokenizer(made, NO_TEMPLATES), random.Random(2)
     others = range(256, made.get_vocab_size())
     for _ in range(1500):
         parts = [utf8(source) if source.random() < 0.6 else [source.choice(others)] for _ in range(source.randrange(40))]
@@ -105,7 +108,7 @@ def test_characters_spelt_in_bytes_are_the_text_of_all_of_them() -> None:
 def test_bytes_that_break_off_lose_nothing_else() -> None:
     """This kind of tokeniser replaces whole characters when a byte behind them is broken: too late where they were shown."""
     made = byte_fallback()
-    backend, source = FileTokenizer(made, None), random.Random(3)
+    backend, source = FileTokenizer(made, NO_TEMPLATES), random.Random(3)
     equal = 0
     for _ in range(3000):
         ids = [
@@ -129,14 +132,14 @@ def test_bytes_that_break_off_lose_nothing_else() -> None:
 @pytest.mark.parametrize("what", ["special", "broken", "text", "characters", "long"])
 def test_a_token_costs_the_same_wherever_it_comes(make: Callable[[], Tokenizer], what: str) -> None:
     made = make()
-    backend = Counted(FileTokenizer(made, None))
+    backend = Counted(FileTokenizer(made, NO_TEMPLATES))
     spelt = {"broken": [255 if make is byte_fallback else 200], "characters": [*"京".encode()], "text": [1, 2, 3]}
     unit = {"special": [made.token_to_id("<s>")], "long": [made.token_to_id("<tool>")], **spelt}[what]
     ids = [token % made.get_vocab_size() for token in unit * (4000 // len(unit))]
     text = deltas(backend, ids)
     assert backend.longest <= 64
     assert backend.decoded <= 40 * len(ids)
-    assert text == FileTokenizer(made, None).decode(ids)
+    assert text == FileTokenizer(made, NO_TEMPLATES).decode(ids)
 
 
 def test_special_tokens_between_the_bytes_of_a_character(tiny_model: Path) -> None:
@@ -151,10 +154,35 @@ def test_special_tokens_between_the_bytes_of_a_character(tiny_model: Path) -> No
 def test_special_tokens_between_others_cost_nothing_and_change_nothing(make: Callable[[], Tokenizer], between: int) -> None:
     """They are no text: skipped ones do not widen what is decoded again with every token."""
     made = make()
-    backend, plain = Counted(FileTokenizer(made, None)), Counted(FileTokenizer(made, None))
+    backend, plain = Counted(FileTokenizer(made, NO_TEMPLATES)), Counted(FileTokenizer(made, NO_TEMPLATES))
     others = [token % made.get_vocab_size() for token in [*"京".encode(), 1, 2, 3] * 60]
     special = made.token_to_id("</s>")
     text = deltas(backend, [each for token in others for each in (*[special] * between, token)])
-    assert text == deltas(plain, others) == FileTokenizer(made, None).decode(others)
+    assert text == deltas(plain, others) == FileTokenizer(made, NO_TEMPLATES).decode(others)
     # Not one special token is decoded.
     assert (backend.decoded, backend.longest) == (plain.decoded, plain.longest)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, word_pieces])
+def test_an_answer_continues_the_text_before_it(make: Callable[[], Tokenizer]) -> None:
+    backend, source = FileTokenizer(make(), NO_TEMPLATES), random.Random(3)
+    size = backend._tokenizer.get_vocab_size()
+    for _ in range(300):
+        ids = [source.randrange(size) for _ in range(source.randrange(2, 40))]
+        whole = backend.decode(ids)
+        if "\ufffd" in whole:
+            continue
+        cut = source.randrange(len(ids))
+        before = backend.decode(ids[:cut]).rstrip("\ufffd")
+        if not whole.startswith(before):
+            continue
+        detokenizer = Detokenizer(backend, after=ids[:cut])
+        after = "".join(detokenizer.push(token) for token in ids[cut:]) + detokenizer.flush()
+        assert before + after == whole, (ids, cut)
+
+
+def test_the_first_space_of_a_continued_text() -> None:
+    backend = FileTokenizer(byte_fallback(), NO_TEMPLATES)
+    a, space_c = (backend._tokenizer.token_to_id(piece) for piece in ("a", "\u2581c"))
+    begin = backend._tokenizer.token_to_id("<s>")
+    assert [Detokenizer(backend, after=after).push(space_c) for after in ((), (begin,), (begin, a))] == ["c", "c", " c"]

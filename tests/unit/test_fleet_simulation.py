@@ -302,7 +302,7 @@ def test_cost_tables(tmp_path: Path) -> None:
     assert hardware_of(str(file)).costs.as_object() == KNOWN["135m-cpu"].costs.as_object()
     with refuses(ConfigurationError, field="--costs", value="nowhere", allowed="one of 8b-h100"):
         hardware_of("nowhere")
-    # The limits of reference/gpu.md: 4.5 ms for the weights of an 8B model at the full 3.35 TB/s.
+    # What memory allows: 4.5 ms for the weights of an 8B model at the full 3.35 TB/s.
     assert 0.66 * KNOWN["8b-h100"].costs.of_rows(1) == pytest.approx(4.5e-3, rel=0.03)
     seconds = [roofline(SHAPES["70b"]).of_rows(rows) for rows in range(1, 3000, 50)]
     assert seconds == sorted(seconds)

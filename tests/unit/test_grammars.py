@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from llguidance import LLMatcher
 
 from services.grammars import MAX_CHOICES, check_sampling, engine_text
 from speculation.errors import InvalidArgument
+from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
 from tests.answer_forms import FORMS, letters
 from tests.refusals import refuses
@@ -29,6 +31,7 @@ def sampling(kind: GrammarKind, text: str) -> SamplingParams:
         ("regex", ""),
         ("grammar", 'start: "temperature=3" | /[a[temperature]]/'),
         ("grammar", "start: <|some_special_token|>"),
+        ("grammar", 'start: a\na[stop="temperature"]: /x/'),
     ],
 )
 def test_what_is_supported(kind: GrammarKind, text: str) -> None:
@@ -57,6 +60,8 @@ def test_what_is_supported(kind: GrammarKind, text: str) -> None:
         ("choice", json.dumps([str(number) for number in range(MAX_CHOICES + 1)]), "at most 1024"),
         ("grammar", "start: nowhere", "unknown name"),
         ("grammar", 'start: a\na[temperature=0.5]: "x"', "temperature"),
+        ("grammar", 'start: a\na[stop="x]\\"", temperature=0.5]: /x/', "temperature"),
+        ("grammar", "start: a\na[suffix=/]/, temperature=0.5]: /x/", "temperature"),
         ("grammar", ' {"grammars": [{"json_schema": {"x-guidance": {"lenient": true}}}]}', "begins with a rule"),
         ("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}', "Unimplemented keys"),
     ],
@@ -66,6 +71,16 @@ def test_what_is_refused_and_how(kind: GrammarKind, text: str, words: str) -> No
         check_sampling(sampling(kind, text))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("line", ["\n", " ", "a", "a[\n", "a[", 'a["', "a[/", 'a["\\', "?", "a[b \n", "a[temperatur "])
+def test_a_grammar_is_searched_in_linear_time(line: str) -> None:
+    text = (line * MAX_GRAMMAR_CHARACTERS)[:MAX_GRAMMAR_CHARACTERS]
+    began = time.process_time()
+    with pytest.raises(InvalidArgument):
+        check_sampling(sampling("grammar", text))
+    # Quadratic time would be minutes.
+    assert time.process_time() - began < 2
 
 
 def test_the_engines_words_are_clipped_and_freed_of_control_characters() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.compiling import check_runs, private_folder
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
@@ -87,17 +88,17 @@ def test_what_does_not_run_here_is_never_loaded(body: str, reason: str, tmp_path
     made = tmp_path / "bad.so"
     subprocess.run([compiler, "-shared", "-fPIC", str(tmp_path / "bad.c"), "-o", str(made)], check=True)
     with pytest.raises(OSError, match=f"processor .{reason}"):
-        compiling._check_runs(made)
+        check_runs(made)
 
 
 def test_what_was_compiled_is_kept_where_nobody_else_can_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiling._private_folder()
+    folder = private_folder()
     assert folder is not None and folder.stat().st_mode & 0o077 == 0
     folder.chmod(0o777)
-    assert compiling._private_folder() is None
+    assert private_folder() is None
     assert "this user alone" in caplog.text
 
 

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from services.api.http.openai.choice_text import ChoiceText
-from services.api.http.openai.tool_calls import Delta, EnvelopedCalls, ListedCalls
+from services.api.http.openai.tool_calls import CallsInText, Delta, ListedCalls
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.http.openai.usage import metrics
 from services.api.messages import ChatMessage, ChatOptions, TextChunk
@@ -20,13 +20,15 @@ from services.model_files.byte_letters import TokenBytes
 from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
+from services.tool_formats.catalogue import FORMATS
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats
 from tests.refusals import refuses
 from tests.tiny import make_tiny_tokenizer
 from tests.unit.test_gate import completion
 
-TOOLS = ToolUse(mode="auto", names=("look", "f"), shown="[]", schemas={"look": {}, "f": {}})
+TOOLS = ToolUse(mode="auto", shown="[]", schemas={"look": {}, "f": {}})
+HERMES = FORMATS["hermes"]
 SAID = [
     "plain text with < and <tool_ca and </tool_call> and {}",
     'one <tool_call>{"name": "look", "arguments": {"a": "</b>"}}</tool_call>',
@@ -53,7 +55,7 @@ def joined(deltas: list[Delta]) -> list[tuple[int | None, str, str]]:
 
 @pytest.mark.parametrize("text", SAID, ids=range(len(SAID)))
 def test_calls_are_the_same_however_a_text_is_cut(text: str) -> None:
-    whole = EnvelopedCalls(TOOLS)
+    whole = CallsInText(TOOLS, HERMES)
     wanted = joined(whole.push(text) + whole.finish())
     source = random.Random(1)
     cuts = [
@@ -62,7 +64,7 @@ def test_calls_are_the_same_however_a_text_is_cut(text: str) -> None:
         *(sorted(source.sample(range(99), 9)) for _ in range(20)),
     ]
     for cut in cuts:
-        reader = EnvelopedCalls(TOOLS)
+        reader = CallsInText(TOOLS, HERMES)
         bounds = [0, *cut, len(text)]
         pieces = [text[a:b] for a, b in pairwise(bounds)]
         assert joined([delta for piece in pieces for delta in reader.push(piece)] + reader.finish()) == wanted
@@ -72,16 +74,59 @@ def test_calls_are_the_same_however_a_text_is_cut(text: str) -> None:
 
 
 def test_what_the_calls_are() -> None:
-    reader = EnvelopedCalls(TOOLS)
+    reader = CallsInText(TOOLS, HERMES)
     assert joined(reader.push(SAID[2]) + reader.finish()) == [(0, "f", "{}"), (1, "look", "{}"), (None, "", " done")]
-    unclosed = EnvelopedCalls(TOOLS)
+    unclosed = CallsInText(TOOLS, HERMES)
     assert joined(unclosed.push(SAID[5]) + unclosed.finish()) == [(0, "f", "{}")]
     assert unclosed.calls == 1
 
 
+AS_WRITTEN = [
+    r'{"x": "\ud83d"}',
+    '{"x": 1e999}',
+    '{"x": ' + "9" * 5000 + "}",
+    '{"x":1.0000000000000000000000001}',
+    '{ "x" : "a </tool_call> b" }',
+    r'{"x": "\" </tool_call> <tool_call>"}',
+    "null",
+    "[1]",
+    '{"x": 1, "x": 2}',
+]
+
+
+@pytest.mark.parametrize("arguments", AS_WRITTEN, ids=range(len(AS_WRITTEN)))
+def test_arguments_stay_as_the_model_wrote_them(arguments: str) -> None:
+    enveloped, listed = CallsInText(TOOLS, HERMES), ListedCalls()
+    call = f'{{"name": "f", "arguments": {arguments}}}'
+    found = [delta for char in f"<tool_call>\n{call}\n</tool_call>" for delta in enveloped.push(char)] + enveloped.finish()
+    assert joined(found) == [(0, "f", arguments)]
+    assert joined(listed.push(f"[{call}, {call}]") + listed.finish()) == [(0, "f", arguments), (1, "f", arguments)]
+
+
+@pytest.mark.parametrize("inner", ['{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": "{"}', "[" * 100])
+def test_what_is_no_json_is_no_call(inner: str) -> None:
+    reader, text = CallsInText(TOOLS, HERMES), f"<tool_call>{inner}</tool_call>"
+    assert joined(reader.push(text) + reader.finish()) == [(None, "", text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"name": "f", "arguments": {"a": [1, "b', [(0, "f", '{"a": [1, "b')]),
+        ('[{"name": "f", "arguments": {}}, {"name": "look", "arguments": ', [(0, "f", "{}"), (1, "look", "")]),
+        ('[{"name": "f", "arguments": {}}, {"name": "lo', [(0, "f", "{}")]),
+        ('[{"na', []),
+        ("[", []),
+    ],
+)
+def test_a_list_that_is_cut_is_no_content(text: str, told: list[tuple[int, str, str]]) -> None:
+    reader = ListedCalls()
+    assert joined(reader.push(text) + reader.finish()) == told
+
+
 def test_a_list_of_calls_byte_by_byte() -> None:
     text = '[{"name": "f", "arguments": {"b": [1, {"c": "}"}]}}, {"name": "look", "arguments": {}}]'
-    reader = ListedCalls(TOOLS)
+    reader = ListedCalls()
     deltas = [delta for char in text for delta in reader.push(char)] + reader.finish()
     assert joined(deltas) == [(0, "f", '{"b": [1, {"c": "}"}]}'), (1, "look", "{}")]
 
@@ -148,7 +193,7 @@ def test_bytes_of_tokens(tmp_path: Path) -> None:
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools | length }}{% endif %}{% if mood is defined %}({{ mood }}){% endif %}"
     "{% for m in messages %}[{{ m.role }}|{{ m.content }}|"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}]{% endfor %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments.a }}{% endfor %}]{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
 
@@ -161,7 +206,8 @@ def with_template(folder: Path, template: str) -> Tokens:
 
 def test_what_a_template_is_given(tmp_path: Path) -> None:
     tokens = with_template(tmp_path, TEMPLATE)
-    assert tokens.calls_tools
+    # It shows tools, but writes calls in no form that is read.
+    assert tokens.tool_format == ""
 
     def rendered(*messages: ChatMessage, **options: object) -> str:
         return tokens.decode(tokens.encode_chat(messages, ChatOptions(**options)))  # type: ignore[arg-type]
@@ -171,7 +217,7 @@ def test_what_a_template_is_given(tmp_path: Path) -> None:
     assert rendered(user, tools='[{"type": "function"}]') == "<tool_call>1[user|hi|]>"
     assert rendered(user, template_kwargs='{"mood": "good"}', add_generation_prompt=False) == "(good)[user|hi|]"
     called = ChatMessage(role="assistant", content="", tool_calls='[{"function": {"name": "f", "arguments": {"a": 7}}}]')
-    assert rendered(user, called) == "[user|hi|][assistant||7]>"
+    assert rendered(user, called) == "[user|hi|][assistant||f7]>"
     begun = ChatMessage(role="assistant", content="I say [x] ")
     assert (
         rendered(user, begun, continue_final_message=True, add_generation_prompt=False) == "[user|hi|][assistant|I say [x] "

@@ -25,7 +25,7 @@ from services.privacy.config import Privacy
 from services.privacy.even_router import EvenRouter
 from services.router.strategies import StrategyConfig, make_plan
 from speculation.errors import InvalidArgument, Unavailable
-from speculation.types import FinishReason, SpeculationStats
+from speculation.types import FinishReason, Report, SpeculationStats
 from tests.refusals import refuses
 from tests.scripted_router import ScriptedRouter
 from tests.simulated import run
@@ -227,3 +227,14 @@ def test_what_requests_may_say() -> None:
         assert decode_request(wire, tenant=None).private is private
     with refuses(InvalidArgument, field="privacy", value="loose", allowed="none or strict"):
         decode_request(build_request("x", None, None, {"privacy": "loose"}), tenant=None)
+
+
+@pytest.mark.parametrize("report", ["sources", "trees"])
+def test_reports_of_drafts_are_refused(report: Report) -> None:
+    router = EvenRouter(Decoding(2), PRIVACY)
+    with refuses(InvalidArgument, field="speculation.report", value=report, allowed="none, or unset: the answer is private"):
+        router.generate(asked(1, private=True, report=report))
+    strict = EvenRouter(Decoding(2), replace(PRIVACY, mode="strict"))
+    allowed = "none, or unset: all answers of this server are private"
+    with refuses(InvalidArgument, field="speculation.report", value=report, allowed=allowed):
+        strict.generate(asked(1, report=report))

@@ -226,8 +226,10 @@ def test_a_table_drops_what_it_learnt_longest_ago() -> None:
     session = source.open(opening([1]))
     for token in range(2, 30):
         session.observe(report(token, observation=Observation(top_ids=((token,),))))
-    assert len(source._tables["t"]._top) <= 3
-    assert len(source._tables["t"]._seen) <= 3
+    table = source._tables["t"]
+    # Three entries are those of the last context alone: of its last one, two and three tokens.
+    assert [token for token in range(30) if table.top((token,))] == [28]
+    assert [token for token in range(30) if table.seen((token,)) is not None] == [28]
 
 
 def test_a_snapshot_is_what_recycling_begins_with(tmp_path: Path) -> None:

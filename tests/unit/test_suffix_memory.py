@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.native.automaton import CompiledAutomaton
+from services.drafter.native.library import drafting_library
 from services.drafter.service import DrafterService
 from services.drafter.sources import suffix as suffixes
 from services.drafter.sources import suffix_automaton as automata
@@ -22,6 +24,17 @@ from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 
 Stretch = tuple[int, ...]
+Make = Callable[[int], Automaton | CompiledAutomaton]
+
+
+def compiled(depth: int) -> CompiledAutomaton:
+    if (library := drafting_library()) is None:
+        pytest.skip("there is no C compiler")
+    return CompiledAutomaton(library, depth)
+
+
+# Both forms of the automaton are held to the same search.
+both_forms = pytest.mark.parametrize("make", [pytest.param(lambda depth: Automaton(depth, 4), id="reference"), compiled])
 
 
 def split(tokens: Sequence[int]) -> list[list[int]]:
@@ -55,12 +68,12 @@ class Naive:
         return [(token, count, total) for token, count in sorted(after.items(), key=lambda each: -each[1])[:most]]
 
 
-def check(counted: Automaton, naive: Naive, depth: int, *, ordered: bool = True) -> None:
+def check(counted: Automaton | CompiledAutomaton, naive: Naive, depth: int, *, ordered: bool = True) -> None:
     for stretch, count in naive.counts.items():
         state, size = counted.find(stretch)
         assert size == len(stretch)
         # The state's longest stretch is as frequent as this one, and goes on alike.
-        assert counted._count[counted.shortened(state, size)] == count
+        assert counted.count(counted.shortened(state, size)) == count
         if len(stretch) < depth:
             found, expected = counted.followers(counted.shortened(state, size)), naive.likeliest(stretch, 4)
             if ordered:
@@ -83,10 +96,11 @@ def tokens_of(numbers: random.Random, size: int, kinds: int) -> list[int]:
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 16])
 @pytest.mark.parametrize("kinds", [1, 2, 7, 60])
-def test_every_stretch_of_some_texts_is_counted(depth: int, kinds: int) -> None:
+@both_forms
+def test_every_stretch_of_some_texts_is_counted(make: Make, depth: int, kinds: int) -> None:
     for seed in range(4):
         numbers = random.Random(seed)
-        counted, texts = Automaton(depth, 4), []
+        counted, texts = make(depth), []
         for _ in range(4):
             texts.append(tokens_of(numbers, numbers.randrange(120), kinds))
             counted.add([*texts[-1], BREAK])
@@ -97,10 +111,11 @@ def test_every_stretch_of_some_texts_is_counted(depth: int, kinds: int) -> None:
 
 
 @pytest.mark.parametrize("many", [0, 2, 16])
-def test_many_followers_are_kept_in_order(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+@both_forms
+def test_many_followers_are_kept_in_order(make: Make, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
     monkeypatch.setattr(automata, "_MANY", many)
     numbers, depth = random.Random(many), 3
-    counted, text = Automaton(depth, 4), list[int]()
+    counted, text = make(depth), list[int]()
     for _ in range(60):
         more = [token for _ in range(8) for token in (7, min(60, int(numbers.paretovariate(0.7))))]
         text += more
@@ -122,8 +137,9 @@ def after(text: Sequence[int], begin: int, depth: int) -> Naive:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
-def test_texts_come_and_go_and_every_stretch_of_the_rest_is_counted(depth: int) -> None:
-    numbers, counted = random.Random(depth), Automaton(depth, 9)
+@both_forms
+def test_texts_come_and_go_and_every_stretch_of_the_rest_is_counted(make: Make, depth: int) -> None:
+    numbers, counted = random.Random(depth), make(depth)
     texts: list[list[int]] = []
     for _ in range(80):
         if texts and numbers.random() < 0.45:
@@ -139,19 +155,20 @@ def test_texts_come_and_go_and_every_stretch_of_the_rest_is_counted(depth: int) 
             assert counted.find(stretch)[1] == longest
 
 
-def test_a_token_takes_two_states_at_most_and_none_where_the_text_repeats_itself() -> None:
+@both_forms
+def test_a_token_takes_two_states_at_most_and_none_where_the_text_repeats_itself(make: Make) -> None:
     numbers = random.Random(5)
     words = [[numbers.randrange(5000) for _ in range(numbers.randint(1, 6))] for _ in range(800)]
     text = [token for _ in range(4000) for token in numbers.choice(words)]
     for tokens in (text, [numbers.randrange(2) for _ in range(5000)], [1] * 5000):
-        counted = Automaton(16, 4)
+        counted = make(16)
         counted.add(tokens)
         assert counted.states <= 2 * len(tokens)
         before = counted.states
         counted.add(tokens)
         assert counted.states <= before + 2 * 16
     # The work for one token does not grow with the text: a run ends like any other.
-    counted = Automaton(16, 4)
+    counted = make(16)
     counted.add([1] * 100_000)
     assert counted.states <= 17
 
@@ -184,7 +201,7 @@ def test_in_whatever_pieces_a_text_is_counted_and_forgotten(seed: int) -> None:
     for stretch, count in kept.items():
         state, size = memory.automaton.find(stretch)
         assert size == len(stretch)
-        assert count <= memory.automaton._count[memory.automaton.shortened(state, size)] <= whole[stretch]
+        assert count <= memory.automaton.count(memory.automaton.shortened(state, size)) <= whole[stretch]
 
 
 def test_a_memory_that_forgets_for_ever_stays_small() -> None:

@@ -16,6 +16,7 @@ from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
 from speculation.messages import VerifierCard
+from tests.lock_held import longest_gap
 from tests.refusals import refuses
 
 
@@ -61,6 +62,17 @@ async def test_too_long_is_refused_before_it_is_tokenised(
         await anext(router.generate(request))
     with refuses(PromptTooLong, *refusal):
         await router.tokenize(request)
+
+
+def test_others_run_while_a_long_text_is_tokenised(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    text = "the quick brown fox " * 100_000
+    took, gap = longest_gap(lambda: tokens.encode(text))
+    assert gap < took / 3, (gap, took)
+    ids = tokens.encode(text) * 4
+    took, gap = longest_gap(lambda: tokens.decode(ids))
+    assert gap < took / 3, (gap, took)
+    assert tokens.decode(ids[:5000]) == text[: len(tokens.decode(ids[:5000]))]
 
 
 def test_no_text_that_fits_is_refused_by_its_length(tiny_model: Path) -> None:

@@ -143,8 +143,8 @@ def compare(folder: Path, texts: tuple[str, ...] = TEXTS) -> None:
         assert list(ours.encode(text)) == ids, text
         for cut in {0, 1, len(ids) // 2, len(ids)}:
             assert ours.decode(ids[:cut]) == theirs.decode(ids[:cut]), text
-    assert (ours.template is not None) == theirs.has_chat_template
-    if ours.template is not None:
+    assert bool(ours.templates) == theirs.has_chat_template
+    if ours.templates:
         through = TransformersTokenizer(str(folder))
         for conversation in CONVERSATIONS:
             assert outcome(ours, conversation) == outcome(theirs, conversation) == outcome(through, conversation)
@@ -153,16 +153,17 @@ def compare(folder: Path, texts: tuple[str, ...] = TEXTS) -> None:
 def chat_ids(tokenizer: FileTokenizer | TransformersTokenizer | Reference, conversation: list[dict[str, str]]) -> list[int]:
     if isinstance(tokenizer, Reference):
         return tokenizer.encode_chat(conversation)
-    assert tokenizer.template is not None
-    return list(tokenizer.encode(tokenizer.template.render(conversation), special=False))
+    assert tokenizer.templates.default is not None
+    return list(tokenizer.encode(tokenizer.templates.default.render(conversation), special=False))
 
 
 def outcome(tokenizer: FileTokenizer | TransformersTokenizer | Reference, conversation: list[dict[str, str]]) -> object:
     """The ids, or that the template refuses."""
     try:
         return chat_ids(tokenizer, conversation)
-    except TemplateError as error:
-        return type(error).__name__
+    except TemplateError:
+        # Ours comes out of another process, in words.
+        return "refused"
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -202,7 +203,7 @@ def test_where_templates_may_lie(tmp_path: Path) -> None:
     compare(tmp_path, ())
     ours = open_file(tmp_path)
     assert ours is not None
-    assert ours.template is None
+    assert not ours.templates
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,6 @@ def test_settings_that_change_nothing(settings_of_it: dict[str, Any], tmp_path: 
         {"eos_token": "<|not there|>"},
         {"extra_special_tokens": ["<|not there|>"]},
         {"added_tokens_decoder": {"3": {"content": "<|end|>", "special": False}}},
-        {"chat_template": [{"name": "tool_use", "template": "T"}]},
     ],
 )
 def test_what_only_transformers_knows_is_left_to_it(settings_of_it: dict[str, Any], tmp_path: Path) -> None:

@@ -443,6 +443,7 @@ class SpeculationParams(_message.Message):
     STRATEGY_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """Name of a strategy (see ListModels). Unset: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -451,27 +452,36 @@ class SpeculationParams(_message.Message):
     """"walk" (default): the target chooses each token itself, so the same seed gives the same tokens under any
     strategy. "rejection": the classic rule; the same distribution, but the tokens depend on what was drafted.
     """
+    report: _builtins.str
+    """What the answer tells of its drafts; it is the same answer. "none" (default): nothing. "sources": who guessed each token
+    (Chunk.origins). "trees": also what each pass checked (Chunk.passes). Refused of private answers.
+    """
     def __init__(
         self,
         *,
         strategy: _builtins.str | None = ...,
         num_speculative_tokens: _builtins.int | None = ...,
         acceptance: _builtins.str | None = ...,
+        report: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__report: _TypeAlias = _typing.Literal["report"]  # noqa: Y015
+    _WhichOneofArgType__report: _TypeAlias = _typing.Literal["_report", b"_report"]  # noqa: Y015
     _WhichOneofReturnType__strategy: _TypeAlias = _typing.Literal["strategy"]  # noqa: Y015
     _WhichOneofArgType__strategy: _TypeAlias = _typing.Literal["_strategy", b"_strategy"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__report) -> _WhichOneofReturnType__report | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__strategy) -> _WhichOneofReturnType__strategy | None: ...
 
@@ -518,6 +528,8 @@ class Chunk(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -525,20 +537,176 @@ class Chunk(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """One per token, if asked for."""
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenOrigin]:
+        """One per token, if asked for."""
+
+    @_builtins.property
+    def passes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassReport]:
+        """Those that the chunk's tokens come from, if asked for."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        origins: _abc.Iterable[Global___TokenOrigin] | None = ...,
+        passes: _abc.Iterable[Global___PassReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "passes", b"passes", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+
+@_typing.final
+class TokenOrigin(_message.Message):
+    """Where a token of the answer comes from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Who guessed it, such as "suffix"; "target": nobody did."""
+    text_length: _builtins.int
+    """Characters (Unicode code points) that it adds to the answer's text, in this chunk or a later one. 0 within a character
+    and for special tokens. Those of all tokens, one after the other, are the answer's text, but for its end: a stop string
+    and what follows is counted here and is not in the text; and an incomplete character at the very end is not counted and
+    belongs to the last token.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        text_length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "text_length", b"text_length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
+
+@_typing.final
+class PassReport(_message.Message):
+    """One pass of the target over this request, and the drafts that it checked. Its nodes form a tree: tokens, texts, parents,
+    sources and probabilities have one entry for each.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    PASS_S_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    committed: _builtins.int
+    """Tokens of the answer that the pass brought: those of the accepted nodes, and, unless the answer ends before, one that the
+    target chose after them.
+    """
+    pass_s: _builtins.float
+    """Seconds from the pass's beginning until its tokens were known."""
+    wait_s: _builtins.float
+    """Seconds for which the pass waited for drafts before."""
+    requests: _builtins.int
+    """How many requests shared the pass."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each token's by itself. Of a token within a character: U+FFFD."""
+
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """An earlier node; -1: the token before the pass's."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who proposed the node."""
+
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What that source claims for the whole path to the node."""
+
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The nodes whose tokens the answer has, in order."""
+
+    @_builtins.property
+    def dropped(self) -> Global___DroppedNodes: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
+        committed: _builtins.int = ...,
+        dropped: Global___DroppedNodes | None = ...,
+        pass_s: _builtins.float = ...,
+        wait_s: _builtins.float = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "committed", b"committed", "dropped", b"dropped", "parents", b"parents", "pass_s", b"pass_s", "probabilities", b"probabilities", "requests", b"requests", "sources", b"sources", "texts", b"texts", "tokens", b"tokens", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassReport: _TypeAlias = PassReport  # noqa: Y015
+
+@_typing.final
+class DroppedNodes(_message.Message):
+    """What drafters proposed and was not worth checking; fields as in PassReport. As parents, the nodes are counted behind the
+    checked ones: the first one is number len(PassReport.tokens).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parents", b"parents", "probabilities", b"probabilities", "sources", b"sources", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DroppedNodes: _TypeAlias = DroppedNodes  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
+from services.api.grpc.origin_messages import encode_origins, encode_passes
 from services.api.messages import (
     MAX_SALT_CHARACTERS,
     ChatMessage,
@@ -20,12 +22,12 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.types import FinishReason, StructuredOutputs, TokenLogprobs
+from speculation.types import FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 # What a client is not told of is left out.
-_MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", "chats", "calls_tools"))
+_MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", "chats", "tool_format"))
 # Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (
     "temperature",
@@ -69,6 +71,7 @@ def decode_request(
         cache_salt=_salt(wire.cache_salt),
         priority=wire.priority,
         private=privacy_of(wire.privacy),
+        report=_report(speculation.report) if speculation.HasField("report") else "none",
     )
 
 
@@ -81,6 +84,12 @@ def privacy_of(asked: str) -> bool | None:
     if asked not in ("", "none", "strict"):
         raise InvalidArgument("privacy", asked, "none or strict")
     return None if not asked else asked == "strict"
+
+
+def _report(asked: str) -> Report:
+    if asked not in get_args(Report):
+        raise InvalidArgument("speculation.report", asked or "empty", f"one of {', '.join(get_args(Report))}")
+    return cast(Report, asked)
 
 
 def _salt(salt: str) -> str:
@@ -143,7 +152,13 @@ def encode_event(event: TextChunk | Completion, padding: int | None = None) -> p
         padding: make its size a multiple of so many bytes, at least 256.
     """
     if isinstance(event, TextChunk):
-        chunk = pb.Chunk(text=event.text, token_ids=event.token_ids, logprobs=_encode_logprobs(event.logprobs))
+        chunk = pb.Chunk(
+            text=event.text,
+            token_ids=event.token_ids,
+            logprobs=_encode_logprobs(event.logprobs),
+            origins=encode_origins(event.origins),
+            passes=encode_passes(event.passes),
+        )
         message = pb.GenerateResponse(chunk=chunk)
     else:
         message = pb.GenerateResponse(complete=_encode_completion(event))

@@ -64,12 +64,17 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
             _MODEL: _Path("GET", ends.model, recorded="ListModels"),
+            # A page asks for it every two seconds: it is left out of the audit log.
+            "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", counts=True),
             "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", counts=True),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
         }
+        if config.page:
+            # It holds no secret, and asks for a key itself where its requests need one.
+            self._paths["/"] = _Path("GET", ends.page, is_open=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -70,7 +70,11 @@ class HttpCall:
     async def answer(self, content: Any, status: int = 200, headers: HeaderList | None = None) -> None:
         """Send the whole answer, as JSON."""
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        shown = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or [])]
+        await self.answer_bytes(body, [("content-type", "application/json"), *(headers or [])], status)
+
+    async def answer_bytes(self, body: bytes, headers: HeaderList, status: int = 200) -> None:
+        """Send the whole answer, of the content type that its headers say."""
+        shown = [*headers, ("content-length", str(len(body)))]
         encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in shown]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -13,16 +14,18 @@ from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
+from services.api.http.live_status import LatelyKnownState, status_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.generation import RunningChoices, expected, named, of_a_tool, own_names, prepare
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
+from services.api.http.page import page
 from services.api.messages import ModelCard, RouterPort
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
@@ -50,6 +53,7 @@ class Endpoints:
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
+        self._state = LatelyKnownState(router)
         self.running: set[RunningChoices] = set()
 
     async def chat(self, call: HttpCall) -> None:
@@ -84,7 +88,7 @@ class Endpoints:
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
-            raise named(error, own_names(asked)) from error
+            raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
 
     async def _told(
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
@@ -185,6 +189,14 @@ class Endpoints:
         if model is not None and model != card.name:
             raise NotFound("model", model or "empty", card.name)
         return card
+
+    async def status(self, call: HttpCall) -> None:
+        """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
+        await call.answer(status_of(await self._state(), whole="observe" in call.known_caller.scopes))
+
+    async def page(self, call: HttpCall) -> None:
+        """GET /: the page for browsers."""
+        await call.answer_bytes(*page())
 
     async def health(self, call: HttpCall) -> None:
         """GET /health: this process answers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,6 +13,9 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
+from services.drafter.native.blend import CompiledBlendSession, is_compiled
+from services.drafter.native.calibrator import CompiledCalibrator
+from services.drafter.native.library import drafting_library
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, TreeWalk, prior_of
 from speculation import limits
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
@@ -111,13 +114,13 @@ class TextGroup:
         if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
         sampled = message.temperature > 0
-        blend = BlendSession(
+        joined = self._blend(
             {name: self._path(name, session) for name, session in opened.items()},
             self._calibrator(names, sampled),
             {name: TreeWalk(name) for name in models},
             self._calibrator((*names, *models), sampled),
         )
-        return TextSession(joined=blend, looking_up=looking_up)
+        return TextSession(joined=joined, looking_up=looking_up)
 
     def forget(self, tenant: str) -> None:
         """Delete what the sources keep of a tenant's requests."""
@@ -143,6 +146,14 @@ class TextGroup:
             return ProposedTreeWalk(name, cast(TreeSession, session), _PROPOSED)
         return cast(PathSession, session)
 
+    def _blend(
+        self, paths: Mapping[str, PathSession], alone: Calibrator, walks: Mapping[str, TreeWalk], joint: Calibrator
+    ) -> BlendSession:
+        library = drafting_library()
+        if library is None or not isinstance(alone, CompiledCalibrator):
+            return BlendSession(paths, alone, walks, joint)
+        return CompiledBlendSession(library, paths, alone, walks, joint)
+
     def _calibrator(self, names: tuple[str, ...], sampled: bool) -> Calibrator:
         """The calibrator of one combination of sources: a source's value depends on the sources beside it.
 
@@ -153,12 +164,16 @@ class TextGroup:
             prior: dict[str, float] = {}
             for name in names:
                 prior |= prior_of(name) if SOURCES[name].kind == "model" else self._source(name).prior or prior_of(name)
-            found = self._calibrators[names, sampled] = Calibrator(
-                prior, [name for name in names if SOURCES[name].kind == "model"]
-            )
+            found = self._calibrators[names, sampled] = self._new_calibrator(names, prior)
             if (file := self._file(names, sampled)) is not None:
                 found.load(file)
         return found
+
+    def _new_calibrator(self, names: tuple[str, ...], prior: Mapping[str, float]) -> Calibrator:
+        # A snapshot is asked by the reference alone.
+        if is_compiled(names) and drafting_library() is not None and self._config.recycling.snapshot is None:
+            return CompiledCalibrator(prior)
+        return Calibrator(prior, [name for name in names if SOURCES[name].kind == "model"])
 
     def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
         """The file for what is learnt about a combination of sources; None: it is not saved."""

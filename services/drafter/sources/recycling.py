@@ -11,14 +11,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, RecyclingConfig
+from services.drafter.native.recycling_table import CompiledTable, recycling_table
+from services.drafter.sources.recycling_table import ORDERS, Context, RecyclingTable, context_after
 from speculation.messages import OpenSession, StepReport
 from speculation.successor_table import Successors, read
 from speculation.tree import ROOT
-from speculation.types import Observation
 
 NAME = "recycling"
 
-_ORDERS = (3, 2, 1)
 # Prior probability of the first, second, ... successor, by the length of the context (measured on a small chat model).
 _BY_ORDER = {
     3: (0.67, 0.09, 0.04, 0.022, 0.015, 0.012, 0.011, 0.01),
@@ -29,52 +29,14 @@ _RANKS = len(_BY_ORDER[1])
 # The same for tokens passed over at the last position, and at the one before.
 _PASSED_OVER = ((0.026, 0.016, 0.014, 0.011, 0.008, 0.007), (0.02, 0.012, 0.006, 0.005, 0.004, 0.004))
 _BY_SEEN = (0.05, 0.075, 0.2, 0.67)
-_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(_RANKS)) for order in _ORDERS}
-_SEEN = tuple(f"seen:{order}" for order in range(max(_ORDERS) + 1))
+_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(_RANKS)) for order in ORDERS}
+_SEEN = tuple(f"seen:{order}" for order in range(max(ORDERS) + 1))
 _PASSED = tuple(tuple(f"passed:{ago}:{rank}" for rank in range(len(by))) for ago, by in enumerate(_PASSED_OVER))
 _SNAPSHOT = tuple(f"snapshot:{rank}" for rank in range(_RANKS))
-PRIOR = {kind: p for order in _ORDERS for kind, p in zip(_KINDS[order], _BY_ORDER[order], strict=True)}
+PRIOR = {kind: p for order in ORDERS for kind, p in zip(_KINDS[order], _BY_ORDER[order], strict=True)}
 PRIOR |= dict(zip(_SEEN, _BY_SEEN, strict=True)) | dict(zip(_SNAPSHOT, _BY_ORDER[1], strict=True))
 for _kinds, _by in zip(_PASSED, _PASSED_OVER, strict=True):
     PRIOR |= dict(zip(_kinds, _by, strict=True))
-
-Context = tuple[int, ...]
-
-
-class _Table:
-    """Likeliest successors by the last one, two and three tokens; the entry learnt longest ago is dropped first."""
-
-    def __init__(self, max_entries: int) -> None:
-        self._max = max_entries
-        # A plain dictionary would scan all dropped entries to find its first one.
-        self._top: OrderedDict[Context, tuple[int, ...]] = OrderedDict()
-        # The token that followed each context in a text; used after what passes have shown.
-        self._seen: OrderedDict[Context, int] = OrderedDict()
-
-    def learn(self, context: Context, likely: tuple[int, ...]) -> None:
-        """Note the likeliest tokens after ``context``, in a pass."""
-        for order in _ORDERS:
-            if order <= len(context):
-                key = context[-order:]
-                self._top[key] = likely
-                self._top.move_to_end(key)
-        while len(self._top) > self._max:
-            self._top.popitem(last=False)
-
-    def note(self, context: Context, token: int) -> None:
-        """Note that ``token`` followed ``context`` in a text."""
-        self._seen[context] = token
-        self._seen.move_to_end(context)
-        if len(self._seen) > self._max:
-            self._seen.popitem(last=False)
-
-    def top(self, key: Context) -> tuple[int, ...]:
-        """The likeliest tokens after ``key``; empty if unknown."""
-        return self._top.get(key, ())
-
-    def seen(self, key: Context) -> int | None:
-        """The token that followed ``key`` the last time; None if unknown."""
-        return self._seen.get(key)
 
 
 def make(config: DrafterConfig) -> Recycling:
@@ -101,10 +63,10 @@ class Recycling:
     def __init__(self, config: RecyclingConfig, warm: Successors | None = None) -> None:
         self._config = config
         self._warm = warm
-        self._tables: OrderedDict[str, _Table] = OrderedDict()
+        self._tables: OrderedDict[str, RecyclingTable | CompiledTable] = OrderedDict()
 
     def open(self, message: OpenSession) -> RecyclingSession:
-        table = _Table(self._config.max_entries)
+        table = recycling_table(self._config.max_entries)
         if message.tenant is not None:
             table = self._tables.setdefault(message.tenant, table)
             self._tables.move_to_end(message.tenant)
@@ -117,43 +79,47 @@ class Recycling:
 
 
 class RecyclingSession:
-    """One request's place in its tenant's table."""
+    """One request's place in its tenant's table.
 
-    def __init__(self, table: _Table, warm: Successors | None, tokens: Sequence[int]) -> None:
-        self._table = table
-        self._warm = warm
-        self._context: Context = ()
-        # For each of the latest tokens, latest first: the likely tokens that it was chosen over.
-        self._passed: deque[tuple[int, ...]] = deque(maxlen=len(_PASSED))
-        self._read(tokens)
+    Attributes:
+        table: the tenant's.
+        warm: see ``Recycling``.
+        passed: for each of the latest tokens, latest first: the likely tokens that it was chosen over.
+    """
+
+    def __init__(self, table: RecyclingTable | CompiledTable, warm: Successors | None, tokens: Sequence[int]) -> None:
+        self.table = table
+        self.warm = warm
+        self.passed: deque[tuple[int, ...]] = deque(maxlen=len(_PASSED))
+        self._context: Context = table.read((), tokens)
 
     def start(self) -> Context:
         return self._context
 
     def follow(self, place: Context, token: int) -> Context:
-        return (*place, token)[-_ORDERS[0] :]
+        return context_after(place, token)
 
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
         """Successors of the longest known context, then of shorter ones; the least reliable candidates come last."""
         known: set[int] = set()
-        table, keys = self._table, [place[-order:] for order in _ORDERS]
-        for order, key in zip(_ORDERS, keys, strict=True):
+        table, keys = self.table, [place[-order:] for order in ORDERS]
+        for order, key in zip(ORDERS, keys, strict=True):
             for token, kind in zip(table.top(key), _KINDS[order], strict=False):
                 if token not in known:
                     known.add(token)
                     yield token, kind
-        for order, key in zip(_ORDERS, keys, strict=True):
+        for order, key in zip(ORDERS, keys, strict=True):
             seen = table.seen(key)
             if seen is not None and seen not in known:
                 known.add(seen)
                 yield seen, _SEEN[order]
-        if not known and self._warm is not None:
-            for token, kind in zip(dict.fromkeys(self._warm.after(place[-1])), _SNAPSHOT, strict=False):
+        if not known and self.warm is not None:
+            for token, kind in zip(dict.fromkeys(self.warm.after(place[-1])), _SNAPSHOT, strict=False):
                 known.add(token)
                 yield token, kind
         # Only at the end of the text, not further down a tree.
         if place is self._context:
-            for passed, kinds in zip(self._passed, _PASSED, strict=False):
+            for passed, kinds in zip(self.passed, _PASSED, strict=False):
                 for token, kind in zip(passed, kinds, strict=False):
                     if token not in known:
                         known.add(token)
@@ -161,11 +127,11 @@ class RecyclingSession:
 
     def observe(self, report: StepReport) -> None:
         if report.observation is not None and report.observation.top_ids:
-            self._learn(report.observation)
-            for token, node in zip(report.committed, (ROOT, *report.accepted_path), strict=False):
+            self.table.learn(self._context, report.observation.tree, report.observation.top_ids)
+            for token, node in [*zip(report.committed, (ROOT, *report.accepted_path), strict=False)][-len(_PASSED) :]:
                 likely = report.observation.top_ids[node + 1]
-                self._passed.appendleft(tuple(each for each in likely if each != token))
-        self._read(report.committed)
+                self.passed.appendleft(tuple([each for each in likely if each != token]))
+        self._context = self.table.read(self._context, report.committed)
 
     def catch_up(self) -> bool:
         """No work is deferred."""
@@ -173,18 +139,3 @@ class RecyclingSession:
 
     def close(self) -> None:
         """The table stays: it is the tenant's."""
-
-    def _learn(self, seen: Observation) -> None:
-        contexts = {ROOT: self._context}
-        for node, (token, parent) in enumerate(zip(seen.tree.tokens, seen.tree.parents, strict=True)):
-            contexts[node] = self.follow(contexts[parent], token)
-        # Deeper nodes first: if two paths end in the same context, the one nearer to the text is kept.
-        for node in range(len(seen.tree) - 1, ROOT - 1, -1):
-            self._table.learn(contexts[node], seen.top_ids[node + 1])
-
-    def _read(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            for order in _ORDERS:
-                if order <= len(self._context):
-                    self._table.note(self._context[-order:], token)
-            self._context = self.follow(self._context, token)

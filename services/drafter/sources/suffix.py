@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.native.automaton import CompiledAutomaton
 from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Automaton, Ending
 from services.drafter.sources.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
@@ -148,16 +149,21 @@ class SuffixSession:
     """
 
     def __init__(self, config: SuffixConfig, answers: _Answers, message: OpenSession) -> None:
-        self._config = config
+        self.config = config
         self._answers = answers
         self._own = Memory(config.depth, _MOST_FOLLOWERS)
         self._recent: deque[int] = deque(maxlen=config.depth)
         # What of the tenant's answers was counted when the text's end was looked up in them, the place of that end, and the
         # tokens since.
-        self._shared: tuple[tuple[Automaton | None, int], Ending] = (None, 0), NOWHERE
+        self._shared: tuple[tuple[Automaton | CompiledAutomaton | None, int], Ending] = (None, 0), NOWHERE
         self._unfollowed: list[int] = []
         self._answer = list(message.tokens[message.prompt_length :])
         self._read(message.tokens)
+
+    @property
+    def automata(self) -> tuple[Automaton | CompiledAutomaton, Automaton | CompiledAutomaton]:
+        """What is counted of the request's own text, and of its tenant's answers. ``observe`` may replace them."""
+        return self._own.automaton, self._answers.memory.automaton
 
     def start(self) -> Place:
         own = self._own.automaton
@@ -167,11 +173,10 @@ class SuffixSession:
         """The longest suffix of the text that occurs in the tenant's answers."""
         shared = self._answers.memory.automaton
         counted, found = self._shared
-        if counted == (shared, shared.changes):
-            for token in self._unfollowed:
-                found = shared.follow(found, token)
-        else:
+        if counted != (shared, shared.changes):
             found = shared.find(self._recent)
+        elif shared.changes:
+            found = shared.find(self._unfollowed, found)
         self._shared = (shared, shared.changes), found
         self._unfollowed.clear()
         return found
@@ -182,13 +187,13 @@ class SuffixSession:
         return None if own == shared == NOWHERE else (own, shared)
 
     def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
-        memories = (self._own.automaton, self._answers.memory.automaton)
+        memories = self.automata
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
         seen: set[int] = set()
-        found, enough = 0, self._config.max_endings
+        found, enough = 0, self.config.max_endings
         # The longest n-grams have no counted follower.
-        for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
+        for length in range(min(max(place[0][1], place[1][1]), self.config.depth - 1), 0, -1):
             for whose in (0, 1):
                 if length > place[whose][1]:
                     continue
@@ -213,7 +218,7 @@ class SuffixSession:
 
     def close(self) -> None:
         """Remember the answer for the tenant's next requests, if that is configured."""
-        if self._config.max_cached_tokens and self._answer:
+        if self.config.max_cached_tokens and self._answer:
             self._answers.add(self._answer)
             self._answers.memory.work(_PIECE)
             self._answer = []
@@ -224,8 +229,8 @@ class SuffixSession:
         return not (self._own.idle and self._answers.memory.idle)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        self._own.add(tokens[-self._config.max_tokens :])
-        self._own.forget(self._own.end - self._config.max_tokens)
-        self._recent.extend(tokens[-self._config.depth :])
+        self._own.add(tokens[-self.config.max_tokens :])
+        self._own.forget(self._own.end - self.config.max_tokens)
+        self._recent.extend(tokens[-self.config.depth :])
         self._unfollowed += tokens
         self.catch_up()

@@ -111,9 +111,8 @@ class Automaton:
                 before = link[before]
         self._tail = state, size
 
-    def find(self, tokens: Iterable[int]) -> Ending:
-        """The longest suffix of ``tokens`` that occurs."""
-        ending = NOWHERE
+    def find(self, tokens: Iterable[int], ending: Ending = NOWHERE) -> Ending:
+        """The longest suffix of ``ending`` followed by ``tokens`` that occurs."""
         for token in tokens:
             ending = self.follow(ending, token)
         return ending
@@ -144,6 +143,10 @@ class Automaton:
     def shorter(self, state: int) -> int:
         """Tokens of the longest suffix of ``state``'s n-grams that is of another state."""
         return self._length[self._link[state]] if state else -1
+
+    def count(self, state: int) -> int:
+        """How often ``state``'s n-grams occurred."""
+        return self._count[state]
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         """What followed, the most frequent first, of equals the earliest: token, its count, count of all followers."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from services.drafter.native.automaton import CompiledAutomaton, counting_automaton
 from services.drafter.sources.suffix_automaton import Automaton
 
 
 class _Counted:
     """An automaton that counts positions ``tail`` to ``head`` of the texts; its first one was ``begin``."""
 
-    def __init__(self, automaton: Automaton, begin: int) -> None:
+    def __init__(self, automaton: Automaton | CompiledAutomaton, begin: int) -> None:
         self.automaton = automaton
         self.begin = self.tail = self.head = begin
 
@@ -41,7 +42,7 @@ class Memory:
         return self._base + len(self._text)
 
     @property
-    def automaton(self) -> Automaton:
+    def automaton(self) -> Automaton | CompiledAutomaton:
         """The counts so far. ``work`` may replace it."""
         return self._used.automaton
 
@@ -82,20 +83,22 @@ class Memory:
         return most
 
     def _anew(self) -> _Counted:
-        return _Counted(Automaton(self._depth, self._likeliest), self.begin)
+        return _Counted(counting_automaton(self._depth, self._likeliest), self.begin)
 
     def _advance(self, counted: _Counted, most: int) -> int:
         if counted.head == counted.begin:
             # Nothing is counted yet, so nothing has to be uncounted: start at the present beginning.
             counted.begin = counted.tail = counted.head = self.begin
         until = min(counted.tail + most, counted.head, self.begin)
-        counted.automaton.remove(self._text[counted.tail - self._base : until - self._base])
-        most -= until - counted.tail
-        counted.tail = until
+        if until > counted.tail:
+            counted.automaton.remove(self._text[counted.tail - self._base : until - self._base])
+            most -= until - counted.tail
+            counted.tail = until
         until = min(counted.head + most, self.end)
-        counted.automaton.add(self._text[counted.head - self._base : until - self._base])
-        most -= until - counted.head
-        counted.head = until
+        if until > counted.head:
+            counted.automaton.add(self._text[counted.head - self._base : until - self._base])
+            most -= until - counted.head
+            counted.head = until
         return most
 
     def _trim(self) -> None:

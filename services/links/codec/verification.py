@@ -7,10 +7,10 @@ from typing import Any, cast, get_args
 
 from outrider.internal.v1 import verification_pb2
 from services.links.codec.same_fields import SameFields
-from services.links.codec.trees import check_size
+from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import DecodingCounts, Finished, GenerationRequest, PassReport, Progress, VerifierCard
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -44,8 +44,11 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs",))
-_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors"))
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "report"))
+_REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
+_BY_SOURCE = ("drafted_by_source", "accepted_by_source")
+_COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
+_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -137,14 +140,15 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
         finished = verification_pb2.Finished(reason=_REASONS[message.reason])
         return verification_pb2.VerifyResponse(finished=finished)
     logprobs = [_LOGPROBS.encode(entry) for entry in message.logprobs]
-    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, logprobs=logprobs))
+    report = None if message.report is None else _REPORT.encode(message.report, tree=encode_tree(message.report.tree))
+    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, logprobs=logprobs, report=report))
 
 
 def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
     """Decode a message from verifier to router.
 
     Raises:
-        InvalidArgument: no event, or an unknown reason.
+        InvalidArgument: no event, an unknown reason, or a tree that is too large.
     """
     match wire.WhichOneof("event"):
         case "finished":
@@ -154,9 +158,14 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
             return Finished(reason=reason)
         case "progress":
             logprobs = tuple(_LOGPROBS.decode(entry) for entry in wire.progress.logprobs)
-            return _PROGRESS.decode(wire.progress, logprobs=logprobs)
+            report = _decode_report(wire.progress.report) if wire.progress.HasField("report") else None
+            return _PROGRESS.decode(wire.progress, logprobs=logprobs, report=report)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
+
+
+def _decode_report(wire: verification_pb2.PassReport) -> PassReport:
+    return _REPORT.decode(wire, tree=decode_tree(wire.tree))
 
 
 def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
@@ -165,12 +174,21 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         card,
         defaults=verification_pb2.SamplingDefaults(**default_fields(card.defaults)),
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
+        counts=_COUNTS.encode(card.counts, **{name: getattr(card.counts, name) for name in _BY_SOURCE}),
+        drafters=card.drafters,
     )
 
 
 def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
     processors = tuple((processor.name, processor.value) for processor in wire.processors)
-    return _CARD.decode(wire, defaults=_decode_defaults(wire.defaults), processors=processors)
+    counts = _COUNTS.decode(wire.counts, **{name: dict(getattr(wire.counts, name)) for name in _BY_SOURCE})
+    return _CARD.decode(
+        wire,
+        defaults=_decode_defaults(wire.defaults),
+        processors=processors,
+        counts=counts,
+        drafters=dict(wire.drafters),
+    )
 
 
 def default_fields(defaults: SamplingDefaults) -> dict[str, Any]:

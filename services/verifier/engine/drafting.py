@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from services.sparse_log import SparseLog
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
@@ -81,6 +82,8 @@ class Drafting:
         *,
         timed: bool,
     ) -> None:
+        # Of drafters, by their names.
+        self._complaints = SparseLog(log)
         self._origins = {origin.name: origin for origin in origins}
         if len(self._origins) < len(origins):
             raise ValueError("two origins of drafts have the same name")
@@ -346,7 +349,9 @@ class Drafting:
         if request is None or mailbox is None:
             return
         if isinstance(reply, DraftFailure):
-            log.warning("no draft of %s for request %s: %s", origin.name, reply.session_id, reply.reason[:200])
+            self._complaints.warning(
+                origin.name, "no draft of %s for request %s: %s", origin.name, reply.session_id, reply.reason[:200]
+            )
             if mailbox.failed(len(request.tokens), reopen=reply.reopen):
                 self._open(origin, request)
         else:
@@ -363,7 +368,9 @@ class Drafting:
         except MalformedTree as error:
             self._stats.drafts_malformed += 1
             mailbox.none_for(len(request.tokens))
-            log.warning("dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error)
+            self._complaints.warning(
+                origin.name, "dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error
+            )
             return
         if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")

@@ -34,6 +34,7 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
+from services.verifier.engine.pass_report import PassFigures, report_of
 from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, plan_parts
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
@@ -251,8 +252,10 @@ class DecodingLoop:
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
+        asked_at = now()
         if not self._drafting.quiet:
             await self._wait_for_drafts(batch)
+        waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
             everybody = decoding_load(self._requests.running.values())
             rows = self.config.max_batched_tokens
@@ -260,7 +263,7 @@ class DecodingLoop:
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
         if parts:
-            await self._passes.begin(parts)
+            await self._passes.begin(parts, waited_s)
         return bool(parts)
 
     async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
@@ -274,8 +277,8 @@ class DecodingLoop:
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
         began = now()
-        parts, took = await self._passes.finish(meanwhile=self._stream)
-        ended = now()
+        begun, took = await self._passes.finish(meanwhile=self._stream)
+        parts, ended = begun.parts, now()
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         times = self.stats.times
         with times.measure("deliver"):
@@ -284,9 +287,10 @@ class DecodingLoop:
             self._contest.learn(parts, whole_s, speculates=self._speculates)
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
+            figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
             for part in parts:
                 try:
-                    self._deliver(part, wanted, prices)
+                    self._deliver(part, wanted, prices, figures)
                 except Exception as error:
                     self._fail(part.request, error, "the result of its pass could not be delivered")
             self._drafting.open_missed(prices)
@@ -319,7 +323,7 @@ class DecodingLoop:
         # The table holds what rows cost while nobody drafts.
         self._budget.learn(load_of(parts), max(0.5 * seconds, seconds - self._drafting.slowed_s(parts)), outcomes)
 
-    def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
+    def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict
         self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
@@ -332,6 +336,7 @@ class DecodingLoop:
             return
         request.computed += len(verdict.accepted_path)
         self.stats.count_tree(part.tree, verdict.accepted_path, request.message.plan.strategy)
+        self.stats.count_answer(len(verdict.committed), part.saved_s)
         self._draft_wait.learn(request, verdict)
         self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
@@ -345,6 +350,7 @@ class DecodingLoop:
                 logprobs=verdict.logprobs,
                 switches=request.take_switches(),
                 saved_s=part.saved_s,
+                report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,
             )
         )
         self._told.append(request)

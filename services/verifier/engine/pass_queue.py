@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.clock import now
 from services.verifier.engine.passes import Part, finish_pass, whole_pass
@@ -29,6 +29,19 @@ _OVERDUE_S, _TIMES_OVERDUE = 10.0, 5.0
 
 class PassHung(Exception):
     """A hung pass has returned. Its requests have ended, so its result is dropped."""
+
+
+class PassUnderWay(NamedTuple):
+    """A pass that was begun.
+
+    Attributes:
+        waited_s: seconds that it waited for drafts before.
+        begun_at: in seconds of the event loop's clock.
+    """
+
+    parts: list[Part]
+    waited_s: float
+    begun_at: float
 
 
 class PassQueue:
@@ -61,7 +74,7 @@ class PassQueue:
         self._deadline_s = deadline_s
         self._hung = hung
         self._longest_s = 0.0
-        self._under_way: deque[list[Part]] = deque()
+        self._under_way: deque[PassUnderWay] = deque()
         self._began: float | None = None
 
     @property
@@ -79,30 +92,34 @@ class PassQueue:
         """Whether every pipeline stage has a pass."""
         return len(self._under_way) >= self._target.depth
 
-    async def begin(self, parts: list[Part]) -> None:
+    async def begin(self, parts: list[Part], waited_s: float = 0.0) -> None:
         """Begin a pass. With a single stage, ``finish`` runs the whole pass instead, which saves a thread switch.
+
+        Args:
+            waited_s: seconds that it has waited for drafts.
 
         Raises:
             PassHung: it took too long.
         """
         _mark(parts, in_pass=True)
+        begun = PassUnderWay(parts, waited_s, now())
         if self._target.depth == 1:
-            self._under_way.append(parts)
+            self._under_way.append(begun)
             return
         try:
             with self._times.measure("begin"):
                 await self._watched(self._target.begin, [part.rows for part in parts])
         except PassHung:
             # The call has returned, so the pass is under way.
-            self._under_way.append(parts)
+            self._under_way.append(begun)
             raise
         except Exception:
             _mark(parts, in_pass=False)
             raise
-        self._under_way.append(parts)
+        self._under_way.append(begun)
 
-    async def finish(self, meanwhile: Callable[[], None]) -> tuple[list[Part], float]:
-        """Finish the oldest pass and verify its trees. Returns its parts and the target's time in seconds.
+    async def finish(self, meanwhile: Callable[[], None]) -> tuple[PassUnderWay, float]:
+        """Finish the oldest pass and verify its trees. Returns it and the target's time in seconds.
 
         Args:
             meanwhile: called in the event loop while the pass runs.
@@ -110,15 +127,15 @@ class PassQueue:
         Raises:
             PassHung: it took too long.
         """
-        parts = self._under_way.popleft()
+        begun = self._under_way.popleft()
         before = self._times.seconds.get("forward", 0.0)
         run = whole_pass if self._target.depth == 1 else finish_pass
         try:
             with self._times.measure("pass_and_verify"):
-                await self._watched(run, self._target, parts, self._times, meanwhile=meanwhile)
+                await self._watched(run, self._target, begun.parts, self._times, meanwhile=meanwhile)
         finally:
-            _mark(parts, in_pass=False)
-        return parts, self._times.seconds["forward"] - before
+            _mark(begun.parts, in_pass=False)
+        return begun, self._times.seconds["forward"] - before
 
     async def abandon(self) -> None:
         """Finish all passes under way and drop their results.
@@ -129,7 +146,7 @@ class PassQueue:
         if self._target.depth == 1:
             self.drop()
         while self._under_way:
-            _mark(self._under_way.popleft(), in_pass=False)
+            _mark(self._under_way.popleft().parts, in_pass=False)
             try:
                 await self._watched(self._target.finish)
             except TargetLost:
@@ -140,7 +157,7 @@ class PassQueue:
     def drop(self) -> None:
         """Forget all passes under way: the target has lost them, or has not begun them."""
         while self._under_way:
-            _mark(self._under_way.popleft(), in_pass=False)
+            _mark(self._under_way.popleft().parts, in_pass=False)
 
     async def beat(self) -> None:
         """Make sure that all of the target answers, while no pass is under way.

@@ -25,6 +25,7 @@ class Part:
 
     Attributes:
         chain: how many of its rows are no nodes.
+        drafted: the nodes at hand, of which ``tree`` holds those that the budget chose.
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
@@ -36,6 +37,7 @@ class Part:
     rows: Rows
     chain: int
     tree: TokenTree = EMPTY_TREE
+    drafted: TokenTree = EMPTY_TREE
     stream_rows: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
@@ -69,7 +71,7 @@ def plan_parts(
     keys = [request.computed for request, chain in chains if _verified(request, chain)]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
     if quiet:
-        return [_part(request, chain, EMPTY_TREE, (), top_k=0) for request, chain in chains], []
+        return [_part(request, chain, EMPTY_TREE, (), EMPTY_TREE, top_k=0) for request, chain in chains], []
     trees, failed = _trees([request for request, chain in chains if _verified(request, chain)], budget)
     chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
     for request, tree in trees.items():
@@ -78,7 +80,7 @@ def plan_parts(
     ends = _ends(chosen, budget, decoding)
     lost = {request.id for request, _ in failed}
     parts = [
-        _part(request, chain, chosen.get(request, EMPTY_TREE), ends.get(request.id, ()))
+        _part(request, chain, chosen.get(request, EMPTY_TREE), ends.get(request.id, ()), trees.get(request, EMPTY_TREE))
         for request, chain in chains
         if request.id not in lost
     ]
@@ -148,7 +150,9 @@ def _verified(request: LiveRequest, chain: int) -> bool:
     return request.computed + chain == len(request.tokens)
 
 
-def _part(request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], top_k: int | None = None) -> Part:
+def _part(
+    request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], drafted: TokenTree, top_k: int | None = None
+) -> Part:
     end, plan, streams = request.computed + chain, request.message.plan, request.streams
     wants, verified = request.observes, _verified(request, chain)
     tokens = tuple(request.tokens[request.computed : end])
@@ -164,7 +168,7 @@ def _part(request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ..
         ends=tuple([chain + end for end in ends]) if ends else (),
     )
     stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
-    return Part(request=request, rows=rows, chain=chain, tree=tree, stream_rows=stream_rows)
+    return Part(request=request, rows=rows, chain=chain, tree=tree, drafted=drafted, stream_rows=stream_rows)
 
 
 def load_of(parts: Sequence[Part]) -> Load:

@@ -6,6 +6,7 @@ transformers. All other weights become float32. Names and orders come from trans
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,19 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
+    _write_ends(reader, folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _write_ends(reader: GGUFReader, folder: Path) -> None:
+    """Add the tokens that end a turn or a message to the model's end-of-text tokens: transformers reads one alone."""
+    found = [reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [int(field.contents()) for field in found if field is not None]
+    file = folder / "generation_config.json"
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    own = content.get("eos_token_id")
+    known = own if isinstance(own, list) else [] if own is None else [own]
+    file.write_text(json.dumps({**content, "eos_token_id": list(dict.fromkeys([*known, *ends]))}))
 
 
 def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) -> None:

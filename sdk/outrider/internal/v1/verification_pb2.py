@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from outrider.internal.v1 import tree_pb2 as outrider_dot_internal_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\"\xd5\x02\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x13\n\x06tenant\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x1c\n\x14prediction_token_ids\x18\x08 \x03(\r\x12\x13\n\x06weight\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x42\t\n\x07_tenantB\t\n\x07_weight\"\xec\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x18ignore_generation_config\x18\x10 \x01(\x08\x12\x43\n\x12structured_outputs\x18\x11 \x01(\x0b\x32\'.outrider.internal.v1.StructuredOutputs\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12\x36\n\tbad_words\x18\x13 \x03(\x0b\x32#.outrider.internal.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"/\n\x11StructuredOutputs\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x9d\x01\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\x12\x16\n\x0eobserve_layers\x18\x07 \x03(\x11\x12\x16\n\x0eobserve_prompt\x18\x08 \x01(\x08J\x04\x08\x06\x10\x07\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xce\x01\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x10\n\x08switches\x18\x07 \x03(\t\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\xaf\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x08 \x01(\x0b\x32&.outrider.internal.v1.SamplingDefaults\x12\x33\n\nprocessors\x18\t \x03(\x0b\x32\x1f.outrider.internal.v1.Processor\x12\x11\n\tbit_exact\x18\n \x01(\x08\x12\x12\n\narithmetic\x18\x0b \x01(\t\"\xfc\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmax_length\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_length\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_max_lengthB\r\n\x0b_min_length\"(\n\tProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x1f\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x02\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponse\x12S\n\x06\x46orget\x12#.outrider.internal.v1.ForgetRequest\x1a$.outrider.internal.v1.ForgetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\x1a\x1foutrider/internal/v1/tree.proto\"\xd5\x02\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x13\n\x06tenant\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x1c\n\x14prediction_token_ids\x18\x08 \x03(\r\x12\x13\n\x06weight\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x42\t\n\x07_tenantB\t\n\x07_weight\"\xec\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x18ignore_generation_config\x18\x10 \x01(\x08\x12\x43\n\x12structured_outputs\x18\x11 \x01(\x0b\x32\'.outrider.internal.v1.StructuredOutputs\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12\x36\n\tbad_words\x18\x13 \x03(\x0b\x32#.outrider.internal.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"/\n\x11StructuredOutputs\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb4\x01\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\x12\x16\n\x0eobserve_layers\x18\x07 \x03(\x11\x12\x16\n\x0eobserve_prompt\x18\x08 \x01(\x08\x12\x15\n\rreport_passes\x18\t \x01(\x08J\x04\x08\x06\x10\x07\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x80\x02\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x10\n\x08switches\x18\x07 \x03(\t\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\x12\x30\n\x06report\x18\t \x01(\x0b\x32 .outrider.internal.v1.PassReport\"\x98\x01\n\nPassReport\x12-\n\x04tree\x18\x01 \x01(\x0b\x32\x1f.outrider.internal.v1.TokenTree\x12\x0f\n\x07\x63hecked\x18\x02 \x01(\r\x12\x15\n\raccepted_path\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x10\n\x08requests\x18\x06 \x01(\r\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\xde\x03\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x08 \x01(\x0b\x32&.outrider.internal.v1.SamplingDefaults\x12\x33\n\nprocessors\x18\t \x03(\x0b\x32\x1f.outrider.internal.v1.Processor\x12\x11\n\tbit_exact\x18\n \x01(\x08\x12\x12\n\narithmetic\x18\x0b \x01(\t\x12\x34\n\x06\x63ounts\x18\x0c \x01(\x0b\x32$.outrider.internal.v1.DecodingCounts\x12\x46\n\x08\x64rafters\x18\r \x03(\x0b\x32\x34.outrider.internal.v1.DescribeResponse.DraftersEntry\x1a/\n\rDraftersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01\"\x95\x03\n\x0e\x44\x65\x63odingCounts\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\x04\x12T\n\x11\x64rafted_by_source\x18\x05 \x03(\x0b\x32\x39.outrider.internal.v1.DecodingCounts.DraftedBySourceEntry\x12V\n\x12\x61\x63\x63\x65pted_by_source\x18\x06 \x03(\x0b\x32:.outrider.internal.v1.DecodingCounts.AcceptedBySourceEntry\x12\x0f\n\x07saved_s\x18\x07 \x01(\x01\x1a\x36\n\x14\x44raftedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x37\n\x15\x41\x63\x63\x65ptedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xfc\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmax_length\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_length\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_max_lengthB\r\n\x0b_min_length\"(\n\tProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x1f\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x02\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponse\x12S\n\x06\x46orget\x12#.outrider.internal.v1.ForgetRequest\x1a$.outrider.internal.v1.ForgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,40 +34,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2574
-  _globals['_FINISHREASON']._serialized_end=2669
-  _globals['_VERIFYREQUEST']._serialized_start=66
-  _globals['_VERIFYREQUEST']._serialized_end=407
-  _globals['_SAMPLINGPARAMS']._serialized_start=410
-  _globals['_SAMPLINGPARAMS']._serialized_end=1030
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=969
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1017
-  _globals['_TOKENSEQUENCE']._serialized_start=1032
-  _globals['_TOKENSEQUENCE']._serialized_end=1066
-  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1068
-  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1115
-  _globals['_PLAN']._serialized_start=1118
-  _globals['_PLAN']._serialized_end=1275
-  _globals['_VERIFYRESPONSE']._serialized_start=1278
-  _globals['_VERIFYRESPONSE']._serialized_end=1407
-  _globals['_PROGRESS']._serialized_start=1410
-  _globals['_PROGRESS']._serialized_end=1616
-  _globals['_TOKENLOGPROBS']._serialized_start=1618
-  _globals['_TOKENLOGPROBS']._serialized_end=1707
-  _globals['_FINISHED']._serialized_start=1709
-  _globals['_FINISHED']._serialized_end=1771
-  _globals['_DESCRIBEREQUEST']._serialized_start=1773
-  _globals['_DESCRIBEREQUEST']._serialized_end=1790
-  _globals['_DESCRIBERESPONSE']._serialized_start=1793
-  _globals['_DESCRIBERESPONSE']._serialized_end=2096
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=2099
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=2479
-  _globals['_PROCESSOR']._serialized_start=2481
-  _globals['_PROCESSOR']._serialized_end=2521
-  _globals['_FORGETREQUEST']._serialized_start=2523
-  _globals['_FORGETREQUEST']._serialized_end=2554
-  _globals['_FORGETRESPONSE']._serialized_start=2556
-  _globals['_FORGETRESPONSE']._serialized_end=2572
-  _globals['_VERIFICATIONSERVICE']._serialized_start=2672
-  _globals['_VERIFICATIONSERVICE']._serialized_end=2956
+  _globals['_DESCRIBERESPONSE_DRAFTERSENTRY']._loaded_options = None
+  _globals['_DESCRIBERESPONSE_DRAFTERSENTRY']._serialized_options = b'8\001'
+  _globals['_DECODINGCOUNTS_DRAFTEDBYSOURCEENTRY']._loaded_options = None
+  _globals['_DECODINGCOUNTS_DRAFTEDBYSOURCEENTRY']._serialized_options = b'8\001'
+  _globals['_DECODINGCOUNTS_ACCEPTEDBYSOURCEENTRY']._loaded_options = None
+  _globals['_DECODINGCOUNTS_ACCEPTEDBYSOURCEENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=3418
+  _globals['_FINISHREASON']._serialized_end=3513
+  _globals['_VERIFYREQUEST']._serialized_start=99
+  _globals['_VERIFYREQUEST']._serialized_end=440
+  _globals['_SAMPLINGPARAMS']._serialized_start=443
+  _globals['_SAMPLINGPARAMS']._serialized_end=1063
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1002
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1050
+  _globals['_TOKENSEQUENCE']._serialized_start=1065
+  _globals['_TOKENSEQUENCE']._serialized_end=1099
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1101
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1148
+  _globals['_PLAN']._serialized_start=1151
+  _globals['_PLAN']._serialized_end=1331
+  _globals['_VERIFYRESPONSE']._serialized_start=1334
+  _globals['_VERIFYRESPONSE']._serialized_end=1463
+  _globals['_PROGRESS']._serialized_start=1466
+  _globals['_PROGRESS']._serialized_end=1722
+  _globals['_PASSREPORT']._serialized_start=1725
+  _globals['_PASSREPORT']._serialized_end=1877
+  _globals['_TOKENLOGPROBS']._serialized_start=1879
+  _globals['_TOKENLOGPROBS']._serialized_end=1968
+  _globals['_FINISHED']._serialized_start=1970
+  _globals['_FINISHED']._serialized_end=2032
+  _globals['_DESCRIBEREQUEST']._serialized_start=2034
+  _globals['_DESCRIBEREQUEST']._serialized_end=2051
+  _globals['_DESCRIBERESPONSE']._serialized_start=2054
+  _globals['_DESCRIBERESPONSE']._serialized_end=2532
+  _globals['_DESCRIBERESPONSE_DRAFTERSENTRY']._serialized_start=2485
+  _globals['_DESCRIBERESPONSE_DRAFTERSENTRY']._serialized_end=2532
+  _globals['_DECODINGCOUNTS']._serialized_start=2535
+  _globals['_DECODINGCOUNTS']._serialized_end=2940
+  _globals['_DECODINGCOUNTS_DRAFTEDBYSOURCEENTRY']._serialized_start=2829
+  _globals['_DECODINGCOUNTS_DRAFTEDBYSOURCEENTRY']._serialized_end=2883
+  _globals['_DECODINGCOUNTS_ACCEPTEDBYSOURCEENTRY']._serialized_start=2885
+  _globals['_DECODINGCOUNTS_ACCEPTEDBYSOURCEENTRY']._serialized_end=2940
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=2943
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=3323
+  _globals['_PROCESSOR']._serialized_start=3325
+  _globals['_PROCESSOR']._serialized_end=3365
+  _globals['_FORGETREQUEST']._serialized_start=3367
+  _globals['_FORGETREQUEST']._serialized_end=3398
+  _globals['_FORGETRESPONSE']._serialized_start=3400
+  _globals['_FORGETRESPONSE']._serialized_end=3416
+  _globals['_VERIFICATIONSERVICE']._serialized_start=3516
+  _globals['_VERIFICATIONSERVICE']._serialized_end=3800
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from outrider.internal.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -278,6 +279,7 @@ class Plan(_message.Message):
     OBSERVE_TOP_K_FIELD_NUMBER: _builtins.int
     OBSERVE_LAYERS_FIELD_NUMBER: _builtins.int
     OBSERVE_PROMPT_FIELD_NUMBER: _builtins.int
+    REPORT_PASSES_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     max_nodes: _builtins.int
     acceptance: _builtins.str
@@ -286,6 +288,8 @@ class Plan(_message.Message):
     """Likeliest ids per node that the sources want to see. At most 64."""
     observe_prompt: _builtins.bool
     """Those of the prompt's positions, too."""
+    report_passes: _builtins.bool
+    """Each Progress says what its pass checked."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -302,10 +306,11 @@ class Plan(_message.Message):
         observe_top_k: _builtins.int = ...,
         observe_layers: _abc.Iterable[_builtins.int] | None = ...,
         observe_prompt: _builtins.bool = ...,
+        report_passes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "report_passes", b"report_passes", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +356,7 @@ class Progress(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
     """Nodes of the tree that was checked, probes not counted."""
     queue_s: _builtins.float
@@ -371,6 +377,10 @@ class Progress(_message.Message):
     def switches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sources that were left out since the step before, and why; for people."""
 
+    @_builtins.property
+    def report(self) -> Global___PassReport:
+        """Where the plan asks for it."""
+
     def __init__(
         self,
         *,
@@ -382,14 +392,61 @@ class Progress(_message.Message):
         cached_tokens: _builtins.int = ...,
         switches: _abc.Iterable[_builtins.str] | None = ...,
         saved_s: _builtins.float = ...,
+        report: Global___PassReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "report", b"report", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class PassReport(_message.Message):
+    """What a pass checked of one request's drafts, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PATH_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    checked: _builtins.int
+    """How many nodes were checked."""
+    seconds: _builtins.float
+    """From the pass's beginning until its tokens were known."""
+    waited_s: _builtins.float
+    """Seconds for which the pass waited for drafts before."""
+    requests: _builtins.int
+    """How many requests shared the pass."""
+    @_builtins.property
+    def tree(self) -> _tree_pb2.TokenTree:
+        """The nodes that drafters proposed, without probes: the checked ones first, then those that the budget dropped."""
+
+    @_builtins.property
+    def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nodes of the tree."""
+
+    def __init__(
+        self,
+        *,
+        tree: _tree_pb2.TokenTree | None = ...,
+        checked: _builtins.int = ...,
+        accepted_path: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "checked", b"checked", "requests", b"requests", "seconds", b"seconds", "tree", b"tree", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassReport: _TypeAlias = PassReport  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
@@ -459,6 +516,26 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 class DescribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DraftersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
@@ -470,6 +547,8 @@ class DescribeResponse(_message.Message):
     PROCESSORS_FIELD_NUMBER: _builtins.int
     BIT_EXACT_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -484,6 +563,12 @@ class DescribeResponse(_message.Message):
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
     def processors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Processor]: ...
+    @_builtins.property
+    def counts(self) -> Global___DecodingCounts: ...
+    @_builtins.property
+    def drafters(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """Whether the verifier is connected to its drafters, by their names."""
+
     def __init__(
         self,
         *,
@@ -498,14 +583,104 @@ class DescribeResponse(_message.Message):
         processors: _abc.Iterable[Global___Processor] | None = ...,
         bit_exact: _builtins.bool = ...,
         arithmetic: _builtins.str = ...,
+        counts: Global___DecodingCounts | None = ...,
+        drafters: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class DecodingCounts(_message.Message):
+    """Since the verifier's start, over all requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DraftedBySourceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AcceptedBySourceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
+    SAVED_S_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Of answers."""
+    passes: _builtins.int
+    """Those that brought them, each counted once for every request that got tokens from it."""
+    prompt_tokens: _builtins.int
+    """Of admitted requests."""
+    cached_prompt_tokens: _builtins.int
+    """Those of them that had been computed before."""
+    saved_s: _builtins.float
+    """Seconds by which drafting made answers come sooner; negative: later."""
+    @_builtins.property
+    def drafted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Drafted tokens that were checked, and those of them that were accepted."""
+
+    @_builtins.property
+    def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        passes: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+        drafted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        accepted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        saved_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "cached_prompt_tokens", b"cached_prompt_tokens", "drafted_by_source", b"drafted_by_source", "passes", b"passes", "prompt_tokens", b"prompt_tokens", "saved_s", b"saved_s", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodingCounts: _TypeAlias = DecodingCounts  # noqa: Y015
 
 @_typing.final
 class SamplingDefaults(_message.Message):

@@ -8,9 +8,11 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, chat_logprobs
+from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
+from services.tool_formats.catalogue import FORMATS
 
 
 class ChatAnswer(AnswerInProgress):
@@ -20,7 +22,7 @@ class ChatAnswer(AnswerInProgress):
         kind = ("chat.completion", "chat.completion.chunk")
         super().__init__(asked, prepared, name, created, prefix="chatcmpl", kind=kind)
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
-        self._readers = [reader_for(asked.tools) for _ in prepared.requests]
+        self._readers = [reader_for(asked.tools, FORMATS.get(prepared.card.tool_format)) for _ in prepared.requests]
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
@@ -49,7 +51,7 @@ class ChatAnswer(AnswerInProgress):
             logprobs = chat_logprobs(piece.tokens, self._speller)
         first, *others = deltas or [Delta()]
         event = self._event(index, first.as_json(), logprobs)
-        event["choices"][0] |= self.ids_of(piece.tokens)
+        event["choices"][0] |= {**self.ids_of(piece.tokens), **origins_of(piece.tokens, self.asked.report)}
         return [event, *(self._event(index, delta.as_json(), None) for delta in others)]
 
     def _event(
@@ -83,6 +85,7 @@ class ChatAnswer(AnswerInProgress):
             "logprobs": logprobs,
             **self._end(index),
             **self.ids_of(tokens),
+            **origins_of(tokens, self.asked.report),
         }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, fields_of
 from services.api.http.openai.shared_fields import text_of
 from services.api.messages import ChatMessage
@@ -13,7 +13,7 @@ from speculation import limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields of our own answers that ask for nothing, so that an answer can be sent back as it came.
-_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning", "reasoning_content")
+_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning")
 
 
 def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
@@ -42,8 +42,9 @@ def _message(fields: Fields) -> ChatMessage:
     if call_id is None:
         raise fields.refuse("tool_call_id", "unset", "the id of the call that is answered", "missing_required_parameter")
     name = fields.text("name", 256)
+    reasoning = fields.text("reasoning_content") or fields.text("reasoning") or ""
     for key in _EMPTY:
-        if (value := fields.take(key)) not in (None, []):
+        if (value := fields.take(key)) not in (None, [], ""):
             raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
     fields.end(known=("role", "content", "name", "tool_calls", "tool_call_id"))
     return ChatMessage(
@@ -52,11 +53,12 @@ def _message(fields: Fields) -> ChatMessage:
         name=name or "",
         tool_calls=calls,
         tool_call_id=call_id,
+        reasoning=reasoning,
     )
 
 
 def _calls(fields: Fields) -> str:
-    """Earlier calls of tools, as templates expect them: their arguments are objects, not texts."""
+    """Earlier calls of tools, as templates expect them: their arguments are objects, where they can be."""
     listed = fields.listed("tool_calls")
     if not listed:
         return ""
@@ -75,14 +77,22 @@ def _call(fields: Fields) -> dict[str, Any]:
         raise function.refuse("name", "unset", "the name of a function", "missing_required_parameter")
     function.end(known=("name", "arguments"))
     fields.end(known=("id", "type", "function"))
-    return {**found, "function": {"name": name, "arguments": _arguments(function, arguments or "{}")}}
+    return {**found, "function": {"name": name, "arguments": _arguments(arguments or "{}")}}
 
 
-def _arguments(fields: Fields, text: str) -> Any:
+def _arguments(text: str) -> Any:
+    """An object as templates read it; or the text itself, where it is none (a call may have been cut short) or where a
+    template could not write it as it was.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise Refused(fields.name("arguments"), text, "the text of a JSON object")
-    return found
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value

@@ -10,7 +10,6 @@ from typing import Any
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
-from services.api.http.openai.tool_calls import END_OF_CALL
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
 
@@ -78,8 +77,7 @@ class AnswerInProgress(ABC):
             return record.text.push(event)
         record.end = event
         stop = event.stop if isinstance(event.stop, str) else None
-        own = stop is not None and stop in self.asked.sampling.stop
-        return record.text.finish(stop, include_stop=self.asked.include_stop and own)
+        return record.text.finish(stop, include_stop=self.asked.include_stop)
 
     def take(self, index: int, event: TextChunk | Completion) -> None:
         """Keep an event of an answer that is not streamed."""
@@ -121,8 +119,7 @@ class AnswerInProgress(ABC):
         """What a choice's end adds to it: why it ended, and its seed."""
         end = self.records[index].end
         assert end is not None
-        stop = None if end.stop == END_OF_CALL and END_OF_CALL not in self.asked.sampling.stop else end.stop
-        return {"finish_reason": end.finish_reason.value, "stop_reason": stop, "seed": end.seed}
+        return {"finish_reason": end.finish_reason.value, "stop_reason": end.stop, "seed": end.seed}
 
     def _counts(self, *, whole: bool) -> Any:
         # With details once all choices have ended.
@@ -140,4 +137,5 @@ class AnswerInProgress(ABC):
     def worth_telling(self, tokens: Sequence[TextToken]) -> bool:
         """Whether tokens that add no text deserve an event."""
         asked = self.asked
-        return bool(tokens) and bool(asked.return_token_ids or asked.top_logprobs is not None or asked.stream_interval)
+        wanted = asked.return_token_ids or asked.top_logprobs is not None or asked.stream_interval or asked.report != "none"
+        return bool(tokens) and bool(wanted)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.api.messages import TextChunk
+from services.api.origins import ReportedPass
 from speculation.types import TokenLogprobs
 
 
@@ -16,6 +17,8 @@ class TextToken:
     Attributes:
         text: what it adds to the answer's text; empty within a character, and for a special token.
         start: characters of the answer before it.
+        source: who guessed it; empty: the request does not ask.
+        begins: the pass whose first token it is, where the request asks for it.
         shown: it is part of the text, not of a stop string that was cut off.
     """
 
@@ -24,6 +27,8 @@ class TextToken:
     end: int
     logprobs: TokenLogprobs | None
     text: str = ""
+    source: str = ""
+    begins: ReportedPass | None = None
     shown: bool = True
 
 
@@ -62,9 +67,15 @@ class ChoiceText:
         self.tokens += len(chunk.token_ids)
         for index, (token, end) in enumerate(zip(chunk.token_ids, chunk.text_ends, strict=True)):
             logprobs = chunk.logprobs[index] if chunk.logprobs else None
-            self._waiting.append(TextToken(id=token, start=self._known, end=end, logprobs=logprobs))
+            source = chunk.origins[index].source if chunk.origins else ""
+            self._waiting.append(TextToken(id=token, start=self._known, end=end, logprobs=logprobs, source=source))
             self._known = end
+        if chunk.passes:
+            self._waiting[-len(chunk.token_ids)].begins = chunk.passes[0]
         ready = sum(1 for token in self._waiting if token.end <= self._end)
+        if chunk.incomplete or not chunk.token_ids:
+            # The last token goes with what is left of its text at the answer's end.
+            ready = min(ready, max(0, len(self._waiting) - 1))
         size = self._interval or ready
         return [self._cut(size) for _ in range(ready // size)] if ready else []
 

@@ -8,6 +8,7 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, completion_logprobs
+from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, RouterPort, TextChunk
 
@@ -58,7 +59,12 @@ class CompletionAnswer(AnswerInProgress):
         return {"prompt_token_ids": list(self.prepared.prompts[self.records[index].prompt])}
 
     async def _said(self, text: str, tokens: tuple[TextToken, ...]) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text, "logprobs": None, **self.ids_of(tokens)}
+        said: dict[str, Any] = {
+            "text": text,
+            "logprobs": None,
+            **self.ids_of(tokens),
+            **origins_of(tokens, self.asked.report),
+        }
         if self.asked.top_logprobs is not None:
             await self._speller.learn(tokens)
             said["logprobs"] = completion_logprobs(tokens, self._speller)

@@ -10,9 +10,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
+from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.request import Asked, Input
-from services.api.http.openai.tool_calls import END_OF_CALL
+from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import (
     ChatMessage,
     ClientRequest,
@@ -23,10 +24,12 @@ from services.api.messages import (
     RouterPort,
     TextChunk,
 )
-from services.grammars import field_of
+from services.grammars import check_sampling, field_of
+from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.interface import ToolFormat
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
-from speculation.types import SamplingDefaults
+from speculation.types import SamplingDefaults, SamplingParams
 
 Event = TextChunk | Completion
 Admit = Callable[[ClientRequest], AbstractAsyncContextManager[Visit]]
@@ -37,6 +40,8 @@ _TEMPERATURE = 1.0
 _CONTEXTS = 16
 # Events of a request that may wait for a slow reader before its generations wait, too.
 _AHEAD = 64
+# What the router calls the grammar of calls.
+_GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
 _SEED_BITS = 52
 
@@ -85,7 +90,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
-    how = HowAsked(chats=chats, streams=asked.stream is not None, choices=asked.n)
+    how = HowAsked(streams=asked.stream is not None, choices=asked.n)
     requests = []
     for ids in prompts:
         sampling = _completed(asked, card, len(ids), base.most_tokens)
@@ -94,11 +99,14 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                 replace(
                     base,
                     input=ids,
+                    chat=asked.chat,
+                    of_conversation=chats,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
                     strategy=asked.strategy,
                     num_speculative_tokens=asked.num_speculative_tokens,
                     acceptance=asked.acceptance,
+                    report=asked.report,
                     prediction=asked.prediction,
                     cache_salt=asked.cache_salt,
                     priority=asked.priority,
@@ -139,19 +147,38 @@ def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     return type(error)(names.get(error.field, error.field), error.value, allowed)
 
 
+def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
+    """The same error; where one tool's schema is the reason, it is named. Takes time for each tool."""
+    if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
+        return error
+    for index, (name, schema) in enumerate(asked.tools.schemas.items()):
+        if asked.tools.called not in ("", name):
+            continue
+        try:
+            check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))
+        except InvalidArgument as found:
+            return Refused(f"tools[{index}].function.parameters", found.value, found.allowed, "invalid_value")
+    return error
+
+
 def own_names(asked: Asked) -> dict[str, str]:
     """What the request calls the fields that the router knows by other names."""
     names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
     form = asked.sampling.structured_outputs
-    return names if form is None else {**names, field_of(form): asked.form_field}
+    if form is not None:
+        return {**names, field_of(form): asked.form_field}
+    return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 
 async def _echo(source: Input, router: RouterPort) -> str:
-    return source if isinstance(source, str) else await router.detokenize([each for each in source if isinstance(each, int)])
+    if isinstance(source, str):
+        return source
+    # An incomplete character at the end is told with the answer, which may complete it.
+    return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
 
 
 def _check_tools(asked: Asked, card: ModelCard) -> None:
-    if asked.tools is not None and asked.tools.mode == "auto" and not card.calls_tools:
+    if asked.tools is not None and asked.tools.mode == "auto" and not card.tool_format:
         raise Refused(
             "tool_choice",
             "auto",
@@ -162,8 +189,8 @@ def _check_tools(asked: Asked, card: ModelCard) -> None:
 
 def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
     sampling = asked.sampling
-    if asked.tools is not None and asked.tools.mode == "auto" and not asked.tools.several:
-        sampling = replace(sampling, stop=(*sampling.stop, END_OF_CALL))
+    if asked.tools is not None and asked.tools.mode == "auto":
+        sampling = _held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
@@ -175,6 +202,20 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
         check_fits(asked.length_field, sampling.max_tokens, room, card.max_model_len)
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
+    return sampling
+
+
+def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
+    form = sampling.structured_outputs
+    if form is None:
+        return replace(sampling, structured_outputs=tools.form_within(calls))
+    if tools.strict:
+        allowed = "unset where tool_choice is auto and the answer's form is given, too"
+        raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")
+    # An answer that follows a JSON schema calls nothing.
+    if not tools.several and form.kind not in ("json", "json_object"):
+        allowed = "unset where tool_choice is auto and the answer's form is given, too"
+        raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
     return sampling
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, RequestedSampling
-from speculation.types import AcceptanceRule
+from speculation.types import AcceptanceRule, Report
 
 Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
 
@@ -51,6 +51,7 @@ class Asked:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
+    report: Report = "none"
     chat: ChatOptions = field(default_factory=ChatOptions)
     tools: ToolUse | None = None
     prediction: str = ""

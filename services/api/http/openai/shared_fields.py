@@ -10,7 +10,7 @@ from services.api.http.openai.fields import Fields
 from services.api.http.openai.request import StreamOptions
 from services.api.messages import MAX_SALT_CHARACTERS
 from speculation import limits
-from speculation.types import AcceptanceRule
+from speculation.types import AcceptanceRule, Report
 
 MAX_CHOICES = 16
 _MOST_IDS = 128
@@ -127,7 +127,7 @@ def read_stream(fields: Fields) -> StreamOptions | None:
 
 
 def read_speculation(fields: Fields) -> dict[str, Any]:
-    """Strategy, nodes and acceptance rule that are set, by their names in ``ClientRequest``."""
+    """What is set of how the answer is drafted and what it tells of that, by the names in ``ClientRequest``."""
     below = fields.below("speculation")
     if below is None:
         return {}
@@ -135,6 +135,7 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         "strategy": below.text("strategy", 64),
         "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
+        "report": cast(Report | None, below.one_of("report", get_args(Report))),
     }
     below.end(known=given)
     return {name: value for name, value in given.items() if value is not None}

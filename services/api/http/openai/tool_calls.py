@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.api.http.openai.tool_choice import ToolUse
-
-# A stop string for answers that may hold one call only.
-END_OF_CALL = "</tool_call>"
-_OPEN, _CLOSE = "<tool_call>", END_OF_CALL
+from services.tool_formats.interface import Call, ToolFormat
+from services.tool_formats.raw_json import members
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +51,19 @@ class CallReader(Protocol):
         """Calls found so far."""
 
 
-def reader_for(tools: ToolUse | None) -> CallReader:
-    """A reader of one choice."""
+def reader_for(tools: ToolUse | None, form: ToolFormat | None) -> CallReader:
+    """A reader of one choice.
+
+    Args:
+        form: how the model writes calls where it is free to write text as well.
+    """
     if tools is None:
         return PlainText()
     if tools.mode == "named":
         return NamedCall(tools.called)
-    return EnvelopedCalls(tools) if tools.mode == "auto" else ListedCalls(tools)
+    if tools.mode == "required" or form is None:
+        return ListedCalls()
+    return CallsInText(tools, form)
 
 
 class PlainText:
@@ -93,43 +97,57 @@ class NamedCall:
         return []
 
 
-class EnvelopedCalls:
-    """Implements ``CallReader``: calls lie between ``<tool_call>`` and ``</tool_call>``.
+class CallsInText:
+    """Implements ``CallReader``: calls stand in the text in the model's own form. All other text is content."""
 
-    All other text, and what is no valid call, is content.
-    """
-
-    def __init__(self, tools: ToolUse) -> None:
+    def __init__(self, tools: ToolUse, form: ToolFormat) -> None:
         self._tools = tools
-        # Text not yet read: it may begin an envelope, or lies within one.
+        self._form = form
+        # Text not yet read: it may begin a call, or lies within one.
         self._held = ""
         self._inside = False
+        self._begun = False
         # What has come after a call, if it is space; None: no call, or text after it.
         self._space: str | None = None
         self.calls = 0
 
     def push(self, text: str) -> list[Delta]:
         self._held += text
-        found: list[Delta] = []
-        while True:
-            mark = _CLOSE if self._inside else _OPEN
-            before, hit, after = self._held.partition(mark)
-            if not hit:
-                break
-            found += self._call(before) if self._inside else self._content(before)
-            self._held, self._inside = after, not self._inside
-        if not self._inside:
-            keep = _beginning(self._held, _OPEN)
-            shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-            found += self._content(shown)
-        return found
+        return self._read(ended=False)
 
     def finish(self) -> list[Delta]:
+        found = self._read(ended=True)
         rest, self._held = self._held, ""
-        if not self._inside:
-            return self._content(rest)
-        # A model may end its turn without closing the envelope; an answer that may hold one call ends at ``END_OF_CALL``.
-        return self._call(rest) if _parse(rest) is not None else self._content(_OPEN + rest)
+        return found + self._content(rest)
+
+    def _read(self, *, ended: bool) -> list[Delta]:
+        found: list[Delta] = []
+        while self._held:
+            if not self._inside:
+                found += self._until_opening()
+                if not self._inside:
+                    break
+            read = self._form.read(self._held, self._tools.schemas, ended=ended)
+            if read is None:
+                break
+            taken, self._held, self._inside = self._held[: read.end], self._held[read.end :], False
+            found += [delta for call in read.calls for delta in self._next(call)] or self._content(taken)
+        return found
+
+    def _until_opening(self) -> list[Delta]:
+        """Content before what may begin a call; sets ``_inside`` where it does."""
+        mark = self._form.opening
+        if not mark:
+            self._inside, self._begun = not self._begun, True
+            text, self._held = ("", self._held) if self._inside else (self._held, "")
+            return self._content(text)
+        before, hit, after = self._held.partition(mark)
+        if hit:
+            self._held, self._inside = hit + after, True
+            return self._content(before)
+        keep = _beginning(self._held, mark)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return self._content(shown)
 
     def _content(self, text: str) -> list[Delta]:
         if self._space is not None:
@@ -140,23 +158,19 @@ class EnvelopedCalls:
             text, self._space = self._space, None
         return [Delta(text=text)] if text else []
 
-    def _call(self, inner: str) -> list[Delta]:
-        call = _parse(inner)
-        if call is None or call[0] not in self._tools.names:
-            return self._content(_OPEN + inner + _CLOSE)
-        return self._next(*call)
-
-    def _next(self, name: str, arguments: str) -> list[Delta]:
+    def _next(self, call: Call) -> list[Delta]:
         index = self.calls
         self.calls, self._space = self.calls + 1, ""
-        return [Delta(call=index, id=call_id(), name=name), Delta(text=arguments, call=index)]
+        return [Delta(call=index, id=call_id(), name=call.name), Delta(text=call.arguments, call=index)]
 
 
 class ListedCalls:
-    """Implements ``CallReader``: the text is a JSON list of calls; each is told as soon as it is complete."""
+    """Implements ``CallReader``: the text is a JSON list of calls, as a grammar has it: first the name, then the arguments.
 
-    def __init__(self, tools: ToolUse) -> None:
-        self._tools = tools
+    A call is told as soon as it is complete. Of a call that was cut short, the arguments so far are told at the end.
+    """
+
+    def __init__(self) -> None:
         self._held = ""
         self.calls = 0
 
@@ -165,35 +179,26 @@ class ListedCalls:
         found: list[Delta] = []
         while (start := self._held.find("{")) >= 0:
             try:
-                call, end = json.JSONDecoder().raw_decode(self._held, start)
-            except (ValueError, RecursionError):
+                call, end = members(self._held, start)
+            except ValueError:
                 break
-            found += [
-                Delta(call=self.calls, id=call_id(), name=str(call.get("name"))),
-                Delta(call=self.calls, text=json.dumps(call.get("arguments", {}), ensure_ascii=False)),
-            ]
-            self.calls += 1
+            found += self._told(json.loads(call["name"]), call["arguments"])
             self._held = self._held[end:]
         return found
 
     def finish(self) -> list[Delta]:
-        # Only an answer that was cut short has anything left.
-        rest, self._held = self._held.strip(" \n\t[],"), ""
-        return [Delta(text=rest)] if rest else []
+        head, mark, arguments = self._held.partition('"arguments"')
+        self._held = ""
+        try:
+            name, _ = members(head.lstrip("[, \n\t\r").rstrip(", \n\t\r") + "}")
+        except ValueError:
+            return []
+        return self._told(json.loads(name["name"]), arguments.lstrip(": \n\t\r")) if mark and "name" in name else []
 
-
-def _parse(inner: str) -> tuple[str, str] | None:
-    """Name and arguments of a call; None: it is none."""
-    try:
-        found = json.loads(inner)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    if isinstance(arguments, str):
-        return found["name"], arguments
-    return found["name"], json.dumps(arguments, ensure_ascii=False)
+    def _told(self, name: str, arguments: str) -> list[Delta]:
+        self.calls += 1
+        index = self.calls - 1
+        return [Delta(call=index, id=call_id(), name=name), Delta(call=index, text=arguments)]
 
 
 def _beginning(text: str, mark: str) -> int:

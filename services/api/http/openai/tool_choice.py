@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.api.http.openai.answer_form import schema_form
+from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, fields_of
+from services.api.http.openai.tool_grammar import enveloped_calls, listed_calls
+from services.tool_formats.interface import ToolFormat
+from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
 _MOST = 128
@@ -23,39 +27,56 @@ class ToolUse:
     """How an answer calls tools.
 
     Attributes:
-        mode: auto: text may hold calls in envelopes; required: the answer is a list of calls; named: the arguments of one.
-        names: the functions.
-        called: the named function.
-        several: an answer may call more than one.
-        schemas: of each function's arguments.
+        mode: auto: text may hold calls; required: the answer is a list of calls; named: the arguments of one.
         shown: what the template is given, as JSON.
+        schemas: of each function's arguments, by its name.
+        strict: the functions whose arguments must follow their schema also where the model is free to call them, and the
+            field that says so.
+        several: an answer may call more than one.
+        called: the named function.
     """
 
     mode: Mode
-    names: tuple[str, ...]
     shown: str
     schemas: dict[str, Any]
+    strict: dict[str, str] = field(default_factory=dict)
     several: bool = True
     called: str = ""
 
     @property
     def form(self) -> StructuredOutputs | None:
-        """The form that an answer must have; None: any."""
+        """The form that an answer must have; None: any, or one that depends on how the model writes calls."""
         if self.mode == "auto":
             return None
         if self.mode == "named":
             return schema_form(self.schemas[self.called], "tools")
-        call = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for name, schema in self.schemas.items()
-        ]
-        listed: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": call}}
-        return schema_form(listed if self.several else {**listed, "maxItems": 1}, "tools")
+        return _grammar(listed_calls(self.schemas, several=self.several))
+
+    def form_within(self, calls: ToolFormat) -> StructuredOutputs | None:
+        """The form of text in which the model is free to call tools; None: any, as far as the tools ask for no more.
+
+        Args:
+            calls: how the model writes calls.
+
+        Raises:
+            Refused: this cannot be asked of such calls; names the field.
+        """
+        if self.mode != "auto" or (self.several and not self.strict):
+            return None
+        if not calls.closing:
+            allowed = f"unset: this model writes calls as {calls.name}, which is read, but which no grammar is written for"
+            if self.strict:
+                raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
+            raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
+        held = {name: schema if name in self.strict else {"type": "object"} for name, schema in self.schemas.items()}
+        return _grammar(enveloped_calls(held, calls.opening, calls.closing, several=self.several))
+
+
+def _grammar(text: str) -> StructuredOutputs:
+    try:
+        return StructuredOutputs(kind="grammar", text=text)
+    except InvalidArgument as error:
+        raise Refused("tools", error.value, error.allowed) from error
 
 
 def read_tools(fields: Fields) -> ToolUse | None:
@@ -73,23 +94,19 @@ def read_tools(fields: Fields) -> ToolUse | None:
     if not 1 <= len(listed) <= _MOST:
         raise fields.refuse("tools", f"{len(listed)} tools", f"1 to {_MOST} tools, or unset")
     schemas: dict[str, Any] = {}
-    strict = None
+    strict: dict[str, str] = {}
     for index, entry in enumerate(listed):
         name, schema, is_strict = _tool(fields_of(entry, f"tools[{index}]"))
         if name in schemas:
             raise fields.refuse("tools", f"two of the name {name}", "functions of different names")
         schemas[name] = schema
-        strict = f"tools[{index}].function.strict" if is_strict else strict
+        if is_strict:
+            strict[name] = f"tools[{index}].function.strict"
     mode, called = _mode(fields, schemas)
     if mode is None:
         return None
-    if mode == "auto" and strict is not None:
-        allowed = "false where tool_choice is auto: a call's arguments are held to its schema where it is required or named"
-        raise fields.refuse(strict, True, allowed, "unsupported_value")
     shown = json.dumps(listed, ensure_ascii=False)
-    return ToolUse(
-        mode=mode, names=tuple(schemas), shown=shown, schemas=schemas, several=several is not False, called=called
-    )
+    return ToolUse(mode=mode, shown=shown, schemas=schemas, strict=strict, several=several is not False, called=called)
 
 
 def _tool(fields: Fields) -> tuple[str, Any, bool]:

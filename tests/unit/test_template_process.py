@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import jinja2
 import pytest
 
 from services.api.messages import ChatMessage
-from services.router import template_bounds
+from services.router import template_process
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -48,53 +49,49 @@ def test_whatever_a_template_raises_is_a_template_error(source: str, said: str) 
     assert said in str(caught.value)
 
 
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
+NESTED = "{%% set ns = namespace(x=[1], y=[1]) %%}{%% for i in range(60) %%}{%% set ns.x = [ns.x, ns.x] %%}{%% set ns.y = [ns.y, ns.y] %%}{%% endfor %%}%s"
+
+
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+        LOOP,
+        LOOP.replace("999) %}{% endfor", "999) if j < 0 %}{% endfor"),
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for m in [[0, 0, 0]] * 60 recursive %}{% if loop.depth0 < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
         "{% for i in range(99999) %}{% set x = range(99999) | list | sort | join %}{% endfor %}",
-    ],
-)
-def test_a_template_that_loops_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
-    with pytest.raises(jinja2.TemplateError, match=r"takes more than 0\.2 seconds"):
-        render(source)
-
-
-GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
         GROWING % "{% set ns.x = ns.x ~ ns.x %}",
         GROWING % "{% set ns.x = ns.x + ns.x %}",
         GROWING % "{% set ns.x = ns.x * 2 %}",
         GROWING % "{% set ns.x = [ns.x, ns.x] | join %}",
         GROWING % "{% set ns.x = ''.join([ns.x, ns.x]) %}",
         GROWING % "{% set ns.x = ns.x.replace('0', ns.x) %}",
-        GROWING % "{% set ns.x = ns.x | replace('0', ns.x) %}",
-        GROWING % "{% set ns.x = '%s%s' % (ns.x, ns.x) %}",
-        GROWING % "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
         GROWING % "{% set ns.x = '{0}{0}'.format(ns.x) %}",
         GROWING % "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}",
+        GROWING % "{% set ns.x = ns.x.translate({48: ns.x}) %}",
+        GROWING % "{% set ns.x = ns.x | indent(ns.x | length, true) %}",
+        GROWING % "{% set ns.x = (ns.x ~ '\t\t').expandtabs(ns.x | length) %}",
+        NESTED % "{{ ns.x | tojson }}", NESTED % "{{ ns.x }}", NESTED % "{{ ns.x ~ 1 }}", NESTED % "{{ ns.x == ns.y }}",
+        NESTED % "{{ ns.x < ns.y }}", NESTED % "{{ ns.x | string }}", NESTED % "{{ '%s' % [ns.x] }}",
         "{% set ns = namespace(x=7) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
-        "{{ 10 ** (10 ** 9) }}", "{{ 'a' * 10 ** 9 }}", "{{ 10 ** 9 * [1] }}", "{{ 'a'.center(10 ** 9) }}", "{{ 'a' | center(10 ** 9) }}",
-        "{{ 'a' | indent(10 ** 9, true) }}", "{{ 'a' | indent(width=10 ** 9, first=true) }}", "{{ '%1000000000d' % 1 }}",
-        "{{ '%1000000000d' | format(1) }}", "{{ '%*d' % (10 ** 9, 1) }}", "{{ '{:1000000000}'.format(1) }}",
+        "{% set n = 10 ** 9 %}{{ 10 ** n }}", "{{ 'a' * 10 ** 9 }}", "{{ 10 ** 9 * [1] }}", "{{ 'a'.center(10 ** 9) }}",
+        "{{ 'a' | center(10 ** 9) }}", "{{ '%1000000000d' % 1 }}", "{{ '%*d' % (10 ** 9, 1) }}", "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 10 ** 9) }}", "{{ [1] | tojson(indent=10 ** 9) }}", "{{ 'a\tb'.expandtabs(10 ** 9) }}",
-        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "{{ 'a'.encode().center(10 ** 9) }}",
-        "{{ (5).to_bytes(10 ** 9, 'big') }}", "{{ '{:{w}}'.format(1, w=10 ** 9) }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "{{ (5).to_bytes(10 ** 9, 'big') }}", "{{ lipsum(10 ** 7) }}",
         "{{ (['a' * 10 ** 6] * 1000) | join }}",
     ],
 )  # fmt: skip
-def test_a_template_that_swells_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 60.0)
-    with pytest.raises(jinja2.TemplateError, match="too long"):
+def test_a_template_that_loops_or_swells_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "MOST_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(
+        jinja2.TemplateError, match=r"takes more than 1 seconds|MiB of memory|too long|time or the memory|OverflowError"
+    ):
         render(source)
+    assert time.monotonic() - began < 20
+    assert render("{{ messages[0].content }}") == "hi"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,7 @@ def test_what_keeps_the_bounds_is_not_changed(source: str, text: str) -> None:
 
 
 def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(template_process, "MOST_SECONDS", 1.0)
     template = ChatTemplate(
         "{% for i in range(messages[0].content | int) %}{% for j in range(999) %}{% endfor %}{% endfor %}x", {}
     )
@@ -131,7 +128,7 @@ def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPat
 
 def test_the_request_is_told(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}{{ messages[0].content }}")
     tokens = Tokens(str(tmp_path))
     assert tokens.encode_chat((ChatMessage(role="user", content="a"),))
     with refuses(

@@ -1,0 +1,85 @@
+"""``outrider chat`` without a message: a conversation, line by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cli.printed_answer import print_answer
+from cluster.process.terminal import explain, stderr
+
+if TYPE_CHECKING:
+    import outrider
+    from outrider.requests import Message, Options
+
+_HELP = """/strategy NAME  draft in another way; the words stay the same
+/seed N         draw with this seed; /seed alone draws a new one for each answer
+/new            forget the conversation
+/quit           end it, as Ctrl-D does"""
+
+
+class Conversation:
+    """What has been said, and how the next answer is asked for.
+
+    Args:
+        system: the messages that every conversation begins with.
+        options: of every request; commands change them.
+        read: the next line of the user; raises EOFError at the end.
+    """
+
+    def __init__(
+        self,
+        client: outrider.Client,
+        system: list[Message],
+        options: Options,
+        read: Callable[[], str] = lambda: input("> " if sys.stdin.isatty() else ""),
+    ) -> None:
+        self._client = client
+        self._system = system
+        self._said: list[Message] = []
+        self._options = options
+        self._read = read
+
+    def run(self) -> None:
+        """Answer until the user has had enough. A request that fails is said, and the conversation goes on."""
+        if sys.stdin.isatty():
+            stderr().print("[dim]A conversation; /help lists what else there is.[/dim]")
+        while True:
+            try:
+                line = self._read().strip()
+            except EOFError:
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                stderr().print(self._command(*line[1:].split(maxsplit=1)), style="dim", markup=False)
+            elif line:
+                self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        asked: Message = {"role": "user", "content": line}
+        try:
+            result = print_answer(self._client.stream(messages=[*self._system, *self._said, asked], **self._options), False)
+        except Exception as error:
+            if (known := explain(error)) is None:
+                raise
+            stderr().print(known[0], style="red", markup=False)
+            return
+        self._said += [asked, {"role": "assistant", "content": result.text}]
+
+    def _command(self, name: str = "", value: str = "") -> str:
+        """Do what a line that begins with a slash asks for; returns what to say."""
+        if name == "strategy" and value:
+            self._options["strategy"] = value
+            return f"strategy: {value}"
+        if name == "seed" and value.isdecimal():
+            self._options["seed"] = int(value)
+            return f"seed: {value}"
+        if name == "seed" and not value:
+            self._options.pop("seed", None)
+            return "seed: a new one for each answer"
+        if name == "new" and not value:
+            self._said.clear()
+            return "a new conversation"
+        return _HELP

@@ -1,0 +1,72 @@
+"""All that the demo measures: in this process, warmed up, with nothing beside it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from rich.console import Console
+
+import outrider
+from cli.demo.lying import LyingLink
+from cli.demo.prompts import COPY, OPEN
+from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
+from cluster.local_service import running_in_process
+from cluster.models.target import resolve
+from cluster.settings.config import load
+from speculation.ports import DraftLink
+
+# One more than a spread needs.
+_PAIRS = 3
+# Of the answers: all of the first, and of the second enough to be told from noise.
+_COPY_TOKENS, _OPEN_TOKENS = 128, 96
+# Of the answer during which a verifier will die.
+LONG_TOKENS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What was measured.
+
+    Attributes:
+        copy, open: the answer that repeats its prompt, and the one to an open question.
+        lied: the first again, while the drafter lies.
+        lies: how many drafts were lies.
+        long: plain decoding's longer answer to the open question.
+    """
+
+    copy: Pairs
+    open: Pairs
+    lied: Recording
+    lies: int
+    long: Recording
+
+
+def measure_all(console: Console) -> Findings:
+    """Start the service, measure, and stop it."""
+    links: list[LyingLink] = []
+
+    def between(link: DraftLink) -> DraftLink:
+        links.append(LyingLink(link))
+        return links[0]
+
+    settings = load(flags=["server.port=0", "server.http_port=null", "logging.level=error"])
+    model = resolve(settings.model, settings.cache_dir, say=console.print)
+    with (
+        _telling(console, "Loading the model, and writing two answers three times each, plainly and with drafts"),
+        running_in_process(settings, model, between=between) as addresses,
+        outrider.Client(addresses.grpc) as client,
+    ):
+        copy = measure(client, COPY, _COPY_TOKENS, _PAIRS)
+        open_ = measure(client, OPEN, _OPEN_TOKENS, _PAIRS)
+        long = record(client, PLAIN, OPEN, LONG_TOKENS)
+        links[0].lies = True
+        lied = record(client, OURS, COPY, _COPY_TOKENS)
+    return Findings(copy=copy, open=open_, lied=lied, lies=links[0].told, long=long)
+
+
+def _telling(console: Console, what: str) -> AbstractContextManager[object]:
+    if console.is_terminal:
+        return console.status(what)
+    console.print(what)
+    return nullcontext()

@@ -1,0 +1,53 @@
+/* The blend of suffix decoding and token recycling in C. The references are BlendSession in ../blend.py, Calibrator in
+   ../calibrator.py, and the methods `candidates` of both sources: the trees are the same, number for number.
+
+   Kinds of candidates are numbers here, in the order of both sources' PRIOR; native/calibrator.py has their names. */
+#pragma once
+#include "automaton.h"
+#include "contexts.h"
+
+enum {
+    /* Suffix decoding's: whose text, length, count, share, each a number below these. */
+    WHOSE = 2, LENGTHS = 7, COUNTS = 3, SHARES = 5,
+    SUFFIX_KINDS = WHOSE * LENGTHS * COUNTS * SHARES,
+    /* Token recycling's: by order 3, 2, 1 and rank; what was seen, by order; a snapshot's, which only the reference asks; what
+       was passed over, by age and rank. */
+    ORDERS = LONGEST_CONTEXT, PASSED = 2, PASSED_RANKS = 6,
+    TOP = SUFFIX_KINDS, SEEN = TOP + ORDERS * MOST_IDS, SNAPSHOT = SEEN + ORDERS + 1, PASSED_OVER = SNAPSHOT + MOST_IDS,
+    /* Agreements of one of each, without the last part of their names. */
+    RECYCLING_STEMS = ORDERS + 2 + PASSED,
+    AGREEMENTS = PASSED_OVER + PASSED * PASSED_RANKS,
+    KINDS = AGREEMENTS + SUFFIX_KINDS / SHARES * RECYCLING_STEMS
+};
+
+/* What may follow a node; `second`: the kind under which the other source named it as well, or -1. */
+struct candidate {
+    int32_t token, first, second;
+    double probability;
+};
+
+/* The end of a path as both sources see it; state -1: suffix decoding knows nothing of it. */
+struct place {
+    struct ending own, shared;
+    struct context context;
+};
+
+/* A node: its parent's number, that of its first candidate, and the probability of its path. The root is node 0. */
+struct drafted {
+    int32_t parent, token, candidates;
+    double probability;
+    struct place place;
+};
+
+/* What is asked for; filled in by native/blend.py. */
+struct wanted {
+    /* NULL where a source takes no part. */
+    struct automaton *own, *shared;
+    const struct table *table;
+    const double *weights;
+    double least;
+    int32_t max_nodes, depth, max_endings;
+    struct place place;
+    /* Of the tokens that were passed over at the last position and at the one before: how many, and which. */
+    int32_t passed[PASSED], passed_ids[PASSED][PASSED_RANKS];
+};

@@ -1,0 +1,18 @@
+/* Token recycling's table in C. The reference is the class Table in ../sources/recycling_table.py. */
+#pragma once
+#include <stdint.h>
+
+enum { LONGEST_CONTEXT = 3, MOST_IDS = 8 };
+
+/* The last tokens of a text or of a path behind it, latest last. */
+struct context {
+    int32_t size, tokens[LONGEST_CONTEXT];
+};
+
+struct table;
+
+struct context context_after(struct context context, int32_t token);
+/* The tokens that were likeliest after the last `order` tokens of a context, in a pass; returns how many. */
+int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids);
+/* The token that followed these in a text; -1: unknown. */
+int32_t table_seen(const struct table *table, const struct context *context, int32_t order);

@@ -1,0 +1,97 @@
+"""Loads the text drafters' compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from services.compiling import Recipe
+
+log = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_RECIPE = Recipe(
+    name="drafting",
+    folder=_HERE,
+    shipped=_HERE / "shipped",
+    sources=("automaton.c", "contexts.c", "blend.c", "check.c"),
+    # Contraction is off: the reference rounds after every operation.
+    flags=("-O3", "-ffp-contract=off", "-fPIC"),
+    links=("-lm",),
+)
+# Arguments (P: address, i: 32 bits, q: 64 bits) and results of the functions.
+_SIGNATURES = {
+    "automaton_new": ("i", "P"),
+    "automaton_free": ("P", None),
+    "automaton_add": ("PPqP", "q"),
+    "automaton_remove": ("PPq", None),
+    "automaton_find": ("PiiPq", "q"),
+    "automaton_shortened": ("Pii", "i"),
+    "automaton_shorter": ("Pi", "i"),
+    "automaton_states": ("P", "i"),
+    "automaton_count": ("Pi", "i"),
+    "automaton_followers": ("PiP", "q"),
+    "table_new": ("q", "P"),
+    "table_free": ("P", None),
+    "table_learn": ("PPPPqPP", None),
+    "table_read": ("PPPq", None),
+    "table_top": ("PPiP", "q"),
+    "table_seen": ("PPi", "i"),
+    "blend_new": ("", "P"),
+    "blend_free": ("P", None),
+    "blend_draft": ("PPPPPP", "q"),
+    "blend_learn": ("PPqPP", None),
+    "blend_candidates": ("PiPP", "q"),
+}
+_TYPES = {"P": ctypes.c_void_p, "i": ctypes.c_int32, "q": ctypes.c_int64}
+
+
+@functools.cache
+def drafting_library() -> ctypes.PyDLL | None:
+    """The compiled functions; None if they are not available, which the log explains."""
+    try:
+        loaded, _ = _RECIPE.load()
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("no compiled drafters, each draft takes longer: %s", error)
+        return None
+    # With the interpreter's lock: a call takes microseconds, and getting the lock back from another thread may take longer.
+    functions = ctypes.PyDLL(loaded._name, handle=loaded._handle)
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(functions, name)
+        function.argtypes = [_TYPES[each] for each in arguments]
+        function.restype = None if result is None else _TYPES[result]
+    return functions
+
+
+class Held:
+    """Memory that compiled code has made, freed together with this object.
+
+    Attributes:
+        address: where it is.
+
+    Raises:
+        MemoryError: ``address`` is None: there was none.
+    """
+
+    def __init__(self, address: int | None, free: Callable[[int], None]) -> None:
+        self.address = address or 0
+        self._free = free
+        if not self.address:
+            raise MemoryError
+
+    def __del__(self) -> None:
+        if self.address:
+            self._free(self.address)
+
+
+def ship() -> Path:
+    """Compile it into the package, for machines without a compiler; returns the file.
+
+    Raises:
+        OSError: there is no compiler, or it fails.
+    """
+    return _RECIPE.ship()

@@ -1,0 +1,1 @@
+"""How models write calls of tools in their answers, and the readers of each form."""
