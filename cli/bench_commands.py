@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from benchmarks.bench.lineup import LineupConfig
     from benchmarks.bench.measure import Schedule
     from benchmarks.bench.run import Bench
+    from benchmarks.bench.tables import Table
     from cluster.models.target import ResolvedModel
     from cluster.settings.config import Settings
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: a list of tables, each with its rows.")]
 _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, formula in FORMULAS.items())))
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -114,14 +118,13 @@ def bench(
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder or results.json of a run.")],
     b: Annotated[Path, typer.Argument(help="Folder or results.json of another.")],
+    as_json: Json = False,
 ) -> None:
     """Compare two runs: which changes are larger than the spread of their repeats?"""
     from benchmarks.bench.compare import compare as compare_results
     from benchmarks.bench.results import read_results
-    from benchmarks.bench.tables import render
 
-    for table in compare_results(read_results(a), read_results(b)):
-        stdout().print(render(table))
+    _print(compare_results(read_results(a), read_results(b)), as_json)
 
 
 def replay(
@@ -130,6 +133,7 @@ def replay(
     budgets: Annotated[str, typer.Option(help="Most nodes per pass; several values, comma-separated.")] = "3,7,15,31,63",
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds.
 
@@ -138,7 +142,6 @@ def replay(
     from rich.progress import track
 
     from benchmarks.bench.contestants import check_names
-    from benchmarks.bench.tables import render
     from benchmarks.replay.replay import read_traces, table
     from benchmarks.replay.replay import replay as replay_traces
     from cluster.build import drafter_config
@@ -165,7 +168,18 @@ def replay(
     for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
         sources = sources_of(name, here)
         results[name, budget] = replay_traces(recorded, sources, budget, drafter, loaded.retrieval.index)
-    stdout().print(render(table(results)))
+    _print([table(results)], as_json)
+
+
+def _print(tables: Sequence[Table], as_json: bool) -> None:
+    """Print tables; as JSON, a list of them, the rows by their columns' names."""
+    from benchmarks.bench.tables import as_object, render
+
+    if as_json:
+        typer.echo(json.dumps([as_object(table) for table in tables], ensure_ascii=False))
+        return
+    for table in tables:
+        stdout().print(render(table))
 
 
 def _run(

@@ -60,19 +60,8 @@ def main_options(
     """Outrider serves a language model faster without changing one token: drafters propose, the target chooses."""
 
 
-bench_commands.app.command()(stopping_command.stopping)
-app.add_typer(bench_commands.app, name="bench")
-app.add_typer(index_commands.app, name="index")
-for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):
-    train_commands.app.command()(command)
-app.add_typer(train_commands.app, name="train")
-app.command()(bench_commands.replay)
-app.command()(plan_command.plan)
-app.command()(operator_commands.hash_key)
-app.command()(operator_commands.new_key)
-app.command()(operator_commands.top)
-app.command()(operator_commands.doctor)
-app.command()(operator_commands.leave)
+# Panels of `outrider --help`, in this order.
+_SERVE, _ASK, _OPERATE, _MEASURE, _BUILD = "Serve", "Ask", "Operate", "Measure", "Build"
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
@@ -101,7 +90,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for the server.")]
 
 
-@app.command()
+@app.command(rich_help_panel=_SERVE)
 def serve(
     config: ConfigFile = None,
     model: ModelName = None,
@@ -128,7 +117,7 @@ def serve(
         wait_for_interrupt(ready)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue, without a chat template (see outrider chat).")],
     strategy: Strategy = None,
@@ -162,7 +151,7 @@ def generate(
         print_answer(client.stream(prompt, **options), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def chat(
     message: Annotated[
         str | None, typer.Argument(help="The user's message, for the model's chat template. Without it: a conversation.")
@@ -208,7 +197,7 @@ def chat(
             print_answer(client.stream(messages=asked, **options), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def models(
     address: Address = None,
     config: ConfigFile = None,
@@ -219,10 +208,11 @@ def models(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show what each model's generation_config.json does.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the models that a server serves, and those on this machine."""
     import outrider
-    from cli.plan_report import print_models
+    from cli.models_report import print_models
 
     loaded = _load(config, settings)
     where = address or _default_address(loaded)
@@ -234,10 +224,10 @@ def models(
             if address is not None:
                 raise
             served = []
-    print_models(where, served, loaded, verbose=verbose)
+    print_models(where, served, loaded, verbose=verbose, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def forget(
     address: Address = None,
     config: ConfigFile = None,
@@ -253,6 +243,21 @@ def forget(
     with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
         client.forget()
     stderr().print(f"{where} forgets what it remembered of these requests")
+
+
+for _panel, _commands in (
+    (_SERVE, (plan_command.plan, operator_commands.doctor)),
+    (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
+    (_MEASURE, (bench_commands.replay,)),
+):
+    for command in _commands:
+        app.command(rich_help_panel=_panel)(command)
+bench_commands.app.command()(stopping_command.stopping)
+app.add_typer(bench_commands.app, name="bench", rich_help_panel=_MEASURE)
+app.add_typer(index_commands.app, name="index", rich_help_panel=_BUILD)
+for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):
+    train_commands.app.command()(command)
+app.add_typer(train_commands.app, name="train", rich_help_panel=_BUILD)
 
 
 def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:

@@ -22,6 +22,7 @@ def top(
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table, after one interval, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, after one interval, and end.")] = False,
     config: _Config = None,
     settings: _Set = None,
 ) -> None:
@@ -35,7 +36,7 @@ def top(
         if not server.ops:
             raise ConfigurationError("name the server's numbers with --url", field="server.ops_port", value=server.ops_port)
         url = [f"http://{server.ops_host}:{server.ops}/metrics"]
-    show_top(url, interval_s=interval, once=once)
+    show_top(url, interval_s=interval, once=once, as_json=as_json)
 
 
 def doctor(

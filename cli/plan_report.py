@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from cli.models_report import print_generation
 from cluster import build
 from cluster.checks.listeners import listeners
 from cluster.checks.model_files import cache_bytes
 from cluster.checks.pods import Examined
 from cluster.checks.preflight import generation_config, model_folder, preflight
 from cluster.models.drafters import draft_models, trained_config, with_checkpoints
-from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.models.target import ResolvedModel
 from cluster.ray import resources
 from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings.config import Settings
@@ -25,9 +25,6 @@ from cluster.settings.placement import Placed
 from retrieval_index.urls import without_password
 from services.machine import processor
 from services.verifier.checks.kept_measurements import digest_of, latest
-
-if TYPE_CHECKING:
-    import outrider
 
 
 def examined_here(settings: Settings) -> Examined:
@@ -118,7 +115,7 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         console.print(f"kernels: {_kernels(settings, folder)}")
     if folder is not None and (found := generation_config(settings, folder)) is not None:
         defaults = {name: value for name, value in asdict(found.defaults).items() if value not in (None, ())}
-        _print_generation(console, settings.model, defaults, dict(found.processors.shown))
+        print_generation(console, settings.model, defaults, dict(found.processors.shown))
         for note in found.notes:
             console.print(f"note: {note}", markup=False)
     console.print(f"models are kept in {kept_in or settings.cache_dir}")
@@ -187,35 +184,3 @@ def _kernels(settings: Settings, model: Path | None) -> str:
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"
     return f"{known['linears']} {known['instructions']}, weights {known['weights']} ({wanted}); {known['reason']}"
-
-
-def print_models(address: str, served: Sequence[outrider.Model], settings: Settings, *, verbose: bool = False) -> None:
-    """Print the models of a server and those on this machine; ``verbose`` adds what their generation configs do."""
-    console = Console()
-    if served:
-        table = Table(title=f"Served at {address}", title_justify="left")
-        for column in ("model", "context", "vocabulary", "same tokens", "strategies (default first)"):
-            table.add_column(column)
-        for model in served:
-            others = [name for name in model.strategies if name != model.default_strategy]
-            strategies = ", ".join([model.default_strategy, *others])
-            same = "bit for bit" if model.bit_exact else "up to near ties"
-            table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", same, strategies)
-        console.print(table)
-        for model in served if verbose else ():
-            _print_generation(console, model.name, model.defaults, model.processors)
-    else:
-        console.print(f"No server answers at {address}; start one with: outrider serve")
-    folders = sorted((settings.cache_dir / "models").glob("*/config.json"))
-    names = [file.parent.name for file in folders]
-    console.print(f"On this machine ({settings.cache_dir}): {', '.join(names) or 'none yet'}")
-    if BUILT_IN not in names:
-        console.print(f"{BUILT_IN} is fetched from PyPI when it is first used.")
-
-
-def _print_generation(console: Console, name: str, defaults: Mapping[str, Any], processors: Mapping[str, str]) -> None:
-    """Print what a model's generation config does."""
-    said = ", ".join(f"{field} {json.dumps(value)}" for field, value in defaults.items())
-    console.print(f"{name}: requests that leave it open get {said or 'what holds for all models'}", markup=False)
-    for field, value in processors.items():
-        console.print(f"{name}: logits pass through {field} {value}", markup=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,17 +19,21 @@ _Row = tuple[str, str, str]
 _MOST_ROWS = 16
 
 
-def show_top(urls: Sequence[str], *, interval_s: float, once: bool) -> None:
-    """Show a service's numbers until Ctrl-C; with ``once``, print them after one interval and return.
+def show_top(urls: Sequence[str], *, interval_s: float, once: bool, as_json: bool = False) -> None:
+    """Show a service's numbers until Ctrl-C; with ``once`` or ``as_json``, print them after one interval and return.
 
     Raises:
         OutriderError: nothing of Outrider answers at ``urls``.
     """
     before = read(urls)
     console = Console()
-    if once:
+    if once or as_json:
         time.sleep(interval_s)
-        console.print(tables(before, read(urls)))
+        now = read(urls)
+        if as_json:
+            print(json.dumps(as_object(before, now)))
+        else:
+            console.print(tables(before, now))
         return
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
@@ -36,6 +41,17 @@ def show_top(urls: Sequence[str], *, interval_s: float, once: bool) -> None:
             now = read(urls)
             live.update(tables(before, now), refresh=True)
             before = now
+
+
+def as_object(before: Reading, now: Reading) -> dict[str, Any]:
+    """Two readings for programs: every sample, without the prefix of its name, now and by how much it has grown."""
+    grown = now.since(before)
+    samples = [
+        {"name": name, "labels": dict(labels), "now": value, "grown": grown.values.get(name, {}).get(labels, 0.0)}
+        for name, values in sorted(now.values.items())
+        for labels, value in sorted(values.items())
+    ]
+    return {"interval_s": grown.at, "samples": samples}
 
 
 def tables(before: Reading, now: Reading) -> Group:

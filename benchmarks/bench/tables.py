@@ -60,6 +60,16 @@ def number(value: float | None, form: str = ".1f") -> str:
     return "–" if value is None or math.isnan(value) else format(value, form)
 
 
+def as_object(table: Table) -> dict[str, Any]:
+    """The table for programs: its rows by the names of its columns; the first column may have none."""
+    columns = [column or "name" for column in table.columns]
+    return {
+        "title": table.title,
+        "note": table.note,
+        "rows": [dict(zip(columns, row, strict=True)) for row in table.rows],
+    }
+
+
 def render(table: Table) -> RichTable:
     """The table for the terminal."""
     # Names and messages come from files and other programs, so they must not be read as markup.

@@ -142,7 +142,9 @@ def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
     if code is grpc.StatusCode.CANCELLED and not (closed or _answered(call)):
         # Nobody here wanted that: gRPC says so of calls that reach a server in the moment in which it stops.
         code, message = grpc.StatusCode.UNAVAILABLE, "the server that stops there has dropped the call"
-    if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
+    if code is grpc.StatusCode.UNAVAILABLE and "http1.x server" in message:
+        message = f"{address} is no gRPC server, but speaks HTTP; gRPC has a port of its own, 50051 unless told otherwise"
+    elif code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
         if (proxy := proxy_before(address)) is not None:
             message += f". The call went through the proxy that {proxy} names; no_proxy={host_of(address)} avoids it"
