@@ -124,7 +124,7 @@ def serve(
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
         if addresses.http is not None:
             needs_key = bool(loaded.server.api_key_hashes or loaded.server.keys_file)
-            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key)}"
+            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key, page=loaded.server.page)}"
         wait_for_interrupt(ready)
 
 
