@@ -124,7 +124,7 @@ def serve(
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
         if addresses.http is not None:
             needs_key = bool(loaded.server.api_key_hashes or loaded.server.keys_file)
-            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key)}"
+            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key, page=loaded.server.page)}"
         wait_for_interrupt(ready)
 
 
@@ -320,12 +320,15 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     from cluster.models.target import ResolvedModel
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
+    from services.router.comparisons import plan_comparisons
     from services.router.strategies import make_plan
 
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)
     wire = build_request(prompt, messages, None, options)
     strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
-    make_plan(decode_request(wire, tenant=None), strategy)
+    request = decode_request(wire, tenant=None)
+    make_plan(request, strategy)
+    plan_comparisons(request, strategy)
 
 
 def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:

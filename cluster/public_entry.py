@@ -92,9 +92,10 @@ async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig
             claims.callback(claim.close)
 
 
-def how_to_try(url: str, *, needs_key: bool) -> str:
-    """Where OpenAI's API is, and a command line that asks it."""
+def how_to_try(url: str, *, needs_key: bool, page: bool) -> str:
+    """Where OpenAI's API is, and a command line that asks it; with ``page``, where the page for browsers is."""
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     call = f"curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"OpenAI's API: {url}/v1\n  {call}"
+    shown = f"\nPage for browsers: {url}/" if page else ""
+    return f"OpenAI's API: {url}/v1\n  {call}{shown}"

@@ -90,6 +90,18 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedAnswer:
+    """What an answer would have taken under another plan. None: not known.
+
+    ``num_passes``: passes that bring tokens, the prompt's included. ``seconds``: of all passes behind that one and of their
+    drafts, by the measured costs of a request that decodes alone.
+    """
+
+    num_passes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """The one terminal message of a generation."""
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from services.api.origins import ReportedPass, TokenOrigin
+from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import ServiceState
@@ -139,6 +139,7 @@ class ClientRequest:
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
         report: what the answer tells of its drafts; it changes nothing of the answer.
+        compare: strategies of which the answer's end says what they would have made of it.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -161,6 +162,7 @@ class ClientRequest:
     private: bool | None = None
     how: HowAsked = HowAsked()
     report: Report = "none"
+    compare: tuple[str, ...] = ()
 
 
 def is_conversation(request: ClientRequest) -> bool:
@@ -230,6 +232,7 @@ class Completion:
     strategy: str
     stats: SpeculationStats
     timing: Timing
+    comparisons: tuple[ComparedStrategy, ...] = ()
 
 
 def decoding_figures(strategy: str, stats: SpeculationStats) -> dict[str, Any]:

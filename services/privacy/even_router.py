@@ -42,6 +42,8 @@ class EvenRouter(PassingRouter):
         why = "all answers of this server are private" if self._privacy.strict else "the answer is private"
         if request.report != "none":
             raise InvalidArgument("speculation.report", request.report, f"none, or unset: {why}")
+        if request.compare:
+            raise InvalidArgument("speculation.compare", ", ".join(request.compare), f"unset: {why}")
 
     async def _evenly(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         clock, began, ticks = asyncio.get_running_loop().time, asyncio.get_running_loop().time(), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from outrider.internal.v1 import verification_pb2
@@ -10,7 +11,15 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import DecodingCounts, Finished, GenerationRequest, PassReport, Progress, VerifierCard
+from speculation.messages import (
+    DecodingCounts,
+    Finished,
+    GenerationRequest,
+    PassReport,
+    Progress,
+    ReplayedAnswer,
+    VerifierCard,
+)
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -46,6 +55,7 @@ _REQUEST = SameFields(
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
 _PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "report"))
 _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
+_COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
@@ -62,9 +72,13 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             structured_outputs=_encode_structured(sampling.structured_outputs),
             bad_words=[verification_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
         ),
-        plan=_PLAN.encode(plan, acceptance=plan.acceptance),
+        plan=_encode_plan(plan),
         weight=message.weight,
     )
+
+
+def _encode_plan(plan: Plan) -> verification_pb2.Plan:
+    return _PLAN.encode(plan, acceptance=plan.acceptance)
 
 
 def _encode_structured(form: StructuredOutputs | None) -> verification_pb2.StructuredOutputs | None:
@@ -112,6 +126,30 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
     check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
     return _PLAN.decode(wire, acceptance=acceptance_rule(wire.acceptance))
+
+
+def encode_comparing(message: GenerationRequest, plans: Sequence[Plan]) -> verification_pb2.CompareRequest:
+    """Router to verifier."""
+    return verification_pb2.CompareRequest(request=encode_generation(message), plans=[_encode_plan(plan) for plan in plans])
+
+
+def decode_comparing(wire: verification_pb2.CompareRequest) -> tuple[GenerationRequest, tuple[Plan, ...]]:
+    """Decode a message from router to verifier.
+
+    Raises:
+        InvalidArgument: a value is outside its range.
+    """
+    check_size("plans", len(wire.plans), limits.MAX_COMPARED)
+    return decode_generation(wire.request), tuple(_decode_plan(plan) for plan in wire.plans)
+
+
+def encode_comparisons(found: Sequence[ReplayedAnswer]) -> verification_pb2.CompareResponse:
+    """Verifier to router."""
+    return verification_pb2.CompareResponse(comparisons=[_COMPARISON.encode(each) for each in found])
+
+
+def decode_comparisons(wire: verification_pb2.CompareResponse) -> tuple[ReplayedAnswer, ...]:
+    return tuple(_COMPARISON.decode(each) for each in wire.comparisons)
 
 
 def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:

@@ -498,6 +498,89 @@ class Finished(_message.Message):
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
+class CompareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___VerifyRequest:
+        """Its committed tokens are the whole answer."""
+
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]:
+        """At most 8. Their sources draft from tokens alone."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___VerifyRequest | None = ...,
+        plans: _abc.Iterable[Global___Plan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
+
+@_typing.final
+class CompareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPARISONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayedAnswer]:
+        """One for each plan."""
+
+    def __init__(
+        self,
+        *,
+        comparisons: _abc.Iterable[Global___ReplayedAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparisons", b"comparisons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareResponse: _TypeAlias = CompareResponse  # noqa: Y015
+
+@_typing.final
+class ReplayedAnswer(_message.Message):
+    """Unset: not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    num_passes: _builtins.int
+    """Passes that bring tokens, the prompt's included."""
+    seconds: _builtins.float
+    """Of all passes behind that one and of their drafts, by the measured costs of a request that decodes alone."""
+    def __init__(
+        self,
+        *,
+        num_passes: _builtins.int | None = ...,
+        seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes", "_seconds", b"_seconds", "num_passes", b"num_passes", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes", "_seconds", b"_seconds", "num_passes", b"num_passes", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_passes: _TypeAlias = _typing.Literal["num_passes"]  # noqa: Y015
+    _WhichOneofArgType__num_passes: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_passes) -> _WhichOneofReturnType__num_passes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___ReplayedAnswer: _TypeAlias = ReplayedAnswer  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

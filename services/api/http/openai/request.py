@@ -52,6 +52,7 @@ class Asked:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     report: Report = "none"
+    compare: tuple[str, ...] = ()
     chat: ChatOptions = field(default_factory=ChatOptions)
     tools: ToolUse | None = None
     prediction: str = ""

@@ -136,9 +136,17 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
         "report": cast(Report | None, below.one_of("report", get_args(Report))),
+        "compare": _compared(below),
     }
     below.end(known=given)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _compared(fields: Fields) -> tuple[str, ...] | None:
+    names = fields.listed("compare")
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise fields.refuse("compare", names, "a list of strategies' names", "invalid_type")
+    return None if names is None else tuple(names)
 
 
 def read_prediction(fields: Fields) -> str:
