@@ -14,6 +14,7 @@ from cluster.ops_entry import OpsEntry
 from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig
+from services.api.descriptors import make_room
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
@@ -62,6 +63,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     public = replace(public, shared=shared and (public.shared or public.port != 0))
     if http is not None:
         http = replace(http, public=replace(public, shared=shared and (public.shared or http.port != 0)))
+    make_room(public, http=http is not None)
     router = EvenRouter(router, public.privacy)
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)

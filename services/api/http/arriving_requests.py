@@ -1,4 +1,4 @@
-"""uvicorn's protocol for HTTP/1.1, with limits on connections and on how long a request may take to arrive.
+"""uvicorn's protocol for HTTP/1.1, with limits on how long a request may take to arrive.
 
 uvicorn itself waits for ever for the rest of a request's headers: a few hundred clients that send a byte a minute would take
 all connections. And its own limit on them refuses every request while it is reached, also on connections that are there.
@@ -12,35 +12,36 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from services.api.http.connections import Place
+
+# Seconds for the headers of a connection's first request, at most: nobody knows yet who it is.
+_FIRST_S = 10.0
 # Seconds beyond the limit that the application has to answer a late body with an error.
 _ANSWER_S = 2.0
 
 
-def arriving_within(seconds: float, most_connections: int) -> type[asyncio.Protocol]:
-    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``.
+def arriving_within(seconds: float) -> type[asyncio.Protocol]:
+    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``."""
+    return cast(type[asyncio.Protocol], type("_Arriving", (Arriving,), {"arrives_s": seconds}))
 
-    Args:
-        most_connections: of a server, idle ones included; further ones are closed as they come.
+
+class Arriving(H11Protocol):
+    """One connection.
+
+    Attributes:
+        place: its own, which it gives up for others while it waits for a request; set before it is made.
     """
-    limits = {"arrives_s": seconds, "most_connections": most_connections}
-    return cast(type[asyncio.Protocol], type("_Arriving", (_Arriving,), limits))
 
-
-class _Arriving(H11Protocol):
     arrives_s = 0.0
-    most_connections = 0
+    place: Place
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._state: Any = None
-        self._surplus = False
+        self._answered = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.most_connections:
-            self._surplus = True
-            transport.abort()
-            return
         super().connection_made(transport)
         self._watch()
 
@@ -50,12 +51,13 @@ class _Arriving(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._answered = True
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
-        if not self._surplus:
-            super().connection_lost(exc)
+        self.place.release()
+        super().connection_lost(exc)
 
     def _watch(self) -> None:
         """Begin to wait for headers or for a body; a byte of them does not begin it anew."""
@@ -64,8 +66,10 @@ class _Arriving(H11Protocol):
             return
         self._state = state
         self._stop()
+        self.place.give_way = self.transport.abort if state is h11.IDLE else None
         if state is h11.IDLE:
-            self._timer = self.loop.call_later(self.arrives_s, self.transport.abort)
+            seconds = self.arrives_s if self._answered else min(self.arrives_s, _FIRST_S)
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
         elif state is h11.SEND_BODY:
             self._timer = self.loop.call_later(self.arrives_s + _ANSWER_S, self.transport.abort)
 
