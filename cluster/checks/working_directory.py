@@ -56,6 +56,8 @@ def _modules_of_libraries() -> set[str]:
             requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        left += [match[0] for each in requirements if (match := _NAME.match(each)) is not None]
+        # Not what an extra alone asks for: those of tests are many.
+        plain = [each for each in requirements if "extra ==" not in each]
+        left += [match[0] for each in plain if (match := _NAME.match(each)) is not None]
     by_module = metadata.packages_distributions()
     return {module for module, names in by_module.items() if {each.lower().replace("_", "-") for each in names} & needed}
