@@ -56,6 +56,7 @@ class RequestedSampling:
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         # What is set is checked by the class that checks all. The router knows the default of max_tokens later.
@@ -175,12 +176,14 @@ class TextChunk:
 
     ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
+    ``prompt_logprobs``: as in ``speculation.messages.Progress``.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,7 @@ class Answer:
             text=text,
             token_ids=progress.token_ids[:taken],
             logprobs=progress.logprobs[:taken],
+            prompt_logprobs=progress.prompt_logprobs,
             text_ends=tuple(ends),
         )
 

@@ -44,7 +44,9 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs",))
+# The fields of a step that are log-probabilities.
+_OF_TOKENS = ("logprobs", "prompt_logprobs")
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=_OF_TOKENS)
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors"))
 
 
@@ -136,8 +138,8 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
     if isinstance(message, Finished):
         finished = verification_pb2.Finished(reason=_REASONS[message.reason])
         return verification_pb2.VerifyResponse(finished=finished)
-    logprobs = [_LOGPROBS.encode(entry) for entry in message.logprobs]
-    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, logprobs=logprobs))
+    told = {name: [_LOGPROBS.encode(entry) for entry in getattr(message, name)] for name in _OF_TOKENS}
+    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, **told))
 
 
 def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
@@ -153,8 +155,8 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
                 raise InvalidArgument("finished.reason", wire.finished.reason, "STOP or LENGTH")
             return Finished(reason=reason)
         case "progress":
-            logprobs = tuple(_LOGPROBS.decode(entry) for entry in wire.progress.logprobs)
-            return _PROGRESS.decode(wire.progress, logprobs=logprobs)
+            told = {name: tuple(map(_LOGPROBS.decode, getattr(wire.progress, name))) for name in _OF_TOKENS}
+            return _PROGRESS.decode(wire.progress, **told)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
 
