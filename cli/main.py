@@ -24,7 +24,7 @@ from cli import (
     train_run_commands,
 )
 from cli.printed_answer import print_answer
-from cluster.process.terminal import end_with, stderr
+from cluster.process.terminal import end_with, prepare_streams, stderr
 from cluster.settings.config import API_KEY_VARIABLE
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.sources import STRATEGIES
@@ -350,6 +350,7 @@ def _options(**given: Any) -> Options:
 
 def main() -> None:
     """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
+    prepare_streams()
     try:
         app()
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cluster import build
 from cluster.checks import host, model_files
+from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.component_tls import check_tls_files
@@ -75,6 +76,7 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     if not here:
         return
     check_room(server, http=http is not None)
+    check_working_directory()
     check_server(server, first=True)
     if http is not None:
         check_http(http, first=True)

@@ -59,6 +59,7 @@ class RequestedSampling:
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         # What is set is checked by the class that checks all. The router knows the default of max_tokens later.
@@ -184,6 +185,7 @@ class TextChunk:
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
     ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
     the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
+    ``prompt_logprobs``: as in ``speculation.messages.Progress``.
     """
 
     text: str
@@ -193,6 +195,7 @@ class TextChunk:
     incomplete: bool = False
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[ReportedPass, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -204,3 +204,47 @@ async def test_a_long_answer_is_no_slow_request() -> None:
     assert b"[DONE]" in answer
     writer.close()
     await server.stop(0)
+
+
+def whole_request(stream: bool) -> bytes:
+    body = BODY[:-1] + (b', "stream": true}' if stream else b"}")
+    return HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_has_no_more_to_say_gets_its_answer(stream: bool) -> None:
+    router = ScriptedRouter("words")
+    router.waits = 0.1
+    server = await serve_http(router, HttpConfig(port=0, public=PublicServerConfig(port=0)))
+    try:
+        host, port = server.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(whole_request(stream))
+        writer.write_eof()
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+        writer.close()
+        assert b"HTTP/1.1 200 OK" in answer and (b"[DONE]" if stream else b'"content":"words"') in answer
+        assert router.left == 0
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_is_gone_is_noticed(stream: bool) -> None:
+    router = ScriptedRouter("words")
+    router.waits, router.forever = 0.05, True
+    server = await serve_http(router, HttpConfig(port=0, public=PublicServerConfig(port=0)))
+    try:
+        host, port = server.address.rsplit(":", 1)
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(whole_request(stream))
+        async with asyncio.timeout(WAIT_S):
+            while not router.asked:
+                await asyncio.sleep(0.01)
+            writer.close()
+            await writer.wait_closed()
+            while not router.left:
+                await asyncio.sleep(0.01)
+    finally:
+        await server.stop(0)

@@ -13,7 +13,7 @@ PERIOD_S = 1.0
 
 
 class Health(health.aio.HealthServicer):
-    """Answers Check and Watch.
+    """Answers Check, Watch, and List, which the library declares and does not have.
 
     Args:
         send_s: seconds within which a client must make room for a status.
@@ -32,3 +32,7 @@ class Health(health.aio.HealthServicer):
                 await send(context, health_pb2.HealthCheckResponse(status=status), self._send_s)
                 told = status
             await asyncio.sleep(PERIOD_S)
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:
+        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)

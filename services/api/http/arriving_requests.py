@@ -16,6 +16,10 @@ from services.api.http.connections import Place
 
 # Seconds for the headers of a connection's first request, at most: nobody knows yet who it is.
 _FIRST_S = 10.0
+# An answer that is not one yet (RFC 9110, 15.2): clients skip it, and one that is gone refuses it.
+_GO_ON = b"HTTP/1.1 102 Processing\r\n\r\n"
+# Seconds between two of them: the first draws the refusal, which the second then meets.
+_PROBES_S = (0.1, 5.0)
 # Seconds beyond the limit that the application has to answer a late body with an error.
 _ANSWER_S = 2.0
 
@@ -40,6 +44,8 @@ class Arriving(H11Protocol):
         self._state: Any = None
         self._answered = False
         self._timer: asyncio.TimerHandle | None = None
+        self._half_closed = False
+        self._prober: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,13 +55,36 @@ class Arriving(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def eof_received(self) -> bool:
+        """Keep the connection of a client that only has no more to say: it waits for its answer.
+
+        One that is gone looks the same, until it is sent something.
+        """
+        whole = self.cycle is not None and self.conn.their_state is not h11.SEND_BODY
+        # A connection in TLS ends with its first half.
+        waits = whole and not self.cycle.response_complete and self.transport.get_extra_info("sslcontext") is None
+        if waits:
+            self._half_closed = True
+            self._probe(*_PROBES_S)
+        return waits
+
+    def _probe(self, after_s: float, then_s: float) -> None:
+        if self.cycle is None or self.cycle.response_started or self.transport.is_closing():
+            return
+        self.transport.write(_GO_ON)
+        self._prober = self.loop.call_later(after_s, self._probe, then_s, then_s)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._answered = True
+        if self._half_closed:
+            self.transport.close()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        if self._prober is not None:
+            self._prober.cancel()
         self.place.release()
         super().connection_lost(exc)
 

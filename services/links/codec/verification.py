@@ -53,7 +53,9 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "report"))
+# The fields of a step that are log-probabilities.
+_OF_TOKENS = ("logprobs", "prompt_logprobs")
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=(*_OF_TOKENS, "report"))
 _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
 _COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
@@ -177,9 +179,9 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
     if isinstance(message, Finished):
         finished = verification_pb2.Finished(reason=_REASONS[message.reason])
         return verification_pb2.VerifyResponse(finished=finished)
-    logprobs = [_LOGPROBS.encode(entry) for entry in message.logprobs]
+    told = {name: [_LOGPROBS.encode(entry) for entry in getattr(message, name)] for name in _OF_TOKENS}
     report = None if message.report is None else _REPORT.encode(message.report, tree=encode_tree(message.report.tree))
-    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, logprobs=logprobs, report=report))
+    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, report=report, **told))
 
 
 def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
@@ -195,9 +197,9 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
                 raise InvalidArgument("finished.reason", wire.finished.reason, "STOP or LENGTH")
             return Finished(reason=reason)
         case "progress":
-            logprobs = tuple(_LOGPROBS.decode(entry) for entry in wire.progress.logprobs)
+            told = {name: tuple(map(_LOGPROBS.decode, getattr(wire.progress, name))) for name in _OF_TOKENS}
             report = _decode_report(wire.progress.report) if wire.progress.HasField("report") else None
-            return _PROGRESS.decode(wire.progress, logprobs=logprobs, report=report)
+            return _PROGRESS.decode(wire.progress, report=report, **told)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
 

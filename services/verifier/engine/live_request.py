@@ -23,7 +23,7 @@ from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSe
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
 from speculation.tree import merge, prune
-from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, FinishReason, TokenLogprobs, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
@@ -121,6 +121,35 @@ class LiveRequest:
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
         self._unsent: list[Progress | Finished] = []
+        # Of the prompt's tokens from the second one on, and whether they have been told or are not wanted.
+        self._scores: list[TokenLogprobs] = []
+        self._scored = message.sampling.prompt_logprobs is None or bool(message.committed)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted, and so all of its prompt has to be computed."""
+        return not self._scored
+
+    def to_score(self, end: int, *, verified: bool) -> tuple[int, ...]:
+        """The prompt's tokens whose log-probabilities a pass over the tokens from ``computed`` to ``end`` gives.
+
+        Args:
+            verified: the pass reaches the last token, after which the answer's first one is chosen.
+        """
+        return () if self._scored else tuple(self.tokens[self.computed + 1 : end if verified else end + 1])
+
+    def score(self, found: tuple[TokenLogprobs, ...]) -> None:
+        """Keep log-probabilities of prompt tokens that follow ``computed``; some may be known from before a preemption."""
+        del self._scores[self.computed :]
+        self._scores += found
+
+    def take_scores(self) -> tuple[TokenLogprobs, ...]:
+        """Those of the whole prompt, once."""
+        if self._scored:
+            return ()
+        self._scored = True
+        found, self._scores = tuple(self._scores), []
+        return found
 
     def forget_tenant(self) -> None:
         """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""

@@ -329,6 +329,8 @@ class DecodingLoop:
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
+        if part.scored:
+            request.score(part.scored)
         request.computed += part.chain
         if part.prompt_features is not None:
             self._drafting.show(request, part.prompt_features)
@@ -348,6 +350,7 @@ class DecodingLoop:
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
+                prompt_logprobs=request.take_scores(),
                 switches=request.take_switches(),
                 saved_s=part.saved_s,
                 report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,

@@ -149,6 +149,18 @@ def _compared(fields: Fields) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
 
+def read_prompt_logprobs(fields: Fields, stream: StreamOptions | None) -> int | None:
+    """How many log-probabilities of each of the prompt's tokens to return besides its own; None: none at all.
+
+    Raises:
+        Refused: some are wanted of an answer that is streamed.
+    """
+    top = fields.whole("prompt_logprobs", 0, limits.MAX_LOGPROBS)
+    if top is not None and stream is not None:
+        raise fields.refuse("prompt_logprobs", top, "unset where stream is true: an answer that comes whole has them")
+    return top
+
+
 def read_prediction(fields: Fields) -> str:
     """The text that the answer is expected to be; empty: none."""
     below = fields.below("prediction")
