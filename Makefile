@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image page-browser train-smoke bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,7 +25,11 @@ demo: install  ## Serve the default model on a local Ray and stream three answer
 gpu-check:  ## The first checks on a GPU: six gates, under nine minutes; PYTHON needs torch, triton and transformers only
 	@$(PYTHON) -m benchmarks.gpu_check
 
-gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
+gpu-site: install  ## Build the documentation's site into build/site
+	@$(BIN)/python -m typer cli.main utils docs --name outrider --title "Command line" > docs/cli.md
+	@$(BIN)/zensical build --strict --clean
+
+bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
 	@$(BIN)/python -m benchmarks.gpu_bench
 
 test:  ## Before a commit: all that a change breaks in the ordinary way; eight minutes on two cores

@@ -2,7 +2,7 @@
 
 Serve places, watches and scales them, and carries one streaming call per generation from router to verifier. Token trees go
 through the drafters' own gRPC servers, and the public API through the router's. Serve's gRPC proxy is not used: it would
-bind to every interface, without TLS, without our limits and without the callers' deadlines (docs/operations.md).
+bind to every interface, without TLS, without our limits and without the callers' deadlines (docs/how-to/scaling.md).
 """
 
 from __future__ import annotations

@@ -114,6 +114,8 @@ class GrpcDraftLink:
                 receiver.on_reply(codec.decode_drafting_reply(reply))
         finally:
             self._calls = None
+            # gRPC goes on reading requests of a broken stream.
+            calls.abandon()
             replies.cancel()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "training", "cli", "lab")
+PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "training", "tour", "cli", "lab")
 
 
 def _name(path: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 import speculation
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "training", "cli")
+PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "training", "tour", "cli")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 

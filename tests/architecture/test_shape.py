@@ -14,7 +14,7 @@ import outrider
 from speculation import limits
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "sdk/outrider", "benchmarks", "training", "cli")
+PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "sdk/outrider", "benchmarks", "training", "tour", "cli")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,22 +40,11 @@ from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import STRATEGIES
 from speculation.types import Plan, TokenTree
 from tests.fakes import PLAIN, RandomDrafter, collect, decoding, request
+from tests.lossless.models_page import NOT_MADE, Outcome, page, row
 from tests.lossless.tiny_configs import tiny_config
 from tests.tiny import make_tiny_tokenizer
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-
-# Types of which transformers cannot make a small model from a configuration alone; what is given out for them is refused
-# all the same.
-NOT_MADE = {
-    "blt": "transformers itself fails to run it",
-    "dots3_note": "its vision part cannot be made small",
-    "gemma3n": "its vision part needs the package timm",
-    "gemma4_assistant": "it drafts for another model, from whose keys and values it reads",
-    "gemma4_unified_assistant": "it drafts for another model, from whose keys and values it reads",
-    "musicgen": "transformers makes its decoder from another configuration",
-    "musicgen_melody": "transformers makes its decoder from another configuration",
-}
 
 ANSWER = 32
 # Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
@@ -64,29 +52,6 @@ _LENGTHS = (41, 23, 67)
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
 # how far logits spread.
 NEAR_TIE = 1e-3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What became of a type.
-
-    Attributes:
-        refusal: why it is not served; empty: it is.
-        wrong: what was served wrongly; must be empty.
-        exact: whether a row's logits are the same bits, whatever shares its pass.
-        near_ties: answers that left transformers' where two tokens were equally likely up to rounding.
-        stages: why its layers cannot be split over stages; empty: they can.
-        dtypes: those it is served in; others are missing.
-        layers: why hidden states can be had of the last layer alone; empty: of every layer.
-    """
-
-    refusal: str = ""
-    wrong: str = ""
-    exact: bool = False
-    near_ties: int = 0
-    stages: str = ""
-    dtypes: tuple[Dtype, ...] = ()
-    layers: str = ""
 
 
 @torch.no_grad()
@@ -329,53 +294,6 @@ def dtypes(config: TargetConfig) -> Iterator[Dtype]:
             yield dtype
 
 
-HEAD = """# Models
-
-Which of the causal language models of transformers {version} are served, as seen on a tiny random one of each type: loaded,
-asked for {answer} tokens after prompts longer than every window, plainly and from trees, alone and three at a time, and compared
-with `generate` token for token. `python -m tests.lossless.architectures > docs/models.md` made this table, in some minutes;
-tests/lossless/test_architectures.py holds it to what it sees, and to the types of the installed transformers.
-
-- **served**: what is not, is refused at the start with this sentence. Whatever is loaded is also compared with its own eager
-  attention at every start (`services/verifier/checks/guard.py`), so that a type, or a configuration of one, that this table does not
-  know is served rightly or refused, too.
-- **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
-  decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
-  that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
-- **stages**: whether the layers can be split over processes.
-- **layers**: of which layers drafters can be given hidden states: of all by their number, or of the last alone.
-- **dtypes**: what `verifier.dtype` may be on a CPU; on a GPU also fp8, which is not tried here.
-
-What would be needed for the others:
-
-- *Encoder-decoders* read a second text, or a picture or sound, which requests cannot give. Their decoders alone, and others that
-  count their positions themselves instead of taking those that they are given, can compute a text from its beginning only; a
-  branch of a tree, or the second request of a pass, begins elsewhere.
-- *Recurrent and hybrid layers* (Mamba, RWKV, linear attention, short convolutions) carry a state instead of keys and values. It
-  cannot step back over rejected drafts: a snapshot of every layer's state at every node of a tree, or states computed anew from the
-  last kept one, would have to stand beside the key-value pool, and a tree's branches would each have to be computed from
-  their parent's state.
-- *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
-  would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
-
-| type | served | bits | stages | layers | dtypes |
-|---|---|---|---|---|---|
-"""
-
-
-def row(model_type: str, found: Outcome) -> str:
-    """The type's line of docs/models.md."""
-    if found.wrong:
-        return f"| {model_type} | **wrong: {found.wrong}** | | | | |"
-    if found.refusal:
-        # How far a model is off depends on the processor; that it is, does not.
-        reason = re.sub(r", by [\d.]+ of the spread", "", found.refusal.replace("|", "/"))
-        return f"| {model_type} | no: {reason} | | | | |"
-    bits = "exact" if found.exact else "up to near ties"
-    stages, layers = "no" if found.stages else "yes", "last" if found.layers else "all"
-    return f"| {model_type} | yes | {bits} | {stages} | {layers} | {', '.join(found.dtypes)} |"
-
-
 def _row_of(model_type: str) -> str:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -387,7 +305,7 @@ def main() -> None:
     """Print docs/models.md."""
     with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as workers:
         rows = list(workers.map(_row_of, TYPES))
-    print(HEAD.format(version=transformers.__version__, answer=ANSWER) + "\n".join(rows))
+    print(page(rows, transformers.__version__, ANSWER))
 
 
 if __name__ == "__main__":

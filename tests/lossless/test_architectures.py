@@ -6,9 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
 
 from services.verifier.kernels.native.library import library
-from tests.lossless.architectures import NOT_MADE, TYPES, outcome, row
+from tests.lossless.architectures import ANSWER, TYPES, outcome
+from tests.lossless.models_page import NOT_MADE, WELL_KNOWN, page, row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
@@ -32,10 +34,12 @@ async def test_served_as_generate_answers_or_refused(model_type: str, tmp_path: 
 
 
 def test_tables_name_types_that_there_are() -> None:
-    assert KNOWN.keys() | NOT_MADE.keys() <= set(TYPES)
+    assert KNOWN.keys() | NOT_MADE.keys() | {kind for _, kind in WELL_KNOWN} <= set(TYPES)
 
 
 def test_the_page_knows_every_type() -> None:
     """``python -m tests.lossless.architectures > docs/models.md`` makes it."""
-    named = [line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("| ")]
-    assert named[1:] == list(TYPES)
+    rows = [line for line in PAGE.partition("| type |")[2].splitlines() if line.startswith("| ")]
+    assert [line.split("|")[1].strip() for line in rows] == list(TYPES)
+    assert page(rows, transformers.__version__, ANSWER) == PAGE.rstrip("\n")
+    assert "-1 tokens" not in PAGE and "model.safetensors" not in PAGE, "a reason about the test, not about the model"
