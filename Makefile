@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,7 +35,7 @@ bench: install  ## How fast a GPU is: passes, and tokens per second beside trans
 test:  ## Before a commit: all that a change breaks in the ordinary way; eight minutes on two cores
 	@MAKE="$(MAKE)" .ci/parts install test-quick+check+bench-smoke
 
-test-all: test test-rest  ## Everything: `test`, then all that takes longer; forty minutes
+test-all: page-browser test test-rest  ## Everything: `test`, then all that takes longer; forty minutes
 
 test-rest:  ## What `test` leaves out: every architecture and layout, chaos, faults, deployments, the real model on all kernels
 	@MAKE="$(MAKE)" .ci/parts install test-exhaustive test-alone
@@ -46,11 +46,14 @@ test-fast: install  ## Units, the import law and the idea's exact enumerations: 
 test-quick: install  ## The tests of `test`
 	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "not exhaustive and not alone"
 
-test-exhaustive: install
+test-exhaustive: install page-browser
 	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "exhaustive and not alone"
 
 test-alone: install  ## Tests that want the machine to themselves: the real model
 	@BIN=$(BIN) .ci/tests -m "alone and not image"
+
+page-browser:  ## A Chromium for the tests of the page at /, from Debian's package, as root; part of test-all
+	@tests/page/install-browser || [ $$? = 75 ]
 
 test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test-all
 	@$(BIN)/pytest tests/k8s -m "not image"

@@ -24,7 +24,7 @@ from cli import (
     train_run_commands,
 )
 from cli.printed_answer import print_answer
-from cluster.process.terminal import end_with, stderr
+from cluster.process.terminal import end_with, prepare_streams, stderr
 from cluster.settings.config import API_KEY_VARIABLE
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.sources import STRATEGIES
@@ -113,7 +113,7 @@ def serve(
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
         if addresses.http is not None:
             needs_key = bool(loaded.server.api_key_hashes or loaded.server.keys_file)
-            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key)}"
+            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key, page=loaded.server.page)}"
         wait_for_interrupt(ready)
 
 
@@ -325,12 +325,15 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     from cluster.models.target import ResolvedModel
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
+    from services.router.comparisons import plan_comparisons
     from services.router.strategies import make_plan
 
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)
     wire = build_request(prompt, messages, None, options)
     strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
-    make_plan(decode_request(wire, tenant=None), strategy)
+    request = decode_request(wire, tenant=None)
+    make_plan(request, strategy)
+    plan_comparisons(request, strategy)
 
 
 def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
@@ -352,6 +355,7 @@ def _options(**given: Any) -> Options:
 
 def main() -> None:
     """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
+    prepare_streams()
     try:
         app()
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from cluster.ops_entry import OpsEntry
 from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig
+from services.api.descriptors import make_room
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
@@ -62,6 +63,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     public = replace(public, shared=shared and (public.shared or public.port != 0))
     if http is not None:
         http = replace(http, public=replace(public, shared=shared and (public.shared or http.port != 0)))
+    make_room(public, http=http is not None)
     router = EvenRouter(router, public.privacy)
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)
@@ -92,9 +94,10 @@ async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig
             claims.callback(claim.close)
 
 
-def how_to_try(url: str, *, needs_key: bool) -> str:
-    """Where OpenAI's API is, and a command line that asks it."""
+def how_to_try(url: str, *, needs_key: bool, page: bool) -> str:
+    """Where OpenAI's API is, and a command line that asks it; with ``page``, where the page for browsers is."""
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     call = f"curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"OpenAI's API: {url}/v1\n  {call}"
+    shown = f"\nPage for browsers: {url}/" if page else ""
+    return f"OpenAI's API: {url}/v1\n  {call}{shown}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from services.json_schemas import without_vacuous
 from services.printable import printable_line
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
@@ -64,6 +65,14 @@ def engine_text(structured: StructuredOutputs) -> str:
     Raises:
         InvalidArgument: its text is not of its kind.
     """
+    try:
+        return _engine_text(structured)
+    except (ValueError, RecursionError) as error:
+        # The engine's own: of numbers that it cannot hold, of texts that are no Unicode.
+        raise refusal(structured, str(error)) from None
+
+
+def _engine_text(structured: StructuredOutputs) -> str:
     text = structured.text
     match structured.kind:
         case "json_object":
@@ -75,8 +84,13 @@ def engine_text(structured: StructuredOutputs) -> str:
             if not isinstance(schema, dict):
                 raise refusal(structured, "a schema is an object, or true")
             own = schema.get("x-guidance")
+            # As it is, where nothing is left out: numbers are not written anew.
+            plain = without_vacuous(schema)
+            text = text if plain == schema else json.dumps(plain, ensure_ascii=False)
             return _json_grammar(text, own if isinstance(own, dict) else {})
         case "regex":
+            if (len(text) - len(text.rstrip("\\"))) % 2:
+                raise refusal(structured, "a regular expression does not end in a single backslash")
             return LLMatcher.grammar_from_regex(text)
         case "choice":
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_literal, _choices(structured)))}")
@@ -143,9 +157,16 @@ def _parse_json(structured: StructuredOutputs) -> Any:
         raise ValueError(f"{constant} is no JSON")
 
     try:
-        return json.loads(structured.text, parse_constant=refuse)
+        return json.loads(structured.text, parse_constant=refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise refusal(structured, f"no JSON: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice: only one of its values could count")
+    return found
 
 
 def _choices(structured: StructuredOutputs) -> list[str]:

@@ -76,6 +76,7 @@ class Progress:
     before its first pass. ``cached_tokens`` of its prompt had been computed before. ``switches``: sources left out, and why.
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
     ``report``: where the plan asks for it.
+    ``prompt_logprobs``: of the prompt's tokens but its first, with the answer's first token where they are wanted.
     """
 
     token_ids: tuple[int, ...]
@@ -84,9 +85,22 @@ class Progress:
     num_drafted: int = 0
     accepted_sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
     report: PassReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedAnswer:
+    """What an answer would have taken under another plan. None: not known.
+
+    ``num_passes``: passes that bring tokens, the prompt's included. ``seconds``: of all passes behind that one and of their
+    drafts, by the measured costs of a request that decodes alone.
+    """
+
+    num_passes: int | None
+    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from speculation.messages import (
@@ -25,12 +25,14 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
     ServiceState,
     StepReport,
     VerifierCard,
 )
+from speculation.types import Plan
 
 
 class DraftReceiver(Protocol):
@@ -128,6 +130,16 @@ class VerifierPort(Protocol):
 
         Raises:
             OutriderError: instead of ``Finished``.
+        """
+
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        """What an answer would have taken under each of ``plans``, whose sources draft from tokens alone.
+
+        Args:
+            request: its ``committed`` is the whole answer.
+
+        Raises:
+            OutriderError: nothing can be said now.
         """
 
     async def describe(self) -> VerifierCard:

@@ -49,6 +49,7 @@ class SamplingParams:
     """How the target chooses its tokens, under every strategy alike. It checks itself, whoever makes it or decodes it.
 
     ``ignore_generation_config``: the model's own logits processors are not applied (model_files/generation_config.py).
+    ``prompt_logprobs``: as ``logprobs``, of the prompt's own tokens but its first.
     ``allowed_token_ids``: no other tokens are chosen; empty: all are. ``bad_words``: token ids that never follow each other.
 
     Raises:
@@ -74,6 +75,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.temperature != 0:
@@ -98,6 +100,7 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _check_range("logit_bias", bias, *limits.LOGIT_BIAS)
         _check_range("logprobs", self.logprobs or 0, 0, limits.MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.prompt_logprobs or 0, 0, limits.MAX_LOGPROBS)
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False, suffix: str = "") -> None:
@@ -254,9 +257,10 @@ class Verdict:
 
 @dataclass(kw_only=True, slots=True)
 class SpeculationStats:
-    """Running counts of one request, by vLLM's definitions. A step is one pass that committed tokens.
+    """Running counts of one request, by vLLM's definitions.
 
-    ``seconds_saved``: by which its tokens came sooner than by plain decoding of the same requests; negative: later.
+    A step is one pass that committed tokens, with drafts or without. ``seconds_saved``: by which its tokens came sooner
+    than by plain decoding of the same requests; negative: later.
     """
 
     num_spec_steps: int = 0
@@ -283,7 +287,7 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step (tau), the target's own token included."""
+        """Tokens per pass (tau), the target's own token included."""
         return self.num_committed_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property

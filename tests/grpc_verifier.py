@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -16,8 +16,9 @@ from services.links.codec import verification as codec
 from services.links.status import DETAIL_KEY, aborting
 from speculation import errors, limits
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.types import Plan
 
 # Metadata that a verifier sends as soon as it has a request.
 _BEGUN = "outrider-begun"
@@ -39,6 +40,12 @@ class GrpcVerifierLink:
             raise _lost(error) from error
         finally:
             call.cancel()
+
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        try:
+            return codec.decode_comparisons(await self._stub.Compare(codec.encode_comparing(request, plans)))
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error) from error
 
     async def describe(self) -> VerifierCard:
         # A verifier that has just come is not reported as missing while gRPC pauses between its tries to connect.
@@ -127,6 +134,12 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
                     yield codec.encode_generation_event(event)
             finally:
                 await events.aclose()
+
+    async def Compare(
+        self, request: verification_pb2.CompareRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.CompareResponse:
+        async with aborting(context):
+            return codec.encode_comparisons(await self._verifier.compare(*codec.decode_comparing(request)))
 
     async def Describe(
         self, request: verification_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]

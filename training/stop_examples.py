@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.drafter.interfaces import DraftWanted, ModelSource
-from services.drafter.replay import AnswerReplay
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.classifier import FEATURES, features_of
 from services.drafter.stopping.interface import DraftedToken, StopPolicy
 from services.drafter.stopping.lengths import PlannedLength
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
+from speculation.replay import AnswerReplay
 from speculation.types import EMPTY_TREE, TokenTree
 
 # Answers drafted for at a time.

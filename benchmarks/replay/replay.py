@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,12 +18,13 @@ from typing import Any, TypeGuard
 from benchmarks.bench.results import TRACES, read_recorded
 from benchmarks.bench.tables import Table
 from services.drafter.config import DrafterConfig
-from services.drafter.replay import AnswerReplay
 from services.drafter.service import DrafterService
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService
 from speculation.errors import ConfigurationError
-from speculation.messages import CloseSession, DraftFailure, OpenSession, StepReport
+from speculation.messages import CloseSession, Draft, DraftFailure
+from speculation.replay import AnswerReplay
+from speculation.types import EMPTY_TREE, TokenTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,23 +122,35 @@ async def _replay(
 async def _replay_one(
     drafter: DrafterService, name: str, trace: Trace, sources: Sequence[str], max_nodes: int, result: Replayed
 ) -> None:
-    # As in serving: the pass over the prompt gives the first token, before there is anything to draft from.
     answer = AnswerReplay(name, (*trace.prompt, *trace.output), len(trace.prompt), max_nodes)
-    message: OpenSession | StepReport = answer.opening(sources=tuple(sources), tenant="")
-    passes = 0
+    await _draft(drafter, name, drafter.open(answer.opening(sources=tuple(sources), tenant="")), result)
+    # As in serving, the pass over the prompt gives the first token; it waits for no draft.
+    report, passes = answer.accept(EMPTY_TREE), 1
     while not answer.over:
-        start = time.perf_counter()
-        draft = await (drafter.open(message) if isinstance(message, OpenSession) else drafter.step(message))
-        result.drafting_s += time.perf_counter() - start
-        if isinstance(draft, DraftFailure):
-            raise ConfigurationError(f"cannot draft: {draft.reason}")
-        if draft is None:
-            draft = await anext(drafter.further(name))
+        tree = await _draft(drafter, name, drafter.step(report), result)
+        result.nodes += len(tree)
+        report = answer.accept(tree)
         passes += 1
-        result.nodes += len(draft.tree)
-        message = answer.accept(draft.tree)
     drafter.close(CloseSession(session_id=name))
     result.count(trace.task, passes, len(trace.output))
+
+
+async def _draft(
+    drafter: DrafterService, name: str, called: Coroutine[Any, Any, Draft | DraftFailure | None], result: Replayed
+) -> TokenTree:
+    """The tree that answers a call.
+
+    Raises:
+        ConfigurationError: the drafter cannot draft.
+    """
+    start = time.perf_counter()
+    draft = await called
+    result.drafting_s += time.perf_counter() - start
+    if isinstance(draft, DraftFailure):
+        raise ConfigurationError(f"cannot draft: {draft.reason}")
+    if draft is None:
+        draft = await anext(drafter.further(name))
+    return draft.tree
 
 
 def table(results: dict[tuple[str, int], Replayed]) -> Table:

@@ -11,30 +11,30 @@ from benchmarks.bench.tables import ratio
 from cli.demo import side_by_side
 from cli.demo.measuring import LONG_TOKENS, Findings
 from cli.demo.on_ray import RayService
-from cli.demo.prompts import COPY, OPEN
+from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, Pairs, Recording, differing, record
 
 _ACTS = 4
 
 
 def race(console: Console, found: Findings) -> None:
-    """The same answer twice."""
-    _title(console, 1, "the same answer, written twice")
-    console.print(f"[bold]> {COPY.splitlines()[0]}[/bold] (and {COPY.count(chr(10))} lines)\n")
-    plain, ours = found.copy.plain[0], found.copy.ours[0]
+    """The same edit twice."""
+    _title(console, 1, "the same edit, written twice")
+    console.print(f"[bold]> {EDIT.splitlines()[0]}[/bold] (and {EDIT.count(chr(10))} lines)\n")
+    plain, ours = found.edit.plain[0], found.edit.ours[0]
     side_by_side.show(console, plain, ours)
-    console.print(f"Measured one after the other, {len(found.copy.ours)} times: {_speed(found.copy)} the speed.\n")
+    console.print(f"Measured one after the other, {len(found.edit.ours)} times: {_speed(found.edit)} the speed.\n")
 
 
 def lies(console: Console, found: Findings) -> None:
     """A hostile drafter."""
     _title(console, 2, "a drafter turns hostile")
-    wrong = differing(found.copy.plain[0].result.token_ids, found.lied.result.token_ids)
+    wrong = differing(found.edit.plain[0].result.token_ids, found.lied.result.token_ids)
     tokens = found.lied.result.usage.completion_tokens
     console.print(
         f"It sent {found.lies} drafts of random tokens, every third one no tree at all, each said to be certain.\n"
         f"[bold]{wrong} of {tokens} tokens differ[/bold]; {found.lied.seconds:.2f} s, plain decoding "
-        f"{found.copy.plain[0].seconds:.2f} s.\n"
+        f"{found.edit.plain[0].seconds:.2f} s.\n"
     )
 
 
@@ -75,9 +75,9 @@ def table(found: Findings, killed: Recording) -> Table:
     made = Table(title="Greedy, the default model, this machine", title_justify="left")
     for column in ("answer", "tokens", "passes plainly", "passes", "speed", "tokens that differ"):
         made.add_column(column, justify="left" if column == "answer" else "right")
-    for name, pairs in (("repeats its prompt", found.copy), ("open question", found.open)):
+    for name, pairs in (("edit", found.edit), ("open question", found.open)):
         _row(made, name, pairs.plain[0], pairs.ours[0], _speed(pairs), pairs.differ)
-    for name, plain, ours in (("hostile drafter", found.copy.plain[0], found.lied), ("verifier killed", found.long, killed)):
+    for name, plain, ours in (("hostile drafter", found.edit.plain[0], found.lied), ("verifier killed", found.long, killed)):
         _row(made, name, plain, ours, "", differing(plain.result.token_ids, ours.result.token_ids))
     return made
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import outrider
 from cli.demo.lying import LyingLink
-from cli.demo.prompts import COPY, OPEN
+from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
 from cluster.local_service import running_in_process
 from cluster.models.target import resolve
@@ -18,8 +18,8 @@ from speculation.ports import DraftLink
 
 # One more than a spread needs.
 _PAIRS = 3
-# Of the answers: all of the first, and of the second enough to be told from noise.
-_COPY_TOKENS, _OPEN_TOKENS = 128, 96
+# Of the answers: all of the first; of the second, enough to be told from noise.
+_EDIT_TOKENS, _OPEN_TOKENS = 128, 96
 # Of the answer during which a verifier will die.
 LONG_TOKENS = 200
 
@@ -29,13 +29,13 @@ class Findings:
     """What was measured.
 
     Attributes:
-        copy, open: the answer that repeats its prompt, and the one to an open question.
+        edit, open: the edited program, and the one to an open question.
         lied: the first again, while the drafter lies.
         lies: how many drafts were lies.
         long: plain decoding's longer answer to the open question.
     """
 
-    copy: Pairs
+    edit: Pairs
     open: Pairs
     lied: Recording
     lies: int
@@ -57,12 +57,12 @@ def measure_all(console: Console) -> Findings:
         running_in_process(settings, model, between=between) as addresses,
         outrider.Client(addresses.grpc) as client,
     ):
-        copy = measure(client, COPY, _COPY_TOKENS, _PAIRS)
+        edit = measure(client, EDIT, _EDIT_TOKENS, _PAIRS)
         open_ = measure(client, OPEN, _OPEN_TOKENS, _PAIRS)
         long = record(client, PLAIN, OPEN, LONG_TOKENS)
         links[0].lies = True
-        lied = record(client, OURS, COPY, _COPY_TOKENS)
-    return Findings(copy=copy, open=open_, lied=lied, lies=links[0].told, long=long)
+        lied = record(client, OURS, EDIT, _EDIT_TOKENS)
+    return Findings(edit=edit, open=open_, lied=lied, lies=links[0].told, long=long)
 
 
 def _telling(console: Console, what: str) -> AbstractContextManager[object]:

@@ -1,20 +1,21 @@
-"""What the demo asks. The answers to ``COPY`` were read: the default model does the task, to the letter."""
+"""What the demo asks. The answer to ``EDIT`` was read: the default model does what it is asked."""
 
 from __future__ import annotations
 
-COPY = """Print this program again:
+EDIT = """Rename the class Stack to Pile and print the whole program again:
 
 ```python
-def celsius(fahrenheit):
-    return (fahrenheit - 32) * 5 / 9
+class Stack:
+    def __init__(self):
+        self.items = []
 
-def kilometres(miles):
-    return miles * 1.609344
+    def push(self, item):
+        self.items.append(item)
 
-def kilograms(pounds):
-    return pounds * 0.45359237
+    def pop(self):
+        return self.items.pop()
 
-def litres(gallons):
-    return gallons * 3.785411784
+    def peek(self):
+        return self.items[-1]
 ```"""
 OPEN = "Explain in a few sentences why the sky is blue."

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from cluster import build
 from cluster.checks import host, model_files
+from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
+from services.api.descriptors import check_room
 from services.api.sockets import bind_ops, check_http, check_server
 from services.machine import free_memory
 from services.model_files import gguf_header
@@ -73,6 +75,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     _check_ops_port(settings)
     if not here:
         return
+    check_room(server, http=http is not None)
+    check_working_directory()
     check_server(server, first=True)
     if http is not None:
         check_http(http, first=True)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def prepare_streams() -> None:
+    """Make stdout and stderr take any text: an encoding without a character writes its number, a closed stream nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Else the next file or socket would get the stream's number, and what libraries print.
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as we run
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def stderr() -> Console:

@@ -208,6 +208,10 @@ class VerifierDeployment(_Process):
         """A router with open streams says that it lives."""
         self._callers.heard(caller)
 
+    async def compare(self, request: bytes) -> bytes:
+        """As ``VerifierPort.compare``, with serialised messages."""
+        return serialised.write_comparisons(await self._observed.compare(*serialised.read_comparing(request)))
+
     async def describe(self) -> bytes:
         return serialised.write_card(await self._verifier.describe())
 

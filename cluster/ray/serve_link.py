@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -21,7 +21,8 @@ from cluster.ray.verifier_choice import session_of
 from services.links import serialised
 from speculation import limits
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ServiceState, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.types import Plan
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,14 @@ class ServeVerifierLink:
                 await said.results_async(timeout_s=BEAT_S, return_exceptions=True)
             except Exception as error:
                 log.info("not all verifiers have heard that this router lives: %s", error)
+
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        """As ``VerifierPort.compare``: of any verifier."""
+        try:
+            found = await self._handle.compare.remote(serialised.write_comparing(request, plans))
+        except Exception as error:
+            raise translate(error) from None
+        return serialised.read_comparisons(found)
 
     async def describe(self) -> VerifierCard:
         """As ``VerifierPort.describe``: of any verifier, the first one that answers."""

@@ -29,6 +29,7 @@ from outrider.errors import (
 )
 from outrider.types import (
     Chunk,
+    Comparison,
     DroppedNodes,
     Generation,
     Logprob,
@@ -47,6 +48,7 @@ __all__ = [
     "Cancelled",
     "Chunk",
     "Client",
+    "Comparison",
     "DeadlineExceeded",
     "DroppedNodes",
     "Generation",

@@ -115,6 +115,7 @@ class Client:
                 the same distribution, but which tokens are drawn depends on the drafts.
             report: "sources": say who guessed each token, in ``Chunk.origins`` and ``Generation.origins``; "trees": also
                 what each pass checked, in ``passes`` of both. Default: "none".
+            compare: names of up to 8 strategies; ``Generation.comparisons`` says what they would have made of the answer.
             temperature: 0 (default) always takes the likeliest token; 0.001 to 100, larger is more random.
             top_k: keep the k likeliest tokens; 0 (default): all.
             top_p: keep the likeliest tokens whose probabilities add up to this, above 0 and at most 1 (default: all).

@@ -13,6 +13,7 @@ from outrider._transport import MAX_BYTES
 from outrider.errors import InvalidArgument
 from outrider.types import (
     Chunk,
+    Comparison,
     DroppedNodes,
     Generation,
     Logprob,
@@ -53,6 +54,7 @@ class Options(TypedDict, total=False):
     num_speculative_tokens: int | None
     acceptance: str | None
     report: str | None
+    compare: str | Sequence[str] | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -78,7 +80,7 @@ class Options(TypedDict, total=False):
     privacy: str | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report")
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report", "compare")
 
 
 def build_request(
@@ -136,7 +138,7 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     if name in ("model", "prediction", "cache_salt", "priority", "privacy"):
         _set(request, name, value)
     elif name in _SPECULATION:
-        _set(request.speculation, name, value)
+        _set(request.speculation, name, [value] if name == "compare" and isinstance(value, str) else value)
     elif name == "structured_outputs":
         _set_form(request.sampling.structured_outputs, value)
     elif name in ("stop", "bad_words"):
@@ -279,8 +281,20 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         seed=end.seed,
         model=end.model,
         request_id=end.request_id,
+        comparisons=tuple(_read_comparison(each) for each in end.comparisons),
         passes=tuple(report for chunk in chunks for report in chunk.passes),
         origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
+    )
+
+
+def _read_comparison(wire: pb.Comparison) -> Comparison:
+    return Comparison(
+        strategy=wire.strategy,
+        num_passes=wire.num_passes if wire.HasField("num_passes") else None,
+        tokens_per_pass=wire.tokens_per_pass if wire.HasField("tokens_per_pass") else None,
+        seconds=wire.seconds if wire.HasField("seconds") else None,
+        exact=wire.exact,
+        without=tuple(wire.without),
     )
 
 

@@ -132,12 +132,31 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What an answer would have taken under another strategy: alone, with no memory of earlier requests. None: not known.
+
+    Attributes:
+        num_passes: as ``SpeculativeDecoding.num_spec_steps``.
+        seconds: of all passes behind the prompt's and of their drafts, by the server's measured costs.
+        exact: the replay told its drafters all that passes would; otherwise they may have taken somewhat fewer passes.
+        without: sources of the strategy that were left out, since they run a model or read hidden states.
+    """
+
+    strategy: str
+    num_passes: int | None
+    tokens_per_pass: float | None
+    seconds: float | None
+    exact: bool
+    without: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
     """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
 
     ``request_id`` is what the request is called in the server's logs. ``origins``: one for each token, with ``report``;
     their characters, one token's after the other's, are exactly the text. ``passes``: all of them, with
-    ``report="trees"``.
+    ``report="trees"``. ``comparisons``: one for each strategy in ``compare``.
     """
 
     text: str
@@ -154,6 +173,7 @@ class Generation:
     request_id: str
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[PassReport, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

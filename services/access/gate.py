@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -257,16 +257,28 @@ class Gate:
             finally:
                 slots.close()
 
-    @contextmanager
-    def counted(self, caller: Caller, method: str, request_id: str) -> Iterator[None]:
-        """A recorded call of a key that may generate, which counts as one of its requests, and writes no tokens.
+    def arriving(self, caller: Caller) -> AbstractContextManager[None]:
+        """A call whose content arrives. A key has no more of them than it may have requests at once.
 
         Raises:
-            PermissionDenied: the key may not generate.
+            ResourceExhausted: when it is entered: that limit is reached.
+        """
+        return self._use(caller.limits).arriving()
+
+    @contextmanager
+    def counted(self, caller: Caller, method: str, request_id: str = "", *, scope: str | None = None) -> Iterator[None]:
+        """A recorded call which counts as one of its key's requests, and writes no tokens.
+
+        Args:
+            scope: what the key must be allowed; None: nothing.
+
+        Raises:
+            PermissionDenied: the key has not the scope.
             ResourceExhausted: a limit is reached; says when to try again.
         """
         with self.recorded(caller, method, request_id):
-            self.require(caller, "generate")
+            if scope is not None:
+                self.require(caller, scope)
             use = self._use(caller.limits)
             use.enter(1, 0, counted_as="request")
             try:

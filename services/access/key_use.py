@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from services.access.key_records import KeyRecord
 from services.access.token_bucket import TokenBucket
@@ -24,6 +25,7 @@ class KeyUse:
         self._clock = clock
         self._limited = limited
         self._running = 0
+        self._arriving = 0
         self._buckets: dict[str, TokenBucket] = {}
         self.follow(record)
 
@@ -72,6 +74,23 @@ class KeyUse:
         """
         self._wait("tokens", tokens)
         self._settle("tokens", tokens)
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """A request, while its content arrives: nobody waits for more of it than could be answered.
+
+        Raises:
+            ResourceExhausted: as many arrive already as may run at once.
+        """
+        most = self._record.max_concurrent
+        if most is not None and self._arriving >= most:
+            self._limited.add(1, "max_concurrent")
+            raise ResourceExhausted(f"{self._arriving} requests of this API key arrive already (max_concurrent is {most})")
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
 
     def leave(self) -> None:
         """Give a slot back."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from services.api.origins import ReportedPass, TokenOrigin
+from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import ServiceState
@@ -59,6 +59,7 @@ class RequestedSampling:
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         # What is set is checked by the class that checks all. The router knows the default of max_tokens later.
@@ -139,6 +140,7 @@ class ClientRequest:
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
         report: what the answer tells of its drafts; it changes nothing of the answer.
+        compare: strategies of which the answer's end says what they would have made of it.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -161,6 +163,7 @@ class ClientRequest:
     private: bool | None = None
     how: HowAsked = HowAsked()
     report: Report = "none"
+    compare: tuple[str, ...] = ()
 
 
 def is_conversation(request: ClientRequest) -> bool:
@@ -182,6 +185,7 @@ class TextChunk:
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
     ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
     the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
+    ``prompt_logprobs``: as in ``speculation.messages.Progress``.
     """
 
     text: str
@@ -191,6 +195,7 @@ class TextChunk:
     incomplete: bool = False
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[ReportedPass, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +235,7 @@ class Completion:
     strategy: str
     stats: SpeculationStats
     timing: Timing
+    comparisons: tuple[ComparedStrategy, ...] = ()
 
 
 def decoding_figures(strategy: str, stats: SpeculationStats) -> dict[str, Any]:

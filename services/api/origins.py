@@ -1,4 +1,4 @@
-"""Where an answer's tokens come from, as users are told who ask for it."""
+"""Where an answer's tokens come from, and what other strategies would have made of it, as users are told who ask."""
 
 from __future__ import annotations
 
@@ -52,3 +52,22 @@ class ReportedPass:
     pass_s: float
     wait_s: float
     requests: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedStrategy:
+    """What an answer would have taken under another strategy. None: not known.
+
+    Attributes:
+        num_passes: passes that bring tokens, the prompt's included.
+        seconds: of all passes behind that one and of their drafts, by the measured costs of a request that decodes alone.
+        exact: the replay told its drafters all that passes would; otherwise they may have taken somewhat fewer passes.
+        without: sources of the strategy that were left out, since they run a model or read hidden states.
+    """
+
+    strategy: str
+    num_passes: int | None
+    tokens_per_pass: float | None
+    seconds: float | None
+    exact: bool
+    without: tuple[str, ...] = ()

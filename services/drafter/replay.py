@@ -1,8 +1,4 @@
-"""Replays drafters along texts that the target has written.
-
-Whatever is drafted, the target would have written the same text. So the text itself says how much of a tree is accepted,
-and no pass of the target is needed.
-"""
+"""Replays models that draft along texts that the target has written (``speculation.replay``), many at once."""
 
 from __future__ import annotations
 
@@ -15,62 +11,11 @@ from numpy.typing import NDArray
 
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from services.drafter.sessions.known_states import KnownStates
-from speculation.acceptance import StopRule, walk
-from speculation.messages import OpenSession, StepReport
-from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import path_to
+from speculation.replay import AnswerReplay
 from speculation.types import EMPTY_TREE, Features, TokenTree
 
 # Calls in which all prompts are read.
 _MOST_CALLS = 256
-
-
-class AnswerReplay:
-    """A prompt and its answer, and how much of the answer is committed: at first nothing.
-
-    Attributes:
-        length: tokens committed, those of the prompt included.
-    """
-
-    def __init__(self, name: str, tokens: tuple[int, ...], prompt_length: int, max_nodes: int) -> None:
-        self.length = prompt_length
-        self._name = name
-        self._tokens = tokens
-        self._nodes = max_nodes
-        self._hash = extend_hash(EMPTY_HASH, tokens[:prompt_length])
-
-    @property
-    def over(self) -> bool:
-        """Whether all is committed."""
-        return self.length >= len(self._tokens)
-
-    def opening(self, *, sources: tuple[str, ...] = (), tenant: str | None = None, temperature: float = 0.0) -> OpenSession:
-        """The message that starts its session."""
-        return OpenSession(
-            session_id=self._name,
-            tokens=self._tokens[: self.length],
-            prompt_length=self.length,
-            sources=sources,
-            max_nodes=self._nodes,
-            temperature=temperature,
-            tenant=tenant,
-        )
-
-    def accept(self, tree: TokenTree) -> StepReport:
-        """Commit what a pass over ``tree`` would, by the acceptance rule of serving; what the drafter is told of it."""
-        rest = self._tokens[self.length :]
-        stop = StopRule(stop_token_ids=frozenset(), generated=0, room=len(rest))
-        accepted = walk(tree, lambda node: rest[len(path_to(tree, node))], stop)
-        self.length += len(accepted.tokens)
-        self._hash = extend_hash(self._hash, accepted.tokens)
-        return StepReport(
-            session_id=self._name,
-            committed=accepted.tokens,
-            length=self.length,
-            prefix_hash=self._hash,
-            accepted_path=accepted.path,
-            max_nodes=self._nodes,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

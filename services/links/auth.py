@@ -51,21 +51,15 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         shown = bearer_of(handler_call_details.invocation_metadata)
         if handler is None or (shown is not None and hmac.compare_digest(hash_key(shown), self._token_hash)):
             return handler
-        return _refusing(handler, "no_token" if shown is None else "unknown_token", self._refused)
+        return _refusing("no_token" if shown is None else "unknown_token", self._refused)
 
 
-def _refusing(
-    handler: grpc.RpcMethodHandler[Any, Any], reason: str, refused: RefusedComponents
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler of the same kind that refuses every call."""
+def _refusing(reason: str, refused: RefusedComponents) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that refuses every call, without its message: gRPC would wait for one before it runs a unary method."""
     error = Unauthenticated("no valid API key: send metadata 'authorization: Bearer KEY'")
 
-    async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         refused.note(reason, context.peer())
         await abort(context, error)
 
-    if handler.request_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from outrider.internal.v1 import drafting_pb2, retrieval_pb2
@@ -28,6 +28,7 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
     ServiceState,
@@ -35,6 +36,7 @@ from speculation.messages import (
     VerifierCard,
 )
 from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
+from speculation.types import Plan
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +156,10 @@ class InProcessVerifierLink:
                 yield serialised.read_event(serialised.write_event(event))
         finally:
             await events.aclose()
+
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        received = serialised.read_comparing(serialised.write_comparing(request, plans))
+        return serialised.read_comparisons(serialised.write_comparisons(await self._verifier.compare(*received)))
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(serialised.read_forget(serialised.write_forget(tenant)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.internal.v1 import verification_pb2
 from services.links.codec import verification as codec
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.types import Plan
 
 
 def write_request(request: GenerationRequest) -> bytes:
@@ -29,6 +32,30 @@ def write_event(event: Progress | Finished) -> bytes:
 def read_event(data: bytes) -> Progress | Finished:
     """Decode the bytes of ``write_event``."""
     return codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(data))
+
+
+def write_comparing(request: GenerationRequest, plans: Sequence[Plan]) -> bytes:
+    """Router to verifier."""
+    return codec.encode_comparing(request, plans).SerializeToString()
+
+
+def read_comparing(data: bytes) -> tuple[GenerationRequest, tuple[Plan, ...]]:
+    """Decode the bytes of ``write_comparing``.
+
+    Raises:
+        InvalidArgument: a limit is broken; names the field.
+    """
+    return codec.decode_comparing(verification_pb2.CompareRequest.FromString(data))
+
+
+def write_comparisons(found: Sequence[ReplayedAnswer]) -> bytes:
+    """Verifier to router."""
+    return codec.encode_comparisons(found).SerializeToString()
+
+
+def read_comparisons(data: bytes) -> tuple[ReplayedAnswer, ...]:
+    """Decode the bytes of ``write_comparisons``."""
+    return codec.decode_comparisons(verification_pb2.CompareResponse.FromString(data))
 
 
 def write_forget(tenant: str) -> bytes:

@@ -42,6 +42,8 @@ class EvenRouter(PassingRouter):
         why = "all answers of this server are private" if self._privacy.strict else "the answer is private"
         if request.report != "none":
             raise InvalidArgument("speculation.report", request.report, f"none, or unset: {why}")
+        if request.compare:
+            raise InvalidArgument("speculation.compare", ", ".join(request.compare), f"unset: {why}")
 
     async def _evenly(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         clock, began, ticks = asyncio.get_running_loop().time, asyncio.get_running_loop().time(), 0
@@ -84,6 +86,7 @@ class _Pieces:
         self._tokens: deque[tuple[int, TokenLogprobs | None, int]] = deque()
         self._text = ""
         self._shown = 0
+        self._of_prompt: tuple[TokenLogprobs, ...] = ()
 
     @property
     def left(self) -> bool:
@@ -93,6 +96,7 @@ class _Pieces:
     def add(self, chunk: TextChunk) -> None:
         """Take what has come."""
         self._text += chunk.text
+        self._of_prompt += chunk.prompt_logprobs
         ends = chunk.text_ends or (self._shown + len(self._text),) * len(chunk.token_ids)
         logprobs = chunk.logprobs or (None,) * len(chunk.token_ids)
         self._tokens += zip(chunk.token_ids, logprobs, ends, strict=True)
@@ -107,9 +111,11 @@ class _Pieces:
         count = len(self._text) if last else max(0, taken[-1][2] - self._shown)
         text, self._text = self._text[:count], self._text[count:]
         self._shown += len(text)
+        of_prompt, self._of_prompt = self._of_prompt, ()
         return TextChunk(
             text=text,
             token_ids=tuple(token for token, _, _ in taken),
             logprobs=tuple(entry for _, entry, _ in taken if entry is not None),
             text_ends=tuple(end for _, _, end in taken),
+            prompt_logprobs=of_prompt,
         )

@@ -88,6 +88,7 @@ class Answer:
             text=text,
             token_ids=progress.token_ids[:taken],
             logprobs=progress.logprobs[:taken],
+            prompt_logprobs=progress.prompt_logprobs,
             text_ends=tuple(ends),
             incomplete=self._detokenizer.incomplete,
             origins=() if told is None else told.of_tokens(progress.accepted_sources, begin, ends),

@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from services.api.messages import (
@@ -22,6 +23,7 @@ from services.api.messages import (
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.answer import Answer
+from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
 from services.router.sampling import complete_sampling
@@ -69,26 +71,31 @@ class RouterService:
         self._tokens.check_length(request.input, card.max_model_len)
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
+        planned = plan_comparisons(request, self._config.strategy)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens, after=before)
         named = self._tokens.named(request.sampling.stop)
         origins = None if request.report == "none" else Origins(self._tokens)
         answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
-        events = self._migration.generate(inner)
-        try:
+        reason, said = FinishReason.STOP, list[int]()
+        async with aclosing(self._migration.generate(inner)) as events:
             async for event in events:
                 if isinstance(event, Finished):
-                    if rest := answer.rest():
-                        yield TextChunk(text=rest, token_ids=())
-                    yield answer.complete(event.reason, card.model)
-                    return
-                yield answer.add(event)
+                    reason = event.reason
+                    break
+                chunk = answer.add(event)
+                if planned:
+                    said += chunk.token_ids
+                yield chunk
                 if answer.stop_string is not None:
-                    yield answer.complete(FinishReason.STOP, card.model)
-                    return
-        finally:
-            await events.aclose()
+                    break
+        if rest := answer.rest():
+            yield TextChunk(text=rest, token_ids=())
+        completion = answer.complete(reason, card.model)
+        if planned:
+            completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
+        yield completion
 
     async def models(self) -> list[ModelCard]:
         card, strategy = await self._describe(), self._config.strategy

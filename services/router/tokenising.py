@@ -1,79 +1,82 @@
-"""Tokenises texts in a few threads, with a bound on the waiting ones. Callers that have gone are skipped."""
+"""Tokenises texts in a few threads; further ones wait, each tenant's in their order. Callers that have gone are skipped.
+
+How many may wait is the servers' to say (``server.max_concurrent_requests``): they hold the texts already.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
-
-from speculation.errors import ResourceExhausted
 
 _Result = TypeVar("_Result")
 _THREADS = 2
-_MOST_WAITING = 256
-_MOST_CHARACTERS = 32 << 20
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Calls under way and waiting, and the characters of their texts."""
+class _Tenant:
+    """Who waits, with the characters of each one's text; and those of the texts that had their turn meanwhile."""
 
-    texts: int = 0
-    characters: int = 0
-
-    def add(self, texts: int, characters: int) -> None:
-        self.texts += texts
-        self.characters += characters
+    waiting: deque[tuple[asyncio.Future[None], int]] = field(default_factory=deque)
+    taken: int = 0
 
 
 class TokenisingPool:
     """A small pool of threads. What is cancelled before its turn is never begun.
 
-    Tokenising a long text takes time; in a thread, it does not delay other requests. asyncio's own pool is shared with
-    everything else and has no bound on what waits.
+    Tokenising a long text takes time; in a thread, it does not delay other requests. While texts wait, the next one is that
+    of the tenant that has had the fewest characters, so that nobody's texts keep those of others out.
 
     Args:
         threads: texts tokenised at once; a tokeniser's work mostly runs without Python's lock.
-        most_waiting: calls under way and waiting; those of one tenant may be half as many.
-        most_characters: of their texts together; those of one tenant may have half as many.
     """
 
-    def __init__(
-        self, threads: int = _THREADS, most_waiting: int = _MOST_WAITING, most_characters: int = _MOST_CHARACTERS
-    ) -> None:
+    def __init__(self, threads: int = _THREADS) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenising")
-        self._most = _Waiting(most_waiting, most_characters)
-        self._most_of_one = _Waiting(-(-most_waiting // 2), -(-most_characters // 2))
-        self._all = _Waiting()
-        self._of: dict[str, _Waiting] = {}
+        self._free = threads
+        self._of: dict[str, _Tenant] = {}
 
     async def run(self, work: Callable[[], _Result], characters: int, tenant: str | None = None) -> _Result:
         """The result of ``work`` on a text of so many characters.
 
         Args:
-            tenant: whose text it is, so that nobody's texts keep those of all others out; None: not known.
-
-        Raises:
-            ResourceExhausted: too much is waiting already.
+            tenant: whose text it is; None: not known.
         """
-        counts = [(self._all, self._most, "")]
-        if tenant is not None:
-            own = self._of.get(tenant) or _Waiting()
-            counts.append((own, self._most_of_one, " of yours"))
-        for waiting, most, whose in counts:
-            # One text may be longer than the bound.
-            if waiting.texts and (waiting.texts >= most.texts or waiting.characters + characters > most.characters):
-                raise ResourceExhausted(f"{waiting.texts} texts{whose} wait to be tokenised already")
-        if tenant is not None:
-            self._of[tenant] = own
-        for waiting, _, _ in counts:
-            waiting.add(1, characters)
+        await self._turn(tenant or "", characters)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            for waiting, _, _ in counts:
-                waiting.add(-1, -characters)
-            if tenant is not None and not self._of[tenant].texts:
+            self._pass_on()
+
+    async def _turn(self, tenant: str, characters: int) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        known = self._of.get(tenant)
+        if known is None:
+            # One that comes now has had as much as the one that has had least.
+            known = self._of[tenant] = _Tenant(taken=min((each.taken for each in self._of.values()), default=0))
+        known.waiting.append((mine, characters))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give a turn that has ended to the next one who waits."""
+        while self._of:
+            tenant, state = min(self._of.items(), key=lambda item: item[1].taken)
+            mine, characters = state.waiting.popleft()
+            if not state.waiting:
                 del self._of[tenant]
+            if not mine.done():
+                state.taken += characters
+                mine.set_result(None)
+                return
+        self._free += 1

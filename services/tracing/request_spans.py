@@ -8,7 +8,7 @@ keys or tenants.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,9 +18,9 @@ from opentelemetry.util.types import AttributeValue
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
-from speculation.types import SpeculationStats
+from speculation.types import Plan, SpeculationStats
 
 _PROVIDER = "outrider"
 # Sampling parameters and the names that the conventions give them.
@@ -84,6 +84,9 @@ class TracedVerifier:
             finally:
                 set_attributes(span, _verified(request, stats, queued_s))
                 await events.aclose()
+
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        return await self._verifier.compare(request, plans)
 
     async def describe(self) -> VerifierCard:
         return await self._verifier.describe()

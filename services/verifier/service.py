@@ -14,6 +14,7 @@ from services.model_files.folder import model_fingerprint
 from services.tracing.log_names import log_name
 from services.verifier.checks.pass_costs import costs_of
 from services.verifier.checks.self_check import SelfCheck
+from services.verifier.comparing.comparing import Comparing
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
@@ -24,7 +25,8 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.types import Plan
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class VerifierService:
         target = self._target
         self._arithmetic = arithmetic_of(target, config.target)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
+        self._comparing = Comparing(origins, budget, target.vocab_size)
+        origins = self._comparing.origins
         self.loop = DecodingLoop(target, origins, budget, config.loop, worker, grammars=grammars, metrics=metrics)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
@@ -104,6 +108,9 @@ class VerifierService:
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         return self._check.watched(request, self.loop.generate(request))
 
+    async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
+        return await self._comparing.compare(request, plans)
+
     async def forget(self, tenant: str) -> None:
         await self._check.forget(tenant)
         await self.loop.forget(tenant)
@@ -135,8 +142,8 @@ class VerifierService:
 
 def _counts(stats: LoopStats) -> DecodingCounts:
     return DecodingCounts(
-        tokens=stats.answer_tokens,
-        passes=stats.answer_passes,
+        tokens=sum(counts.tokens for counts in stats.by_strategy.values()),
+        passes=sum(counts.passes for counts in stats.by_strategy.values()),
         prompt_tokens=stats.prompt_tokens,
         cached_prompt_tokens=stats.prompt_tokens_cached,
         drafted_by_source=stats.nodes_by_source,

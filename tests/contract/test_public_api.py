@@ -231,6 +231,8 @@ async def test_health_and_reflection(tiny_model: Path) -> None:
         for service in ("", SERVICE):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        listed = (await health.List(health_pb2.HealthListRequest())).statuses
+        assert {listed[name].status for name in ("", "liveness")} == {health_pb2.HealthCheckResponse.SERVING}
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         async for answer in stub.ServerReflectionInfo(iter([asked])):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -129,6 +132,45 @@ async def test_only_connections_beyond_the_limit_are_closed() -> None:
             writer.close()
 
 
+async def test_no_address_keeps_others_out() -> None:
+    async with served(LATER_S, max_connections=3) as address:
+        host, port = address.rsplit(":", 1)
+        silent = [await opened(address) for _ in range(3)]
+        assert not await answered(*await opened(address))
+        other = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        assert await answered(*other)
+        # It has taken the place of the first one.
+        assert await asyncio.wait_for(silent[0][0].read(1), LATER_S / 2) == b""
+        for _, writer in (other, *silent):
+            writer.close()
+
+
+async def test_where_descriptors_run_out_connections_wait_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(LATER_S) as address:
+        host, port = address.rsplit(":", 1)
+        waiting = [socket.socket() for _ in range(3)]
+        kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (waiting[-1].fileno() + 1, kept[1]))
+        filling = []
+        with suppress(OSError):
+            while True:
+                filling.append(os.dup(0))
+        try:
+            for each in waiting:
+                each.connect((host, int(port)))
+            await asyncio.sleep(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+            for each in filling:
+                os.close(each)
+        for each in waiting:
+            assert await answered(*await asyncio.open_connection(sock=each))
+        told = [record for record in caplog.records if "files" in record.getMessage()]
+        assert [record.name for record in told] == ["services.api.http.accepting"]
+        for each in waiting:
+            each.close()
+
+
 async def test_silent_connections_do_not_keep_supervisors_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_listener, "_ARRIVES_S", LATER_S)
     monkeypatch.setattr(ops_listener, "_MOST_CONNECTIONS", 4)
@@ -162,3 +204,47 @@ async def test_a_long_answer_is_no_slow_request() -> None:
     assert b"[DONE]" in answer
     writer.close()
     await server.stop(0)
+
+
+def whole_request(stream: bool) -> bytes:
+    body = BODY[:-1] + (b', "stream": true}' if stream else b"}")
+    return HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_has_no_more_to_say_gets_its_answer(stream: bool) -> None:
+    router = ScriptedRouter("words")
+    router.waits = 0.1
+    server = await serve_http(router, HttpConfig(port=0, public=PublicServerConfig(port=0)))
+    try:
+        host, port = server.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(whole_request(stream))
+        writer.write_eof()
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+        writer.close()
+        assert b"HTTP/1.1 200 OK" in answer and (b"[DONE]" if stream else b'"content":"words"') in answer
+        assert router.left == 0
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_is_gone_is_noticed(stream: bool) -> None:
+    router = ScriptedRouter("words")
+    router.waits, router.forever = 0.05, True
+    server = await serve_http(router, HttpConfig(port=0, public=PublicServerConfig(port=0)))
+    try:
+        host, port = server.address.rsplit(":", 1)
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(whole_request(stream))
+        async with asyncio.timeout(WAIT_S):
+            while not router.asked:
+                await asyncio.sleep(0.01)
+            writer.close()
+            await writer.wait_closed()
+            while not router.left:
+                await asyncio.sleep(0.01)
+    finally:
+        await server.stop(0)

@@ -214,8 +214,11 @@ def test_an_engine_that_gives_up_after_other_questions_starts_again() -> None:
 def test_a_grammar_that_leads_nowhere_fails_loudly() -> None:
     tokenizer, eos = letters("a", "b")
     state = grammar_state(tokenizer, eos, "regex", "ax")
-    with pytest.raises(Internal, match="allows no token"):
-        state.allowed((0,))
+    # A draft that leads there is never taken, unless the answer itself goes there.
+    assert state.allowed((0,)) is None
+    state.commit((0,))
+    with refuses(InvalidArgument, field="structured_outputs.regex", allowed="allows no token after 1 tokens"):
+        state.allowed(())
 
 
 async def test_a_model_with_more_logits_than_tokens(tiny_model: Path) -> None:
@@ -240,7 +243,7 @@ def asked(kind: GrammarKind, text: str, **params: int | bool) -> SamplingParams:
         (asked("json", '{"type": "hiccup"}'), "structured_outputs.json", "Invalid type: hiccup"),
         (asked("grammar", "start: <|nowhere|>"), "structured_outputs.grammar", "nowhere"),
         (asked("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}'), "structured_outputs.grammar", "not"),
-        (asked("regex", r"[^\s\S]"), "structured_outputs.regex", "no text"),
+        (asked("regex", r"[^\s\S]"), "structured_outputs.regex", "allows no token after 0"),
         (asked("regex", "a", min_tokens=3), "min_tokens", "0 with"),
         (asked("regex", "a", ignore_eos=True), "ignore_eos", "false with"),
     ],

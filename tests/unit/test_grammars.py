@@ -6,9 +6,10 @@ import json
 import time
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from services.grammars import MAX_CHOICES, check_sampling, engine_text
+from services.json_schemas import without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
@@ -28,7 +29,10 @@ def sampling(kind: GrammarKind, text: str) -> SamplingParams:
         ("json", "true"),
         ("json", '{"type": "string", "format": "date-time", "title": "when", "banana": 1}'),
         ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}'),
+        ("json", '{"type": "object", "propertyNames": {}}'),
+        ("json", '{"properties": {"a": {"type": "object", "propertyNames": {"type": "string"}}}}'),
         ("regex", ""),
+        ("regex", "\\\\"),
         ("grammar", 'start: "temperature=3" | /[a[temperature]]/'),
         ("grammar", "start: <|some_special_token|>"),
         ("grammar", 'start: a\na[stop="temperature"]: /x/'),
@@ -52,6 +56,16 @@ def test_what_is_supported(kind: GrammarKind, text: str) -> None:
         ("json", '{"not": {}, "x-guidance": {"lenient": true}}', "Unimplemented keys"),
         ("json", '{"type": "string", "format": "nonsense"}', "Unknown format"),
         ("json", '{"$ref": "http://example.org/schema"}', "not present"),
+        ("json", '{"type": "integer", "minimum": ' + "9" * 400 + "}", "out of range"),
+        ("json", '{"minimum": 1e999}', "out of range"),
+        ("json", '{"enum": [' + "9" * 5000 + "]}", "no JSON"),
+        ("json", '{"a":' * 150 + "1" + "}" * 150, "recursion limit"),
+        ("json", '{"const": "\\ud800"}', "escape"),
+        ("json", '{"type": "string", "type": "integer"}', "there twice"),
+        ("json", '{"type": "object", "propertyNames": {"pattern": "^a"}}', "propertyNames"),
+        ("regex", "\\", "single backslash"),
+        ("regex", "a\\\\\\", "single backslash"),
+        ("choice", '["\\ud800"]', "surrogates"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("choice", "[]", "one or more"),
@@ -113,3 +127,28 @@ def test_white_space_comes_to_an_end_and_a_schema_may_have_none() -> None:
         text = json.dumps({"type": "object", "additionalProperties": False, **options})
         matcher = LLMatcher(tokenizer, engine_text(StructuredOutputs(kind="json", text=text)), log_level=0)
         assert matcher.try_consume_tokens([0, *[2] * 100]) == 1 + most
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns", "kept"),
+    [
+        (["id"], ["^id$"], []),
+        (["id"], ["^id$", "^x"], ["^x"]),
+        (["a", "b"], ["^[ab]$", "^(a|b)$", "^[abc]$"], ["^[abc]$"]),
+        (["a"], ["a"], ["a"]),
+        (["a$"], ["^a\\$"], ["^a\\$"]),
+        ([], ["^a$"], ["^a$"]),
+    ],
+)
+def test_patterns_of_names_that_are_all_declared_are_left_out(
+    names: list[str], patterns: list[str], kept: list[str]
+) -> None:
+    schema = {"properties": {name: {} for name in names}, "patternProperties": {pattern: {} for pattern in patterns}}
+    assert list(without_vacuous({"items": schema})["items"].get("patternProperties", {})) == kept
+
+
+def test_a_pattern_beside_its_own_names_leads_nowhere_no_more() -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+    schema |= {"patternProperties": {"^id$": {}}, "additionalProperties": False}
+    matcher = LLMatcher(LLTokenizer("byte"), engine_text(StructuredOutputs(kind="json", text=json.dumps(schema))))
+    assert matcher.try_consume_tokens(list(b'{"id":5,')) == len(b'{"id":5')

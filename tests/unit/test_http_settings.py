@@ -51,6 +51,8 @@ def test_other_machines_need_keys() -> None:
 
 
 def test_the_line_to_try() -> None:
-    told = how_to_try("http://127.0.0.1:8000", needs_key=False)
+    told = how_to_try("http://127.0.0.1:8000", needs_key=False, page=True)
+    assert told.endswith("Page for browsers: http://127.0.0.1:8000/")
     assert "http://127.0.0.1:8000/v1/chat/completions" in told and "Bearer" not in told
-    assert "Authorization: Bearer KEY" in how_to_try("http://127.0.0.1:8000", needs_key=True)
+    told = how_to_try("http://127.0.0.1:8000", needs_key=True, page=False)
+    assert "Authorization: Bearer KEY" in told and "browsers" not in told

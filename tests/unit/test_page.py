@@ -19,6 +19,8 @@ from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.page import PAGE, content_security_policy
 from services.api.http.server import serve_http
+from services.router.comparisons import _replayed
+from speculation.sources import AUTO, SOURCES, STRATEGIES
 from tests.scripted_router import ScriptedRouter
 
 MOST_BYTES = 60 * 1024
@@ -100,6 +102,19 @@ def test_the_page_needs_nothing_else_and_makes_no_html_of_texts() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text)
     assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"@import|url\(|localStorage|sessionStorage|document\.cookie", text)
+
+
+def test_it_offers_to_compare_all_that_can_be_compared() -> None:
+    (listed,) = re.findall(r"const COMPARED = \[(.*?)\];", PAGE.read_text(), re.DOTALL)
+    can = {name for name, sources in STRATEGIES.items() if not sources or any(map(_replayed, sources))}
+    assert set(re.findall(r'"(\w+)"', listed)) == can - {AUTO}
+
+
+def test_every_source_has_a_colour_of_its_own() -> None:
+    (listed,) = re.findall(r"const COLOURS = \{(.*?)\};", PAGE.read_text(), re.DOTALL)
+    colours = dict(re.findall(r'(\w+): "(#[0-9a-f]{6})"', listed))
+    assert set(colours) == (set(SOURCES) - {"autoregressive"}) | {"grammar"}
+    assert len(set(colours.values())) == len(colours)
 
 
 def test_it_is_small_and_packaged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,3 +238,8 @@ def test_reports_of_drafts_are_refused(report: Report) -> None:
     allowed = "none, or unset: all answers of this server are private"
     with refuses(InvalidArgument, field="speculation.report", value=report, allowed=allowed):
         strict.generate(asked(1, report=report))
+
+
+def test_comparisons_are_refused() -> None:
+    with refuses(InvalidArgument, field="speculation.compare", value="suffix", allowed="unset: the answer is private"):
+        EvenRouter(Decoding(2), PRIVACY).generate(asked(1, private=True, compare=("suffix",)))

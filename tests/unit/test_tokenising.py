@@ -1,20 +1,22 @@
-"""What is too long is refused before it is tokenised; what nobody waits for is not tokenised; what waits is bounded."""
+"""What is too long is refused before it is tokenised; what nobody waits for is not tokenised; all others wait."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.config import RouterConfig
+from services.router.conversations import Conversations
+from services.router.named_templates import ChatTemplates
 from services.router.service import RouterService
-from services.router.templates import ChatTemplate
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens
-from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
+from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import VerifierCard
 from tests.lock_held import longest_gap
 from tests.refusals import refuses
@@ -81,8 +83,8 @@ def test_no_text_that_fits_is_refused_by_its_length(tiny_model: Path) -> None:
         tokens.check_length(text, len(tokens.encode(text)) + 1)
 
 
-async def test_what_nobody_waits_for_is_not_done_and_what_waits_is_bounded() -> None:
-    pool, go = TokenisingPool(threads=1, most_waiting=3, most_characters=100), threading.Event()
+async def test_what_nobody_waits_for_is_not_done() -> None:
+    pool, go = TokenisingPool(threads=1), threading.Event()
     done: list[str] = []
 
     def work(name: str) -> str:
@@ -90,36 +92,45 @@ async def test_what_nobody_waits_for_is_not_done_and_what_waits_is_bounded() -> 
         done.append(name)
         return name
 
-    running = asyncio.create_task(pool.run(lambda: work("running"), 10))
-    left = asyncio.create_task(pool.run(lambda: work("left"), 10))
-    stays = asyncio.create_task(pool.run(lambda: work("stays"), 10))
+    running, left, stays = (asyncio.create_task(pool.run(partial(work, name), 10)) for name in ("running", "left", "stays"))
     await asyncio.sleep(0)
-    with pytest.raises(ResourceExhausted, match="3 texts wait"):
-        await pool.run(lambda: work("too many"), 1)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    with pytest.raises(ResourceExhausted):
-        await pool.run(lambda: work("too long"), 81)
     go.set()
     assert await asyncio.gather(running, stays) == ["running", "stays"]
     assert done == ["running", "stays"]
-    # A text beyond the bound may still come alone.
-    assert await pool.run(lambda: work("long"), 1000) == "long"
+
+
+async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None:
+    pool, go = TokenisingPool(threads=1), threading.Event()
+    running = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
+    await asyncio.sleep(0)
+    leaves, stays = (asyncio.create_task(pool.run(lambda: True, 1)) for _ in range(2))
+    await asyncio.sleep(0)
+    go.set()
+    await running
+    # Its turn has come, and it has not run yet.
+    leaves.cancel()
+    assert await asyncio.wait_for(stays, 60)
+    assert await pool.run(lambda: True, 1)
+
+
+async def test_a_burst_waits() -> None:
+    pool = TokenisingPool()
+    assert await asyncio.gather(*(pool.run(lambda: True, 10, "one") for _ in range(2000))) == [True] * 2000
 
 
 async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
-    pool, go = TokenisingPool(threads=1, most_waiting=4, most_characters=100), threading.Event()
-    waiting = [asyncio.create_task(pool.run(lambda: go.wait(60), 10, "greedy")) for _ in range(2)]
+    pool, go = TokenisingPool(threads=1), threading.Event()
+    done: list[str] = []
+    first = asyncio.create_task(pool.run(lambda: go.wait(60), 1))
     await asyncio.sleep(0)
-    with pytest.raises(ResourceExhausted, match="2 texts of yours wait"):
-        await pool.run(lambda: True, 10, "greedy")
-    waiting.append(asyncio.create_task(pool.run(lambda: go.wait(60), 10, "other")))
+    asked = [("greedy", 100)] * 3 + [("other", 60)] * 3
+    tasks = [asyncio.create_task(pool.run(partial(done.append, name), size, name)) for name, size in asked]
     await asyncio.sleep(0)
-    with pytest.raises(ResourceExhausted, match="of yours"):
-        await pool.run(lambda: True, 41, "other")
     go.set()
-    assert await asyncio.gather(*waiting) == [True] * 3
-    assert await pool.run(lambda: True, 10, "greedy")
+    await asyncio.gather(first, *tasks)
+    assert done == ["greedy", "other", "other", "greedy", "other", "greedy"]
 
 
 async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:
@@ -131,8 +142,8 @@ async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Pa
 
 def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(str(tiny_model))
-    template = ChatTemplate("{{ raise_exception('bad\x1b[31m\n\x00' ~ messages[0]['content']) }}", {})
-    monkeypatch.setattr(tokens._backend, "template", template)
+    template = "{{ raise_exception('bad\x1b[31m\n\x00' ~ messages[0]['content']) }}"
+    monkeypatch.setattr(tokens, "_conversations", Conversations(ChatTemplates({"default": template}, {}), generic=True))
     with pytest.raises(InvalidArgument) as caught:
         tokens.encode_chat([ChatMessage(role="user", content="\x07y" * 50_000)])
     assert len(str(caught.value)) < 400

@@ -444,6 +444,7 @@ class SpeculationParams(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    COMPARE_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """Name of a strategy (see ListModels). Unset: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -456,6 +457,13 @@ class SpeculationParams(_message.Message):
     """What the answer tells of its drafts; it is the same answer. "none" (default): nothing. "sources": who guessed each token
     (Chunk.origins). "trees": also what each pass checked (Chunk.passes). Refused of private answers.
     """
+    @_builtins.property
+    def compare(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of strategies of which the answer's end says what they would have made of it (Complete.comparisons), each once, at
+        most 8. They are found by replay once the answer is there, so its end comes later, by 5 seconds at most. Strategies that
+        only models draft for are refused, and so is this of private answers.
+        """
+
     def __init__(
         self,
         *,
@@ -463,10 +471,11 @@ class SpeculationParams(_message.Message):
         num_speculative_tokens: _builtins.int | None = ...,
         acceptance: _builtins.str | None = ...,
         report: _builtins.str | None = ...,
+        compare: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
@@ -772,6 +781,7 @@ class Complete(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    COMPARISONS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
     """The stop string that ended the text, if one did."""
@@ -790,6 +800,10 @@ class Complete(_message.Message):
     def timing(self) -> Global___Timing: ...
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
+        """In the order of SpeculationParams.compare."""
+
     def __init__(
         self,
         *,
@@ -803,10 +817,11 @@ class Complete(_message.Message):
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        comparisons: _abc.Iterable[Global___Comparison] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "comparisons", b"comparisons", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_string: _TypeAlias = _typing.Literal["stop_string"]  # noqa: Y015
     _WhichOneofArgType__stop_string: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string"]  # noqa: Y015
@@ -818,6 +833,61 @@ class Complete(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Complete: _TypeAlias = Complete  # noqa: Y015
+
+@_typing.final
+class Comparison(_message.Message):
+    """What the answer would have taken under another strategy: alone, with no memory of earlier requests. Unset: not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_PASS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    num_passes: _builtins.int
+    """Passes that bring tokens, the prompt's included, as num_spec_steps counts them."""
+    tokens_per_pass: _builtins.float
+    seconds: _builtins.float
+    """Of all passes behind the prompt's and of their drafts, by the server's measured costs of a request that decodes alone."""
+    exact: _builtins.bool
+    """Whether the replay told its drafters all that passes would. Otherwise they may have taken somewhat fewer passes: recycling
+    learns from tokens that the model found likely and did not choose, which a replay does not know.
+    """
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sources of the strategy that were left out, since they run a model or read hidden states."""
+
+    def __init__(
+        self,
+        *,
+        strategy: _builtins.str = ...,
+        num_passes: _builtins.int | None = ...,
+        tokens_per_pass: _builtins.float | None = ...,
+        seconds: _builtins.float | None = ...,
+        exact: _builtins.bool = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes", "_seconds", b"_seconds", "_tokens_per_pass", b"_tokens_per_pass", "num_passes", b"num_passes", "seconds", b"seconds", "tokens_per_pass", b"tokens_per_pass"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes", "_seconds", b"_seconds", "_tokens_per_pass", b"_tokens_per_pass", "exact", b"exact", "num_passes", b"num_passes", "seconds", b"seconds", "strategy", b"strategy", "tokens_per_pass", b"tokens_per_pass", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_passes: _TypeAlias = _typing.Literal["num_passes"]  # noqa: Y015
+    _WhichOneofArgType__num_passes: _TypeAlias = _typing.Literal["_num_passes", b"_num_passes"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_pass: _TypeAlias = _typing.Literal["tokens_per_pass"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_pass: _TypeAlias = _typing.Literal["_tokens_per_pass", b"_tokens_per_pass"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_passes) -> _WhichOneofReturnType__num_passes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_pass) -> _WhichOneofReturnType__tokens_per_pass | None: ...
+
+Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -847,7 +917,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class SpeculationMetrics(_message.Message):
-    """vLLM's names. A step is one pass of the target over this request that yielded tokens."""
+    """vLLM's names. A step is one pass of the target over this request that yielded tokens, with drafts or without."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

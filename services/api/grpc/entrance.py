@@ -1,9 +1,10 @@
-"""What a public call must pass before its method sees it: a key, a slot, and a message without unknown fields."""
+"""What a public call must pass before its method sees it: a key, a seat, and a message in time without unknown fields."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -13,52 +14,105 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.access.gate import Caller, Gate
+from services.api.config import PublicServerConfig
+from services.api.grpc.early import early
 from services.links.auth import bearer_of
-from services.links.guarded_calls import Context, Handler, Next, wrapped
+from services.links.guarded_calls import Context, Handler, Next
 from speculation.errors import InvalidArgument, ResourceExhausted
 
-# Only Check is exempt: a Watch call never ends, so anyone could use up the server's concurrent calls with them.
-_HEALTH = "/grpc.health.v1.Health/Check"
+# Needs no key and no seat: a supervisor asks it of a busy server, too.
+_CHECK = "/grpc.health.v1.Health/Check"
+_CHECKS, _CHECKS_OF_ONE_ADDRESS = 256, 16
+# Streams that never end, by their names in the audit log. They count as a request of their key for as long as they last.
+_ENDLESS = {
+    "/grpc.health.v1.Health/Watch": "Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionInfo",
+}
+# The part of the seats that they may take, all together.
+_ENDLESS_PART = 8
+# Seconds within which the message of a call must arrive.
+_ARRIVES_S = 30.0
+_CHECK_ARRIVES_S = 5.0
 # Whose call the running method answers. gRPC runs each in a task of its own.
 current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 
 class PublicEntrance(grpc.aio.ServerInterceptor):
-    """Lets in calls with a valid key while there is a slot; health checks always.
+    """Lets in calls with a valid key while there is a seat; health checks always."""
 
-    Args:
-        most: calls at once.
-    """
-
-    def __init__(self, gate: Gate, most: int) -> None:
+    def __init__(self, gate: Gate, config: PublicServerConfig) -> None:
         self._gate = gate
-        self._most = most
-        self._running = 0
+        self._send_s = config.send_timeout_s
+        self._seats = _Seats(config.max_concurrent_requests, "max_concurrent_requests")
+        self._endless = _Seats(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
+        self._checks = _Seats(_CHECKS, "health checks")
+        self._checks_of: Counter[str] = Counter()
 
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method == _HEALTH:
-            return handler
-        # Of the public methods, reflection alone takes a stream.
-        return wrapped(handler, self._guard, only_known, handler.request_deserializer)
+        if handler is None:
+            return None
+        name = handler_call_details.method
+        if name == _CHECK:
+            return early(handler, self._check, only_known, arrives_s=_CHECK_ARRIVES_S, send_s=self._send_s)
+
+        @asynccontextmanager
+        async def guard(context: Context) -> AsyncIterator[AbstractContextManager[None]]:
+            caller = self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
+            current_caller.set(caller)
+            with self._seats.taken():
+                if name in _ENDLESS:
+                    with self._endless.taken(), self._gate.counted(caller, _ENDLESS[name]):
+                        yield nullcontext()
+                else:
+                    yield self._gate.arriving(caller)
+
+        return early(handler, guard, only_known, arrives_s=_ARRIVES_S, send_s=self._send_s)
 
     @asynccontextmanager
-    async def _guard(self, context: Context) -> AsyncIterator[None]:
-        current_caller.set(self._gate.caller(bearer_of(context.invocation_metadata()), context.peer()))
-        if self._running >= self._most:
-            raise ResourceExhausted(f"{self._running} calls are under way already (max_concurrent_requests)")
-        self._running += 1
+    async def _check(self, context: Context) -> AsyncIterator[AbstractContextManager[None]]:
+        address = context.peer().rpartition(":")[0]
+        if self._checks_of[address] >= _CHECKS_OF_ONE_ADDRESS:
+            raise ResourceExhausted(f"{self._checks_of[address]} health checks of this address are under way already")
+        self._checks_of[address] += 1
+        try:
+            with self._checks.taken():
+                yield nullcontext()
+        finally:
+            self._checks_of[address] -= 1
+            if not self._checks_of[address]:
+                del self._checks_of[address]
+
+
+class _Seats:
+    """So many calls at once, and no more."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._taken = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A seat, while the block runs.
+
+        Raises:
+            ResourceExhausted: there is none.
+        """
+        if self._taken >= self._most:
+            raise ResourceExhausted(f"{self._taken} calls are under way already ({self._name})")
+        self._taken += 1
         try:
             yield
         finally:
-            self._running -= 1
+            self._taken -= 1
 
 
 _Message = TypeVar("_Message")
 
 
 def only_known(message: _Message) -> _Message:
-    """The same message. What is no message is let pass.
+    """The same message. What is none is let pass.
 
     Raises:
         InvalidArgument: it, or a message in it, has a field that this server does not know; names it by its number.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
-from services.api.grpc.origin_messages import encode_origins, encode_passes
+from services.api.grpc.origin_messages import encode_comparisons, encode_origins, encode_passes
 from services.api.messages import (
     MAX_SALT_CHARACTERS,
     ChatMessage,
@@ -71,6 +71,7 @@ def decode_request(
         cache_salt=_salt(wire.cache_salt),
         priority=wire.priority,
         private=privacy_of(wire.privacy),
+        compare=tuple(speculation.compare),
         report=_report(speculation.report) if speculation.HasField("report") else "none",
     )
 
@@ -194,6 +195,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
             completion_tokens=event.completion_tokens,
             cached_tokens=event.cached_tokens,
         ),
+        comparisons=encode_comparisons(event.comparisons),
         speculative_decoding=pb.SpeculationMetrics(**decoding_figures(event.strategy, event.stats)),
         timing=pb.Timing(
             queue_s=timing.queue_s,

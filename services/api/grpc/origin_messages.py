@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.v1 import generation_pb2 as pb
-from services.api.origins import DraftedNodes, ReportedPass, TokenOrigin
+from services.api.origins import ComparedStrategy, DraftedNodes, ReportedPass, TokenOrigin
 
 
 def encode_origins(origins: Sequence[TokenOrigin]) -> list[pb.TokenOrigin]:
@@ -27,6 +27,14 @@ def encode_passes(passes: Sequence[ReportedPass]) -> list[pb.PassReport]:
             requests=reported.requests,
         )
         for reported in passes
+    ]
+
+
+def encode_comparisons(comparisons: Sequence[ComparedStrategy]) -> list[pb.Comparison]:
+    """The messages for what other strategies would have made of an answer."""
+    return [
+        pb.Comparison(**{name: getattr(each, name) for name in ComparedStrategy.__dataclass_fields__})
+        for each in comparisons
     ]
 
 

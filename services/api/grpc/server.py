@@ -15,7 +15,9 @@ from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.gate import Gate, open_gate
 from services.api.config import PublicServerConfig, public_files
+from services.api.grpc.early import send
 from services.api.grpc.entrance import PublicEntrance, current_caller
+from services.api.grpc.health import PERIOD_S, Health
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
@@ -26,14 +28,13 @@ from services.links.request_names import REQUEST_ID, request_id_of, traceparent_
 from services.links.status import aborting
 from services.links.tls.mutual import renewed_credentials
 from speculation import limits
-from speculation.errors import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-_HEALTH_PERIOD_S = 1.0
 # Names for health checks. "" and the service's own name are about readiness, as gRPC's convention has it.
 LIVENESS, READINESS = "liveness", "readiness"
+_REFUSED_AT_ONCE = 256
 _READY = ("", SERVICE, READINESS)
 
 
@@ -62,28 +63,19 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async with self._gate.admit(caller, asked) as visit, aclosing(self._router.generate(visit.request)) as events:
                 async for event in events:
                     visit.note(event)
-                    await self._send(context, encode_event(event, padding))
+                    await send(context, encode_event(event, padding), self._send_timeout_s)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with aborting(context):
-            with self._gate.recorded(current_caller.get(), "ListModels"):
+            with self._gate.counted(current_caller.get(), "ListModels"):
                 return encode_models(await self._router.models())
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with aborting(context):
             caller = current_caller.get()
-            with self._gate.recorded(caller, "Forget"):
-                self._gate.require(caller, "forget")
+            with self._gate.counted(caller, "Forget", scope="forget"):
                 await self._router.forget(caller.tenant)
                 return pb.ForgetResponse()
-
-    async def _send(self, context: Context, message: pb.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await context.write(message)
-        except TimeoutError:
-            why = f"the client has taken nothing of its answer for {self._send_timeout_s:g} s (server.send_timeout_s)"
-            raise DeadlineExceeded(why) from None
 
 
 class PublicServer:
@@ -97,7 +89,7 @@ class PublicServer:
         self,
         router: RouterPort,
         server: grpc.aio.Server,
-        health_servicer: health.aio.HealthServicer,
+        health_servicer: Health,
         address: str,
         config: PublicServerConfig,
     ) -> None:
@@ -128,7 +120,7 @@ class PublicServer:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         while True:
             await self._tell(ready=await self._well.ready())
-            await asyncio.sleep(_HEALTH_PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
 
     async def _tell(self, *, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -149,13 +141,13 @@ async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gat
     gate = gate or open_gate(config.api_key_hashes, config.keys_file, config.audit_log)
     server = make_server(
         limits.MAX_PUBLIC_MESSAGE_BYTES,
-        interceptors=[PublicEntrance(gate, config.max_concurrent_requests)],
+        interceptors=[PublicEntrance(gate, config)],
         options=_limits_of_clients(config),
         shared=config.shared,
     )
     servicer = _GenerationServicer(router, gate, config)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = Health(config.send_timeout_s)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -170,5 +162,7 @@ def _limits_of_clients(config: PublicServerConfig) -> Options:
     return [
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", 5_000),
+        # A connection has no use for more than the server answers at once; what is refused beyond that is answered, too.
+        ("grpc.max_concurrent_streams", config.max_concurrent_requests + _REFUSED_AT_ONCE),
     ]

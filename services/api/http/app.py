@@ -35,10 +35,10 @@ class _Path:
     handler: Callable[[HttpCall], Awaitable[None]]
     # Anyone may ask, also while the server is busy or stopping.
     is_open: bool = False
-    # Its name in the audit log, if nothing else records it.
-    recorded: str = ""
-    # It counts as one of its key's requests, if nothing else counts it.
-    counts: bool = False
+    # Its name in the audit log, where it counts as one of its key's requests; empty: its own code does both.
+    counted: str = ""
+    # What its key must be allowed; None: nothing.
+    scope: str | None = None
 
 
 class HttpApp:
@@ -62,12 +62,12 @@ class HttpApp:
         self._paths = {
             "/v1/chat/completions": _Path("POST", ends.chat),
             "/v1/completions": _Path("POST", ends.completions),
-            "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
-            _MODEL: _Path("GET", ends.model, recorded="ListModels"),
+            "/v1/models": _Path("GET", ends.models, counted="ListModels"),
+            _MODEL: _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
             "/v1/outrider/status": _Path("GET", ends.status),
-            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", counts=True),
-            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", counts=True),
+            "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
+            "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
@@ -125,8 +125,8 @@ class HttpApp:
         self._taken += 1
         self._empty.clear()
         try:
-            record = self._gate.counted if found.counts else self._gate.recorded
-            with record(call.caller, found.recorded, call.request_id) if found.recorded else nullcontext():
+            counted = self._gate.counted(call.caller, found.counted, call.request_id, scope=found.scope)
+            with counted if found.counted else nullcontext():
                 await found.handler(call)
         finally:
             self._taken -= 1

@@ -1,4 +1,4 @@
-"""uvicorn's protocol for HTTP/1.1, with limits on connections and on how long a request may take to arrive.
+"""uvicorn's protocol for HTTP/1.1, with limits on how long a request may take to arrive.
 
 uvicorn itself waits for ever for the rest of a request's headers: a few hundred clients that send a byte a minute would take
 all connections. And its own limit on them refuses every request while it is reached, also on connections that are there.
@@ -12,35 +12,42 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from services.api.http.connections import Place
+
+# Seconds for the headers of a connection's first request, at most: nobody knows yet who it is.
+_FIRST_S = 10.0
+# An answer that is not one yet (RFC 9110, 15.2): clients skip it, and one that is gone refuses it.
+_GO_ON = b"HTTP/1.1 102 Processing\r\n\r\n"
+# Seconds between two of them: the first draws the refusal, which the second then meets.
+_PROBES_S = (0.1, 5.0)
 # Seconds beyond the limit that the application has to answer a late body with an error.
 _ANSWER_S = 2.0
 
 
-def arriving_within(seconds: float, most_connections: int) -> type[asyncio.Protocol]:
-    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``.
+def arriving_within(seconds: float) -> type[asyncio.Protocol]:
+    """The protocol that closes connections whose request's headers, and then its body, take longer than ``seconds``."""
+    return cast(type[asyncio.Protocol], type("_Arriving", (Arriving,), {"arrives_s": seconds}))
 
-    Args:
-        most_connections: of a server, idle ones included; further ones are closed as they come.
+
+class Arriving(H11Protocol):
+    """One connection.
+
+    Attributes:
+        place: its own, which it gives up for others while it waits for a request; set before it is made.
     """
-    limits = {"arrives_s": seconds, "most_connections": most_connections}
-    return cast(type[asyncio.Protocol], type("_Arriving", (_Arriving,), limits))
 
-
-class _Arriving(H11Protocol):
     arrives_s = 0.0
-    most_connections = 0
+    place: Place
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._state: Any = None
-        self._surplus = False
+        self._answered = False
         self._timer: asyncio.TimerHandle | None = None
+        self._half_closed = False
+        self._prober: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.most_connections:
-            self._surplus = True
-            transport.abort()
-            return
         super().connection_made(transport)
         self._watch()
 
@@ -48,14 +55,38 @@ class _Arriving(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def eof_received(self) -> bool:
+        """Keep the connection of a client that only has no more to say: it waits for its answer.
+
+        One that is gone looks the same, until it is sent something.
+        """
+        whole = self.cycle is not None and self.conn.their_state is not h11.SEND_BODY
+        # A connection in TLS ends with its first half.
+        waits = whole and not self.cycle.response_complete and self.transport.get_extra_info("sslcontext") is None
+        if waits:
+            self._half_closed = True
+            self._probe(*_PROBES_S)
+        return waits
+
+    def _probe(self, after_s: float, then_s: float) -> None:
+        if self.cycle is None or self.cycle.response_started or self.transport.is_closing():
+            return
+        self.transport.write(_GO_ON)
+        self._prober = self.loop.call_later(after_s, self._probe, then_s, then_s)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._answered = True
+        if self._half_closed:
+            self.transport.close()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
-        if not self._surplus:
-            super().connection_lost(exc)
+        if self._prober is not None:
+            self._prober.cancel()
+        self.place.release()
+        super().connection_lost(exc)
 
     def _watch(self) -> None:
         """Begin to wait for headers or for a body; a byte of them does not begin it anew."""
@@ -64,8 +95,10 @@ class _Arriving(H11Protocol):
             return
         self._state = state
         self._stop()
+        self.place.give_way = self.transport.abort if state is h11.IDLE else None
         if state is h11.IDLE:
-            self._timer = self.loop.call_later(self.arrives_s, self.transport.abort)
+            seconds = self.arrives_s if self._answered else min(self.arrives_s, _FIRST_S)
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
         elif state is h11.SEND_BODY:
             self._timer = self.loop.call_later(self.arrives_s + _ANSWER_S, self.transport.abort)
 

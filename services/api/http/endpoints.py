@@ -67,7 +67,8 @@ class Endpoints:
         await call.unless_gone(self._generate(call, asked, CompletionAnswer, "Completions"))
 
     async def _read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
-        return await read_body(call.receive, call.headers, self._config.arrives_s, read)
+        with self._gate.arriving(call.known_caller):
+            return await read_body(call.receive, call.headers, self._config.arrives_s, read)
 
     async def _generate(self, call: HttpCall, asked: Asked, form: type[ChatAnswer | CompletionAnswer], method: str) -> None:
         if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:

@@ -6,9 +6,8 @@ It speaks plain HTTP without keys, so it belongs on loopback or on an interface 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.api.http.accepting import AcceptingServer
 from services.api.http.arriving_requests import arriving_within
 from services.api.readiness import LatelyReady
 from services.api.sockets import bind_ops
@@ -26,13 +26,6 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_CONNECTIONS = 64
 # Seconds that a request may take to arrive, so that connections that say nothing do not keep supervisors out.
 _ARRIVES_S = 5.0
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals end the process, not this server."""
-        yield
 
 
 class OpsListener:
@@ -96,14 +89,14 @@ async def serve_ops(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        http=arriving_within(_ARRIVES_S, _MOST_CONNECTIONS),
+        http=arriving_within(_ARRIVES_S),
         ws="none",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
         server_header=False,
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listening]), name="ops")
+    server = AcceptingServer(config, listening, _MOST_CONNECTIONS)
+    task = asyncio.create_task(server.serve(), name="ops")
     address = f"{host}:{listening.getsockname()[1]}"
     log.info("metrics and health at http://%s/metrics, /health, /ready", address)
     return OpsListener(server, task, address)

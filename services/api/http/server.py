@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Iterator
 
 import uvicorn
 
 from services.access.gate import Gate, open_gate
 from services.api.config import HEADER_BYTES, HttpConfig, TlsFiles, public_files
+from services.api.http.accepting import AcceptingServer
 from services.api.http.app import HttpApp
 from services.api.http.arriving_requests import arriving_within
 from services.api.messages import RouterPort
@@ -27,13 +26,6 @@ _KEEP_ALIVE_S = 30
 _LAST_WORDS_S = 2
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # Signals are the process's own matter.
-        yield
-
-
 class HttpServer:
     """A running HTTP server.
 
@@ -45,8 +37,8 @@ class HttpServer:
     def __init__(self, app: HttpApp, config: HttpConfig, listening: socket.socket) -> None:
         self._app = app
         self._public = config.public
-        self._server = _Server(_uvicorn_config(app, config))
-        self._serving = asyncio.create_task(self._server.serve([listening]), name="http")
+        self._server = AcceptingServer(_uvicorn_config(app, config), listening, config.public.max_connections)
+        self._serving = asyncio.create_task(self._server.serve(), name="http")
         self._renewing = asyncio.create_task(self._renew(), name="http-certificates")
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.address = f"{host}:{listening.getsockname()[1]}"
@@ -129,8 +121,7 @@ def _uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # h11 bounds headers, and refuses what httptools lets through.
-        # Connections, idle ones included; requests have their own limit, with an answer in JSON.
-        http=arriving_within(config.arrives_s, config.public.max_connections),
+        http=arriving_within(config.arrives_s),
         ws="none",
         lifespan="off",
         interface="asgi3",

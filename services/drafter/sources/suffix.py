@@ -229,8 +229,10 @@ class SuffixSession:
         return not (self._own.idle and self._answers.memory.idle)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        self._own.add(tokens[-self.config.max_tokens :])
-        self._own.forget(self._own.end - self.config.max_tokens)
+        own, most = self._own, self.config.max_tokens
+        own.add(tokens[-most:])
+        if (begin := own.end - most) > 0:
+            own.forget(begin)
         self._recent.extend(tokens[-self.config.depth :])
         self._unfollowed += tokens
-        self.catch_up()
+        self._answers.memory.work(own.work(_PIECE))

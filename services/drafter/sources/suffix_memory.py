@@ -103,7 +103,7 @@ class Memory:
 
     def _trim(self) -> None:
         """Drop text that will not be read again, once it is more than half of all."""
-        read = min(each.tail for each in (self._used, self._next) if each is not None)
+        read = self._used.tail if self._next is None else min(self._used.tail, self._next.tail)
         if 2 * (read - self._base) > len(self._text):
             del self._text[: read - self._base]
             self._base = read

@@ -32,7 +32,6 @@ _FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
 _FORGOTTEN = SameFields(Forgotten, drafting_pb2.Forgotten)
 _NOISE = SameFields(DraftNoise, drafting_pb2.DraftNoise)
 _FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
-_DRAFT = SameFields(Draft, drafting_pb2.Draft, by_hand=("tree", "drafting_s"))
 
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
@@ -191,6 +190,16 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
             # Only a statistic: an invalid value is no reason to drop the draft.
             drafting_s = draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0
-            return _DRAFT.decode(draft, tree=tree, drafting_s=drafting_s)
+            return Draft(
+                session_id=draft.session_id,
+                base_length=draft.base_length,
+                base_hash=draft.base_hash,
+                assumed=tuple(draft.assumed[:]),
+                tree=tree,
+                group=draft.group,
+                more=draft.more,
+                unready=draft.unready,
+                drafting_s=drafting_s,
+            )
         case _:
             raise InvalidArgument("event", "unset", "draft, failure or forgotten")

@@ -29,10 +29,9 @@ def write_tree(tree: TokenTree, made: tree_pb2.TokenTree) -> None:
     if not len(tree):
         return
     names = list(dict.fromkeys(tree.sources))
-    place = {name: index for index, name in enumerate(names)}
     made.tokens.extend(tree.tokens)
     made.parents.extend(tree.parents)
-    made.sources.extend([place[name] for name in tree.sources] if len(names) > 1 else [0] * len(tree.sources))
+    made.sources.extend(map(names.index, tree.sources))
     made.source_names.extend(names)
     made.scores.extend(tree.scores)
     # Most trees have neither.
@@ -51,8 +50,8 @@ def decode_tree(wire: tree_pb2.TokenTree) -> TokenTree:
         MalformedTree: a field is too long, or a source has no name.
     """
     # Slices are lists, which are made in one go.
-    tokens, sources, names = tuple(wire.tokens[:]), tuple(wire.sources[:]), tuple(wire.source_names)
-    parents, scores, probes, proposals = tuple(wire.parents[:]), tuple(wire.scores[:]), tuple(wire.probes), wire.proposals
+    tokens, sources, names = tuple(wire.tokens[:]), tuple(wire.sources[:]), tuple(wire.source_names[:])
+    parents, scores, probes, proposals = tuple(wire.parents[:]), tuple(wire.scores[:]), tuple(wire.probes[:]), wire.proposals
     if max(map(len, (tokens, parents, sources, scores, probes, proposals))) > limits.MAX_TREE_NODES:
         _refuse_long(wire)
     if len(names) > limits.MAX_SOURCES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from outrider.internal.v1 import verification_pb2
@@ -10,7 +11,15 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import DecodingCounts, Finished, GenerationRequest, PassReport, Progress, VerifierCard
+from speculation.messages import (
+    DecodingCounts,
+    Finished,
+    GenerationRequest,
+    PassReport,
+    Progress,
+    ReplayedAnswer,
+    VerifierCard,
+)
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
@@ -44,8 +53,11 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "report"))
+# The fields of a step that are log-probabilities.
+_OF_TOKENS = ("logprobs", "prompt_logprobs")
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=(*_OF_TOKENS, "report"))
 _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
+_COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
@@ -62,9 +74,13 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             structured_outputs=_encode_structured(sampling.structured_outputs),
             bad_words=[verification_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
         ),
-        plan=_PLAN.encode(plan, acceptance=plan.acceptance),
+        plan=_encode_plan(plan),
         weight=message.weight,
     )
+
+
+def _encode_plan(plan: Plan) -> verification_pb2.Plan:
+    return _PLAN.encode(plan, acceptance=plan.acceptance)
 
 
 def _encode_structured(form: StructuredOutputs | None) -> verification_pb2.StructuredOutputs | None:
@@ -114,6 +130,30 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     return _PLAN.decode(wire, acceptance=acceptance_rule(wire.acceptance))
 
 
+def encode_comparing(message: GenerationRequest, plans: Sequence[Plan]) -> verification_pb2.CompareRequest:
+    """Router to verifier."""
+    return verification_pb2.CompareRequest(request=encode_generation(message), plans=[_encode_plan(plan) for plan in plans])
+
+
+def decode_comparing(wire: verification_pb2.CompareRequest) -> tuple[GenerationRequest, tuple[Plan, ...]]:
+    """Decode a message from router to verifier.
+
+    Raises:
+        InvalidArgument: a value is outside its range.
+    """
+    check_size("plans", len(wire.plans), limits.MAX_COMPARED)
+    return decode_generation(wire.request), tuple(_decode_plan(plan) for plan in wire.plans)
+
+
+def encode_comparisons(found: Sequence[ReplayedAnswer]) -> verification_pb2.CompareResponse:
+    """Verifier to router."""
+    return verification_pb2.CompareResponse(comparisons=[_COMPARISON.encode(each) for each in found])
+
+
+def decode_comparisons(wire: verification_pb2.CompareResponse) -> tuple[ReplayedAnswer, ...]:
+    return tuple(_COMPARISON.decode(each) for each in wire.comparisons)
+
+
 def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:
     """Router to verifier."""
     return verification_pb2.ForgetRequest(tenant=tenant)
@@ -139,9 +179,9 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
     if isinstance(message, Finished):
         finished = verification_pb2.Finished(reason=_REASONS[message.reason])
         return verification_pb2.VerifyResponse(finished=finished)
-    logprobs = [_LOGPROBS.encode(entry) for entry in message.logprobs]
+    told = {name: [_LOGPROBS.encode(entry) for entry in getattr(message, name)] for name in _OF_TOKENS}
     report = None if message.report is None else _REPORT.encode(message.report, tree=encode_tree(message.report.tree))
-    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, logprobs=logprobs, report=report))
+    return verification_pb2.VerifyResponse(progress=_PROGRESS.encode(message, report=report, **told))
 
 
 def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
@@ -157,9 +197,9 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
                 raise InvalidArgument("finished.reason", wire.finished.reason, "STOP or LENGTH")
             return Finished(reason=reason)
         case "progress":
-            logprobs = tuple(_LOGPROBS.decode(entry) for entry in wire.progress.logprobs)
+            told = {name: tuple(map(_LOGPROBS.decode, getattr(wire.progress, name))) for name in _OF_TOKENS}
             report = _decode_report(wire.progress.report) if wire.progress.HasField("report") else None
-            return _PROGRESS.decode(wire.progress, logprobs=logprobs, report=report)
+            return _PROGRESS.decode(wire.progress, report=report, **told)
         case _:
             raise InvalidArgument("event", "unset", "progress or finished")
 

@@ -93,7 +93,7 @@ class Chooser:
         """The result of a pass for each entry of ``batch``.
 
         Args:
-            logits: [rows chosen after, vocabulary], float32, in the order of ``batch``, on any device.
+            logits: [rows read, vocabulary], float32, in the order of ``batch``, on any device.
             likeliest: gives ``LogitsReader.likeliest_of`` the logits, where the pass has found that on a device.
 
         Raises:
@@ -108,8 +108,8 @@ class Chooser:
             request = self._requests[rows.request_id]
             if request.follows:
                 request.advance(rows.context, rows.tokens[: rows.chain])
-            walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
-            end += rows.logits
+            walks.append(Walk(rows, request, end + len(rows.scored), [NOT_CHOSEN] * rows.logits))
+            end += rows.read
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
@@ -121,8 +121,9 @@ class Chooser:
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
     ) -> Outcome:
         choices, top = tuple(walk.choices), walk.request.params.logprobs
+        scored = made.scored(walk) if walk.rows.scored else ()
         if top is None and walk.rows.tried is None:
-            return Outcome(choices=choices, top_ids=top_ids, error=walk.error)
+            return Outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
             return made.of(walk, row, token)
@@ -137,6 +138,7 @@ class Chooser:
             distribution=None if walk.rows.tried is None else distribution,
             tried=walk.tried,
             error=walk.error,
+            scored=scored,
         )
 
     def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:

@@ -1,4 +1,4 @@
-"""Log-probabilities of a pass's chosen tokens, of all requests that ask for them at once."""
+"""Log-probabilities of a pass's chosen tokens, of all requests that ask for them at once, and of a prompt's own tokens."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ class ChosenLogprobs:
         place, top = walk.first_row + row, walk.request.params.logprobs or 0
         found = self._found.get((place, token))
         return log_probabilities(self._logits[place], token, top) if found is None else found
+
+    def scored(self, walk: Walk) -> tuple[TokenLogprobs, ...]:
+        """As ``log_probabilities`` of the prompt's tokens that are scored."""
+        tokens, top = walk.rows.scored, walk.request.params.prompt_logprobs or 0
+        begin = walk.first_row - len(tokens)
+        return tuple(_some(self._logits, [(begin + row, token) for row, token in enumerate(tokens)], top))
 
     def _of_choices(self) -> dict[tuple[int, int], TokenLogprobs]:
         """By row of the logits and chosen token."""

@@ -116,7 +116,9 @@ class Admission:
             if len(self.running) >= self._config.max_num_seqs and not self._give_way():
                 break
             rows = request.rows_wanted
-            prefix = Prefix(tokens=request.tokens, tenant=request.tenant, salt=request.message.cache_salt)
+            # What is in the cache has no logits any more: a prompt that is scored is computed from its beginning.
+            shared = None if request.scores.wanted else request.tenant
+            prefix = Prefix(tokens=request.tokens, tenant=shared, salt=request.message.cache_salt)
             params, prompt_length = request.message.sampling, len(request.message.prompt)
             sampling = Sampling(params=params, prompt_length=prompt_length, rule=request.rule)
             try:

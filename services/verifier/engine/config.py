@@ -23,7 +23,7 @@ class LoopConfig:
     max_waiting: Annotated[
         int,
         Setting("most requests in the waiting queue; further ones get RESOURCE_EXHAUSTED and a hint when to retry", ge=0),
-    ] = 256
+    ] = 1024
     max_wait_s: Annotated[
         float | None,
         Setting(

@@ -14,6 +14,7 @@ from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.engine.prompt_scores import PromptScores
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamSpec, TokenRule
@@ -63,6 +64,7 @@ class LiveRequest:
         missed: an origin has not heard of it, because nobody may draft now.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
+        scores: log-probabilities of its prompt.
         observed: the hidden states of all positions before this one have been reported.
         events: read by the consumer; ends in ``Finished`` or an exception.
         closed: the consumer has stopped reading.
@@ -121,6 +123,7 @@ class LiveRequest:
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
         self._unsent: list[Progress | Finished] = []
+        self.scores = PromptScores(wanted=message.sampling.prompt_logprobs is not None and not message.committed)
 
     def forget_tenant(self) -> None:
         """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""

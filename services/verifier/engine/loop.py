@@ -329,14 +329,16 @@ class DecodingLoop:
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
+        if part.scored:
+            request.scores.add(request.computed, part.scored)
         request.computed += part.chain
         if part.prompt_features is not None:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
         request.computed += len(verdict.accepted_path)
-        self.stats.count_tree(part.tree, verdict.accepted_path, request.message.plan.strategy)
-        self.stats.count_answer(len(verdict.committed), part.saved_s)
+        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
+        self.stats.saved_s += part.saved_s
         self._draft_wait.learn(request, verdict)
         self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
@@ -348,6 +350,7 @@ class DecodingLoop:
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
+                prompt_logprobs=request.scores.take(),
                 switches=request.take_switches(),
                 saved_s=part.saved_s,
                 report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,

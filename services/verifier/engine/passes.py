@@ -14,7 +14,7 @@ from services.verifier.engine.verify import verify, with_features
 from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
-from speculation.types import EMPTY_TREE, Features, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, Features, TokenLogprobs, TokenTree, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Part:
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
         error: why verification failed; None if it did not.
+        scored: the log-probabilities of its rows' ``scored`` tokens.
         saved_s: seconds by which its tokens came sooner than by plain decoding of the same requests; may be negative.
     """
 
@@ -42,6 +43,7 @@ class Part:
     verdict: Verdict | None = None
     prompt_features: Features | None = None
     error: Exception | None = None
+    scored: tuple[TokenLogprobs, ...] = ()
     saved_s: float = 0.0
 
 
@@ -166,6 +168,7 @@ def _part(
         tried=tree if plan.acceptance == "rejection" else None,
         layers=wants.layers if wants.prompt or verified else (),
         ends=tuple([chain + end for end in ends]) if ends else (),
+        scored=request.scores.of_pass(request.tokens, request.computed, end, verified=verified),
     )
     stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
     return Part(request=request, rows=rows, chain=chain, tree=tree, drafted=drafted, stream_rows=stream_rows)
@@ -211,6 +214,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 def _decided(part: Part, outcome: Outcome) -> list[int]:
     """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
     rows = list(range(part.chain))
+    part.scored = outcome.scored
     if part.rows.logits:
         try:
             part.verdict = verify(part.request, part.tree, outcome)

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from services.grammars import check_companions, check_messages, engine_text, field_of, limits, refusal
 from services.verifier.grammar.grammar_state import GrammarState
-from speculation.errors import Internal, InvalidArgument
+from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
 
 log = logging.getLogger(__name__)
@@ -76,12 +76,11 @@ class CompiledGrammars:
         check_messages(structured, [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings())
         # What is too complex mostly shows at once; and what is computed now need not be computed between passes.
         state = GrammarState(matcher.deep_copy, self._eos_token_ids, lambda words: refusal(structured, words))
-        try:
-            first = state.allowed(())
-            assert first is not None
-            state.allowed((int(np.unpackbits(first, bitorder="little").argmax()),))
-        except Internal as error:
-            raise refusal(structured, f"no text of this model's tokens satisfies it ({error})") from None
+        first = state.allowed(())
+        assert first is not None
+        token = int(np.unpackbits(first, bitorder="little").argmax())
+        if token not in self._eos_token_ids and state.allowed((token,)) is None:
+            raise refusal(structured, "no text of this model's tokens satisfies it")
         return matcher
 
     def _tokenizer_for(self, structured: StructuredOutputs) -> LLTokenizer:

@@ -24,21 +24,25 @@ class _GaveUpError(Exception):
     """The engine has reached a limit; what it says from then on is not what the grammar says."""
 
 
+class _NowhereError(Exception):
+    """The grammar lets an answer neither go on nor end."""
+
+
 class GrammarState:
     """Implements ``target_port.TokenRule`` for one request. Used by one thread at a time.
 
     Args:
         fresh: gives a matcher that has consumed nothing.
         eos_token_ids: the tokens that may follow a complete answer, and nothing else may follow them.
-        too_complex: makes the error for a grammar that asks too much of the engine, from the engine's words.
+        refused: makes the error for a grammar that asks too much of the engine or leads nowhere, from words that say so.
     """
 
     def __init__(
-        self, fresh: Callable[[], LLMatcher], eos_token_ids: frozenset[int], too_complex: Callable[[str], OutriderError]
+        self, fresh: Callable[[], LLMatcher], eos_token_ids: frozenset[int], refused: Callable[[str], OutriderError]
     ) -> None:
         self.eos_token_ids = eos_token_ids
         self._fresh = fresh
-        self._too_complex = too_complex
+        self._refused = refused
         self._matcher = fresh()
         self._committed: list[int] = []
         # Tokens below the committed ones that the matcher has consumed at the moment.
@@ -67,7 +71,7 @@ class GrammarState:
 
         Raises:
             Internal: the grammar forbids one of them.
-            InvalidArgument: the grammar asks too much of the engine.
+            InvalidArgument: the grammar asks too much of the engine, or led nowhere before them.
         """
         self._masks.clear()
         for token in tokens:
@@ -86,6 +90,15 @@ class GrammarState:
 
     def _computed(self, path: tuple[int, ...]) -> PackedBits | None:
         try:
+            return self._mask_again(path)
+        except _NowhereError as error:
+            # What was only drafted may never be taken.
+            if path:
+                return None
+            raise self._refused(str(error)) from None
+
+    def _mask_again(self, path: tuple[int, ...]) -> PackedBits | None:
+        try:
             return self._mask_after(path)
         except _GaveUpError:
             # Other paths have used up the engine's limits: alone, the answer may still be within them.
@@ -93,7 +106,7 @@ class GrammarState:
         try:
             return self._mask_after(path)
         except _GaveUpError as error:
-            raise self._too_complex(str(error)) from None
+            raise self._refused(str(error)) from None
 
     def enter(self, token: int) -> bool:
         """Go on to the state after ``token``; False if the grammar forbids it here."""
@@ -143,7 +156,7 @@ class GrammarState:
         words = self._matcher.get_error() or self._matcher.stop_reason()
         if not words.startswith(_NO_WAY_ON):
             raise _GaveUpError(words)
-        raise Internal(f"the grammar allows no token after {length} tokens of the answer")
+        raise _NowhereError(f"it allows no token after {length} tokens of the answer")
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -156,5 +169,7 @@ class GrammarState:
         if taken == len(tokens):
             return matcher
         if matcher.is_error():
-            raise self._too_complex(matcher.get_error())
+            raise self._refused(matcher.get_error())
+        if not any(matcher.compute_bitmask()):
+            raise self._refused(f"it allows no token after {taken} tokens of the answer")
         raise Internal(f"token {tokens[taken]}, number {taken + 1} of the answer, is not allowed by its grammar")

@@ -179,7 +179,7 @@ class ModelSlice:
             earlier: see ``HiddenStates.kept``.
 
         Returns:
-            On the stage's device: [rows, hidden size] for the next stage; from the last one [rows chosen after, vocabulary],
+            On the stage's device: [rows, hidden size] for the next stage; from the last one [rows read, vocabulary],
             logits in float32.
 
         Raises:
@@ -226,7 +226,7 @@ class ModelSlice:
         made = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
         if made is None:
             return None
-        chosen = _rows_chosen(batch)
+        chosen = _rows_read(batch)
         if made.likeliest is not None:
             # Before anything else is launched, so that whoever needs no more waits for no more.
             self.likeliest = partial(_at_rows, on_the_way(made.likeliest), chosen)
@@ -260,8 +260,8 @@ class ModelSlice:
     def _logits(
         self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
     ) -> torch.Tensor:
-        """[rows chosen after, vocabulary], by the layers and the output layer."""
-        chosen = _rows_chosen(batch)
+        """[rows read, vocabulary], by the layers and the output layer."""
+        chosen = _rows_read(batch)
         # The output layer, too, gets no fewer rows than a layer may get.
         needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
         with (
@@ -323,14 +323,14 @@ class ModelSlice:
         return TiledPass(self.pool, batch, padding, stream_rows)
 
 
-def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
-    """Indices of the rows after which the target chooses."""
-    chosen: list[int] = []
+def _rows_read(batch: Sequence[Rows]) -> list[int]:
+    """Indices of the rows whose logits are read."""
+    read: list[int] = []
     end = 0
     for rows in batch:
         end += len(rows.tokens)
-        chosen += range(end - rows.logits, end)
-    return chosen
+        read += range(end - rows.read, end)
+    return read
 
 
 def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:

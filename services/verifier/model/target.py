@@ -207,7 +207,7 @@ class TransformersTarget:
             self.choosing_s = time.perf_counter() - start
 
     def end_pass(self) -> torch.Tensor:
-        """The oldest pass's logits, on the last stage's device: [rows chosen after, vocabulary], float32."""
+        """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32."""
         batch = self._under_way.popleft()
         return self._part.run(batch, *self._earlier.finish(self._part))
 
@@ -224,9 +224,9 @@ class TransformersTarget:
         return self._part.hidden_states.features(self._rows[request_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """A whole pass. Returns the logits of each entry: [``logits``, vocabulary], float32, on the CPU."""
+        """A whole pass. Returns the logits of each entry: [``read``, vocabulary], float32, on the CPU."""
         self.begin(batch)
-        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
+        return list(torch.split(self.end_pass().cpu(), [rows.read for rows in batch]))
 
     def beat(self) -> None:
         self._earlier.beat()

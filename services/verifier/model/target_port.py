@@ -29,6 +29,8 @@ class Rows:
             after them, and what becomes of its nodes.
         layers: layers whose hidden states ``Target.features`` may be asked for, for any row; numbered as in ``Features``.
         ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass.
+        scored: tokens of the prompt whose log-probabilities are wanted: those that follow the rows right before the last
+            ``logits`` ones.
     """
 
     request_id: str
@@ -40,11 +42,17 @@ class Rows:
     tried: TokenTree | None = None
     layers: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    scored: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:
         """Length of the chain."""
         return len(self.tokens) - len(self.parents)
+
+    @property
+    def read(self) -> int:
+        """Number of last rows whose logits are read: those that are scored, and those after which the target chooses."""
+        return self.logits + len(self.scored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +128,7 @@ class Outcome:
         distribution: gives p after a row, [vocabulary], float64, with sum 1; None unless the rejection rule applies.
         tried: under that rule, what was found of it after each row without a distribution; empty: nothing.
         error: why the choice failed after a row that the earlier choices lead to.
+        scored: the log-probabilities of ``Rows.scored``.
 
     Both functions may be called until the request's rows are kept.
     """
@@ -130,6 +139,7 @@ class Outcome:
     distribution: Callable[[int], NDArray[np.float64]] | None = None
     tried: tuple[Tried, ...] = ()
     error: Exception | None = None
+    scored: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,11 @@ class VerificationServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/outrider.internal.v1.VerificationService/Compare',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.CompareRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.CompareResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/outrider.internal.v1.VerificationService/Describe',
                 request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeRequest.SerializeToString,
@@ -58,6 +63,13 @@ class VerificationServiceServicer:
 
     def Verify(self, request, context):
         """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compare(self, request, context):
+        """What an answer would have taken under other plans.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +96,11 @@ def add_VerificationServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.CompareRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.CompareResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -124,6 +141,33 @@ class VerificationService:
             '/outrider.internal.v1.VerificationService/Verify',
             outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_verification__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.VerificationService/Compare',
+            outrider_dot_internal_dot_v1_dot_verification__pb2.CompareRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verification__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

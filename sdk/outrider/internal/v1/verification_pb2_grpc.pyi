@@ -35,6 +35,8 @@ class VerificationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VerificationServiceAsyncStub: ...
     Verify: _grpc.UnaryStreamMultiCallable[_verification_pb2.VerifyRequest, _verification_pb2.VerifyResponse]
     """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status."""
+    Compare: _grpc.UnaryUnaryMultiCallable[_verification_pb2.CompareRequest, _verification_pb2.CompareResponse]
+    """What an answer would have taken under other plans."""
     Describe: _grpc.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]
     """What the verifier serves and how busy it is."""
     Forget: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]
@@ -47,6 +49,8 @@ class VerificationServiceAsyncStub(VerificationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Verify: _aio.UnaryStreamMultiCallable[_verification_pb2.VerifyRequest, _verification_pb2.VerifyResponse]  # type: ignore[assignment]
     """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status."""
+    Compare: _aio.UnaryUnaryMultiCallable[_verification_pb2.CompareRequest, _verification_pb2.CompareResponse]  # type: ignore[assignment]
+    """What an answer would have taken under other plans."""
     Describe: _aio.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]  # type: ignore[assignment]
     """What the verifier serves and how busy it is."""
     Forget: _aio.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]  # type: ignore[assignment]
@@ -62,6 +66,14 @@ class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verification_pb2.VerifyResponse], _abc.AsyncIterator[_verification_pb2.VerifyResponse]]:
         """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status."""
+
+    @_abc_1.abstractmethod
+    def Compare(
+        self,
+        request: _verification_pb2.CompareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verification_pb2.CompareResponse, _abc.Awaitable[_verification_pb2.CompareResponse]]:
+        """What an answer would have taken under other plans."""
 
     @_abc_1.abstractmethod
     def Describe(

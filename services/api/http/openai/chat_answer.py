@@ -9,6 +9,7 @@ from services.api.http.openai.choice_text import Piece
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.prompt_scores import prompt_logprobs
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -69,6 +70,8 @@ class ChatAnswer(AnswerInProgress):
         answer = self.answer_of([await self._choice(index) for index in range(len(self.records))])
         if self.asked.return_token_ids:
             answer["prompt_token_ids"] = list(self.prepared.prompts[0])
+        if (top := self.asked.prompt_logprobs) is not None:
+            answer["prompt_logprobs"] = await prompt_logprobs(self.records[0].scores, top, self._speller)
         return answer
 
     async def _choice(self, index: int) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.request import Asked
-from services.api.http.openai.shared_fields import read_others, read_sampling, read_seed, read_stream
+from services.api.http.openai.shared_fields import (
+    read_others,
+    read_prompt_logprobs,
+    read_sampling,
+    read_seed,
+    read_stream,
+)
 from services.api.http.openai.tool_choice import ToolUse, read_tools
 from services.api.messages import ChatOptions, RequestedSampling
 from speculation import limits
@@ -42,13 +48,17 @@ def read_chat(body: dict[str, Any]) -> Asked:
     length, length_field = _length(fields)
     top = _logprobs(fields)
     seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    scored = read_prompt_logprobs(fields, stream)
     form, form_field = _form(fields, tools)
     tier = fields.given("service_tier")
     field_rules.take_unhonoured(fields, field_rules.CHAT)
     fields.end(known=_NAMES, hints=field_rules.HINTS)
     return Asked(
         inputs=(messages,),
-        sampling=RequestedSampling(**sampling, max_tokens=length, logprobs=top, structured_outputs=form),
+        sampling=RequestedSampling(
+            **sampling, max_tokens=length, logprobs=top, structured_outputs=form, prompt_logprobs=scored
+        ),
+        prompt_logprobs=scored,
         length_field=length_field,
         form_field=form_field,
         top_logprobs=top,

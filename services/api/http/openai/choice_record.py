@@ -12,6 +12,7 @@ from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
+from speculation.types import FinishReason, TokenLogprobs
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,12 +24,14 @@ class ChoiceRecord:
         text: cuts its chunks into pieces.
         pieces: those of an answer that is not streamed.
         end: its last message.
+        scores: log-probabilities of the prompt's tokens but its first, if they are wanted and have come.
     """
 
     prompt: int
     text: ChoiceText
     pieces: list[Piece] = field(default_factory=list)
     end: Completion | None = None
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 class AnswerInProgress(ABC):
@@ -74,8 +77,11 @@ class AnswerInProgress(ABC):
         """The pieces that an event completes."""
         record = self.records[index]
         if isinstance(event, TextChunk):
-            return record.text.push(event)
+            record.scores = record.scores or event.prompt_logprobs
+            return record.text.push(event) if self.asked.answers else []
         record.end = event
+        if not self.asked.answers:
+            return []
         stop = event.stop if isinstance(event.stop, str) else None
         return record.text.finish(stop, include_stop=self.asked.include_stop)
 
@@ -119,7 +125,8 @@ class AnswerInProgress(ABC):
         """What a choice's end adds to it: why it ended, and its seed."""
         end = self.records[index].end
         assert end is not None
-        return {"finish_reason": end.finish_reason.value, "stop_reason": end.stop, "seed": end.seed}
+        reason, stop = (end.finish_reason, end.stop) if self.asked.answers else (FinishReason.LENGTH, None)
+        return {"finish_reason": reason.value, "stop_reason": stop, "seed": end.seed}
 
     def _counts(self, *, whole: bool) -> Any:
         # With details once all choices have ended.
@@ -128,6 +135,8 @@ class AnswerInProgress(ABC):
         completion = sum(
             record.end.completion_tokens if record.end is not None else record.text.tokens for record in self.records
         )
+        if not self.asked.answers:
+            completion = 0
         return usage(prompt, completion, ended, predicted=bool(self.asked.prediction))
 
     def ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:

@@ -9,7 +9,13 @@ from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, token_ids
 from services.api.http.openai.request import Asked, Input
-from services.api.http.openai.shared_fields import read_others, read_sampling, read_seed, read_stream
+from services.api.http.openai.shared_fields import (
+    read_others,
+    read_prompt_logprobs,
+    read_sampling,
+    read_seed,
+    read_stream,
+)
 from services.api.messages import RequestedSampling
 from speculation import limits
 
@@ -34,18 +40,27 @@ def read_completion(body: dict[str, Any]) -> Asked:
     fields = Fields(body)
     inputs = read_prompts(fields)
     sampling = read_sampling(fields)
-    length = fields.whole("max_tokens", 1, limits.MAX_TOKENS)
+    length = fields.whole("max_tokens", 0, limits.MAX_TOKENS)
     top, echo = fields.whole("logprobs", 0, limits.MAX_LOGPROBS), fields.truth("echo") or False
-    if echo and top is not None:
-        raise fields.refuse("echo", True, "false where logprobs is set: a prompt's log-probabilities are not computed")
     seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    of_prompt = read_prompt_logprobs(fields, stream)
+    scored = max((each for each in (of_prompt, top if echo else None) if each is not None), default=None)
     form, form_field = read_form(fields)
     _check_counts(fields, others["n"], len(inputs))
     field_rules.take_unhonoured(fields, field_rules.COMPLETION)
     fields.end(known=_NAMES, hints=field_rules.HINTS)
     return Asked(
         inputs=inputs,
-        sampling=RequestedSampling(**sampling, max_tokens=length, logprobs=top, structured_outputs=form),
+        # Where no answer is wanted, one token is the least work.
+        sampling=RequestedSampling(
+            **sampling,
+            max_tokens=1 if length == 0 else length,
+            logprobs=top,
+            structured_outputs=form,
+            prompt_logprobs=scored,
+        ),
+        answers=length != 0,
+        prompt_logprobs=of_prompt,
         default_max_tokens=DEFAULT_TOKENS,
         top_logprobs=top,
         seed=seed,

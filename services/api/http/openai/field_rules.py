@@ -58,7 +58,6 @@ SHARED: dict[str, Rule] = {
     "moderation": (_never, "unset: answers are not moderated"),
     "use_beam_search": (_is(False), _BEAMS),
     "length_penalty": (_is(1, 1.0), _BEAMS),
-    "prompt_logprobs": (_never, "unset: a prompt's log-probabilities are not computed"),
     "kv_transfer_params": (_never, "unset: caches are not moved between servers"),
     "mm_processor_kwargs": (_never, "unset: the model reads text alone"),
     "logits_processors": (_is([]), "unset: programs are not taken from requests"),

@@ -87,6 +87,8 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     if asked.model is not None and asked.model != card.name:
         raise NotFound("model", asked.model, card.name)
     _check_tools(asked, card)
+    if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
+        raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
@@ -107,6 +109,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                     num_speculative_tokens=asked.num_speculative_tokens,
                     acceptance=asked.acceptance,
                     report=asked.report,
+                    compare=asked.compare,
                     prediction=asked.prediction,
                     cache_salt=asked.cache_salt,
                     priority=asked.priority,

@@ -9,7 +9,7 @@ from services.api.http.openai.choice_text import TextToken
 from services.api.messages import RouterPort, TokenSpelling
 
 # For tokens that cannot be chosen; JSON has no infinity.
-_LEAST = -9999.0
+LEAST = -9999.0
 
 
 class Speller:
@@ -26,8 +26,12 @@ class Speller:
 
     async def learn(self, tokens: Iterable[TextToken]) -> None:
         """Look up the spelling of tokens and of their alternatives."""
-        wanted = {id for token in tokens for id in (token.id, *(token.logprobs.top_ids if token.logprobs else ()))}
-        unknown = sorted(wanted - self._known.keys())
+        asked = [(token.id, *(token.logprobs.top_ids if token.logprobs else ())) for token in tokens]
+        await self.learn_ids(id for ids in asked for id in ids)
+
+    async def learn_ids(self, ids: Iterable[int]) -> None:
+        """Look up the spelling of tokens."""
+        unknown = sorted({*ids} - self._known.keys())
         if unknown:
             self._known |= dict(zip(unknown, await self._router.spell(unknown), strict=True))
 
@@ -41,6 +45,11 @@ class Speller:
         if spelling.special:
             return None
         return spelling.data.removeprefix(b" ") if first else spelling.data
+
+    def spelling(self, token: int, *, named: bool) -> bytes:
+        """What a token adds to a text that has the names of special tokens (``named``), or not."""
+        spelling = self._known[token]
+        return b"" if spelling.special and not named else spelling.data
 
     def name(self, token: int, *, first: bool = False) -> str:
         """A token's text; parts of characters are spelt as OpenAI does."""
@@ -81,24 +90,28 @@ def _entry(token: int, logprob: float, speller: Speller, *, first: bool) -> dict
     data = speller.data(token, first=first)
     return {
         "token": speller.name(token, first=first),
-        "logprob": max(logprob, _LEAST),
+        "logprob": max(logprob, LEAST),
         "bytes": None if data is None else list(data),
     }
 
 
-def completion_logprobs(tokens: Sequence[TextToken], speller: Speller) -> dict[str, Any]:
-    """``choices[].logprobs`` of a text completion. The chosen token is among the likeliest ones, as at OpenAI."""
+def completion_logprobs(tokens: Sequence[TextToken], speller: Speller, offset: int = 0) -> dict[str, Any]:
+    """``choices[].logprobs`` of a text completion. The chosen token is among the likeliest ones, as at OpenAI.
+
+    Args:
+        offset: characters before the answer.
+    """
     form: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
         if token.logprobs is None or not token.shown:
             continue
         first = speller.drops_space(token)
-        name, logprob = speller.name(token.id, first=first), max(token.logprobs.logprob, _LEAST)
+        name, logprob = speller.name(token.id, first=first), max(token.logprobs.logprob, LEAST)
         top = zip(token.logprobs.top_ids, token.logprobs.top_logprobs, strict=True)
         form["tokens"].append(name)
         form["token_logprobs"].append(logprob)
         form["top_logprobs"].append(
-            {speller.name(id, first=first): max(value, _LEAST) for id, value in top} | {name: logprob}
+            {speller.name(id, first=first): max(value, LEAST) for id, value in top} | {name: logprob}
         )
-        form["text_offset"].append(token.start)
+        form["text_offset"].append(offset + token.start)
     return form

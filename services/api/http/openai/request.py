@@ -33,6 +33,8 @@ class Asked:
         stream: None: the answer comes whole.
         stream_interval: tokens in an event; None: those of a decoding step.
         top_logprobs: how many log-probabilities to return besides the chosen token's; None: none at all.
+        prompt_logprobs: the same of the prompt's own tokens.
+        answers: there is an answer; False: only what is said of the prompt is wanted.
         truncate: keep only so many tokens of the prompt's end; -1: as many as fit; None: all.
         echo: the text begins with the prompt.
         include_stop: the text ends with the stop string that ended it.
@@ -52,6 +54,7 @@ class Asked:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     report: Report = "none"
+    compare: tuple[str, ...] = ()
     chat: ChatOptions = field(default_factory=ChatOptions)
     tools: ToolUse | None = None
     prediction: str = ""
@@ -62,6 +65,8 @@ class Asked:
     stream: StreamOptions | None = None
     stream_interval: int | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    answers: bool = True
     truncate: int | None = None
     echo: bool = False
     include_stop: bool = False

@@ -136,9 +136,29 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
         "report": cast(Report | None, below.one_of("report", get_args(Report))),
+        "compare": _compared(below),
     }
     below.end(known=given)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _compared(fields: Fields) -> tuple[str, ...] | None:
+    names = fields.listed("compare")
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise fields.refuse("compare", names, "a list of strategies' names", "invalid_type")
+    return None if names is None else tuple(names)
+
+
+def read_prompt_logprobs(fields: Fields, stream: StreamOptions | None) -> int | None:
+    """How many log-probabilities of each of the prompt's tokens to return besides its own; None: none at all.
+
+    Raises:
+        Refused: some are wanted of an answer that is streamed.
+    """
+    top = fields.whole("prompt_logprobs", 0, limits.MAX_LOGPROBS)
+    if top is not None and stream is not None:
+        raise fields.refuse("prompt_logprobs", top, "unset where stream is true: an answer that comes whole has them")
+    return top
 
 
 def read_prediction(fields: Fields) -> str:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from services.json_schemas import without_vacuous
+
 # As much white space as in answers that follow a schema.
 _WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 
@@ -45,6 +47,7 @@ def _call_of(schemas: Mapping[str, Any]) -> str:
 
 
 def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
+    schema = without_vacuous(schema)
     own = schema.get("x-guidance")
     if isinstance(own, dict) and own.get("whitespace_flexible") is False:
         return {**schema, "x-guidance": {**own, "lenient": False}}

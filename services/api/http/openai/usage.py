@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from functools import cache
@@ -54,8 +55,11 @@ def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
     stats = SpeculationStats()
     for end in ended:
         _add(stats, end.stats)
+    figures = decoding_figures(ended[0].strategy, stats)
+    if compared := [dataclasses.asdict(each) for end in ended for each in end.comparisons]:
+        figures["comparisons"] = compared
     return {
-        "speculative_decoding": decoding_figures(ended[0].strategy, stats),
+        "speculative_decoding": figures,
         "queue_s": max(end.timing.queue_s for end in ended),
         "time_to_first_token_s": min(end.timing.time_to_first_token_s for end in ended),
         "total_s": max(end.timing.total_s for end in ended),

@@ -46,7 +46,7 @@ class DraftWait:
             load: the decoding requests of ``batch``, without drafts.
             meanwhile: called before the wait, if there is one.
         """
-        drafted = [request for request in batch if request.decoding and not request.undrafted]
+        drafted = [request for request in batch if request.decoding and not request.undrafted and not request.closed]
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
@@ -58,7 +58,7 @@ class DraftWait:
             began = now()
             for request in drafted:
                 request.waited_since = None if others else (began, request.expected())
-            still = await self._wait(batch, drafted, load, began + longest)
+            still = await self._wait(batch, drafted, load, missing, began + longest)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
         for request in drafted:
             # Where drafting does not pay, an absent draft does not count as missed.
@@ -67,11 +67,16 @@ class DraftWait:
                 self._stats.count_draft(ready[0].draft if ready else None)
 
     async def _wait(
-        self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, deadline: float
+        self,
+        batch: Sequence[LiveRequest],
+        drafted: Sequence[LiveRequest],
+        load: Load,
+        missing: dict[_Group, Missing],
+        deadline: float,
     ) -> dict[_Group, Missing]:
         """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns the missing ones."""
         pass_s = self._budget.seconds(load)
-        while missing := self._missing([request for request in drafted if not request.closed], load):
+        while missing:
             left = deadline - now()
             if left <= 0:
                 self._stats.deadline_misses += 1
@@ -84,10 +89,10 @@ class DraftWait:
                     await self._drafting.came.wait()
             except TimeoutError:
                 continue
+            missing = self._missing([request for request in drafted if not request.closed], load)
             # Each draft that arrives raises the step's yield, and with it the cost of waiting longer.
-            rest = self._missing(drafted, load)
-            if rest and math.isfinite(pass_s) and not best_wait(list(rest.values()), _tokens(batch), pass_s, left):
-                return rest
+            if missing and math.isfinite(pass_s) and not best_wait(list(missing.values()), _tokens(batch), pass_s, left):
+                break
         return missing
 
     def learn(self, request: LiveRequest, verdict: Verdict) -> None:

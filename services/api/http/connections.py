@@ -1,0 +1,80 @@
+"""The connections of a server: so many at once, shared out between the addresses that they come from.
+
+A proxy may have them all, while there is room. When there is none, a connection of another address takes the place of one
+that waits for a request and comes from the address with the most.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+
+# Who has one address of version 6 has a network of so many bits.
+_NETWORK_BITS = 64
+
+
+class Place:
+    """One connection's place.
+
+    Attributes:
+        give_way: ends the connection; None while a request is under way on it, which nobody may interrupt.
+        release: called when the connection is closed; may be called again.
+    """
+
+    def __init__(self, release: Callable[[Place], None]) -> None:
+        self.give_way: Callable[[], object] | None = None
+        self.release = lambda: release(self)
+
+
+class Places:
+    """So many connections at once.
+
+    Args:
+        most: connections, idle ones included.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        # By who shares; each in the order in which they came.
+        self._of: dict[str, dict[Place, None]] = {}
+
+    def take(self, address: str) -> Place | None:
+        """A place for a connection from ``address``; None: there is none."""
+        sharer = _sharer(address)
+        if self._taken >= self._most and not self._make_room(len(self._of.get(sharer, ()))):
+            return None
+        place = Place(lambda place: self._release(sharer, place))
+        self._of.setdefault(sharer, {})[place] = None
+        self._taken += 1
+        return place
+
+    def _make_room(self, own: int) -> bool:
+        """End a connection of the address with the most, if it has more than one that has ``own`` and one more would."""
+        largest = max(self._of.values(), key=len)
+        waiting = next((place for place in largest if place.give_way is not None), None)
+        if waiting is None or waiting.give_way is None or len(largest) <= own + 1:
+            return False
+        waiting.release()
+        waiting.give_way()
+        return True
+
+    def _release(self, sharer: str, place: Place) -> None:
+        of_one = self._of.get(sharer, {})
+        if place in of_one:
+            self._taken -= 1
+            del of_one[place]
+            if not of_one:
+                del self._of[sharer]
+
+
+def _sharer(address: str) -> str:
+    """Who shares with others: an address, or a network where each caller has many."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    own = found.ipv4_mapped
+    return str(own or ipaddress.ip_network((found, _NETWORK_BITS), strict=False))

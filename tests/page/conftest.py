@@ -1,0 +1,72 @@
+"""A real Chromium for the tests of the page. Where there is none, they are skipped: `make page-browser` installs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.http_service import HttpService, http_served
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium here: `make page-browser` installs it from Debian's package, as root")
+    with sync_api.sync_playwright() as playwright:
+        # Chromium's sandbox needs what containers do not give, and only our own page is opened.
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def service(tiny_model: Path) -> Iterator[HttpService]:
+    with http_served(tiny_model) as running:
+        yield running
+
+
+class Complaints(list[str]):
+    """What a browser's console shows of errors, without those that a test expects."""
+
+    def expect(self, words: str) -> None:
+        """Of these words there is at least one."""
+        found = [each for each in self if words in each]
+        assert found, f"nothing says {words!r}: {self}"
+        self[:] = [each for each in self if words not in each]
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def complaints() -> Complaints:
+    return Complaints()
+
+
+@pytest.fixture
+def open_page(browser: Any, complaints: Complaints) -> Iterator[Open]:
+    """Opens the page at an address, in a window of its own. In the end no console may have shown an error."""
+    contexts = []
+
+    def opened(url: str, *, width: int = 1280, height: int = 860, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
