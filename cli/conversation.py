@@ -25,6 +25,7 @@ class Conversation:
     Args:
         system: the messages that every conversation begins with.
         options: of every request; commands change them.
+        sources: show who guessed what.
         read: the next line of the user; raises EOFError at the end.
     """
 
@@ -34,12 +35,15 @@ class Conversation:
         system: list[Message],
         options: Options,
         read: Callable[[], str] = lambda: input("> " if sys.stdin.isatty() else ""),
+        *,
+        sources: bool = False,
     ) -> None:
         self._client = client
         self._system = system
         self._said: list[Message] = []
         self._options = options
         self._read = read
+        self._sources = sources
 
     def run(self) -> None:
         """Answer until the user has had enough. A request that fails is said, and the conversation goes on."""
@@ -60,7 +64,8 @@ class Conversation:
     def _answer(self, line: str) -> None:
         asked: Message = {"role": "user", "content": line}
         try:
-            result = print_answer(self._client.stream(messages=[*self._system, *self._said, asked], **self._options), False)
+            stream = self._client.stream(messages=[*self._system, *self._said, asked], **self._options)
+            result = print_answer(stream, False, sources=self._sources)
         except Exception as error:
             if (known := explain(error)) is None:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -10,8 +11,10 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from cli.coloured_text import legend
 from cli.demo.recording import Recording
-from cli.source_colours import legend, style_of
+from speculation.colours import colour_of
+from speculation.sources import TARGET
 
 _FRAMES_PER_S = 20
 # Seconds for which the last frame is looked at.
@@ -28,7 +31,7 @@ def show(console: Console, plain: Recording, ours: Recording) -> None:
                 live.update(_frame(console, plain, ours, now))
                 time.sleep(1 / _FRAMES_PER_S)
     console.print(_frame(console, plain, ours, end))
-    console.print(legend(source for _, source in ours.spans(len(ours.result.origins))))
+    console.print(legend(Counter(origin.source for origin in ours.result.origins)))
 
 
 def _frame(console: Console, plain: Recording, ours: Recording, now: float) -> Group:
@@ -43,7 +46,7 @@ def _panel(name: str, recording: Recording, now: float, width: int, *, coloured:
     tokens, passes = recording.at(now)
     text = Text()
     for piece, source in recording.spans(tokens):
-        text.append(piece, style_of(source) if coloured else "")
+        text.append(piece, f"bold {colour_of(source)}" if coloured and source != TARGET else "")
     # As high as the whole answer, so that nothing moves.
     lines = 1 + recording.result.text.count("\n")
     said = f"{passes} passes | {min(now, recording.seconds):.2f} s"

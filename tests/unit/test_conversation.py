@@ -24,7 +24,7 @@ class Asked:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def answer(request: dict[str, Any], as_json: bool) -> Any:
+    def answer(request: dict[str, Any], as_json: bool, *, sources: bool) -> Any:
         if request.get("strategy") == "wrong":
             raise outrider.InvalidArgument("strategy is wrong")
         result: Any = outrider.Generation.__new__(outrider.Generation)
