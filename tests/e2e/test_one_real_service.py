@@ -63,6 +63,17 @@ def over_http(port: int) -> str:
     return text
 
 
+def status(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/outrider/status", timeout=60) as answer:
+        told: dict[str, Any] = json.load(answer)
+    return told
+
+
+def connected(port: int) -> bool:
+    """Whether the one verifier that there is has its drafter."""
+    return [each["drafters"] for each in status(port)["verifiers"]] == [{"the drafter": True}]
+
+
 def test_the_same_tokens_over_grpc_and_http(service: Service, http_port: int, expected: tuple[int, ...]) -> None:
     with Client(service.address) as client:
         drafted = client.generate(strategy="prompt_lookup", **OPTIONS)
@@ -71,7 +82,17 @@ def test_the_same_tokens_over_grpc_and_http(service: Service, http_port: int, ex
     assert over_http(http_port) == drafted.text
 
 
-def test_a_drafter_that_is_killed_changes_no_token(service: Service, expected: tuple[int, ...]) -> None:
+def test_its_live_state(service: Service, http_port: int, expected: tuple[int, ...]) -> None:
+    wait_until(lambda: connected(http_port))
+    told = status(http_port)
+    assert told["ready"] is True
+    assert told["components"] == {name: {"running": 1} for name in ("router", "drafter", "verifier")}
+    assert told["decoding"]["tokens"] >= len(expected)
+    with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/", timeout=60) as page:
+        assert page.headers["content-type"].startswith("text/html")
+
+
+def test_a_drafter_that_is_killed_changes_no_token(service: Service, http_port: int, expected: tuple[int, ...]) -> None:
     victim = service.ask("drafter", "process_id")
     tokens: list[int] = []
     with Client(service.address) as client:
@@ -81,6 +102,7 @@ def test_a_drafter_that_is_killed_changes_no_token(service: Service, expected: t
             tokens += chunk.token_ids
     assert tuple(tokens) == expected
     wait_until(lambda: service.ask("drafter", "process_id") != victim)
+    wait_until(lambda: connected(http_port) and status(http_port)["components"]["drafter"] == {"running": 1})
 
 
 def test_a_router_that_is_replaced_costs_no_stream(service: Service, http_port: int, expected: tuple[int, ...]) -> None:

@@ -83,9 +83,18 @@ def test_the_time_and_what_other_strategies_would_have_taken(open_page: Open, se
     run = saved(page)
     parts = page.locator("#time-legend li").all_inner_texts()
     assert any("the model's passes" in part for part in parts)
-    # Each part is shown to 3 digits.
-    total = run["metrics"]["total_s"]
-    assert sum(seconds_in(part) for part in parts) == pytest.approx(total, rel=0.02, abs=0.01)
+    # Each part is shown to two digits or three.
+    assert sum(seconds_in(part) for part in parts) == pytest.approx(run["metrics"]["total_s"], rel=0.02, abs=0.01)
+    others = run["metrics"]["speculative_decoding"]["comparisons"]
+    assert {each["strategy"] for each in others} == {"autoregressive", "prompt_lookup", "recycling"}
+    told = dict(
+        zip(
+            *(page.locator(f"#comparisons > {each}").all_inner_texts() for each in (":nth-child(3n+1)", ".said")),
+            strict=True,
+        )
+    )
+    assert told["autoregressive"].startswith(f"{len(run['tokens'])} passes")
+    assert told["suffix, this one"].startswith(f"{len(run['passes'])} passes")
 
 
 def seconds_in(part: str) -> float:

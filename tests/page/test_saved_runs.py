@@ -20,6 +20,9 @@ NODES: dict[str, Any] = {
     "tokens": [5, 6, 7], "texts": [" b", " c", " x"], "parents": [-1, 0, 0], "sources": ["suffix", "suffix", "<b>odd</b>"],
     "probabilities": [0.9, 0.8, 0.1],
 }  # fmt: skip
+COMPARISON: dict[str, Any] = {
+    "strategy": "recycling", "num_passes": 3, "tokens_per_pass": 1.25, "seconds": 0.05, "exact": False, "without": ["fspad"],
+}  # fmt: skip
 RUN: dict[str, Any] = {
     "format": "outrider-run", "version": 1, "model": "m", "strategy": "blend",
     "messages": [{"role": "user", "content": "say it"}], "text": "a b c d", "seed": "18446744073709551615", "finish": "stop",
@@ -45,7 +48,7 @@ RUN: dict[str, Any] = {
         "queue_s": 0.0, "time_to_first_token_s": 0.02, "total_s": 0.06,
         "speculative_decoding": {
             "strategy": "blend", "num_spec_steps": 2, "switches": ["after 3 tokens without fspad"],
-            "comparisons": [{"strategy": "autoregressive", "num_passes": 4, "tokens_per_pass": 1.0, "seconds": None}],
+            "comparisons": [COMPARISON],
         },
     },
     "seconds": 0.06, "completion": 4,
@@ -92,7 +95,9 @@ def test_a_saved_run_is_shown(page: Any) -> None:
     assert page.locator("#tree g.dropped").count() == 1 and page.locator("#tree g.cut").count() == 2
     assert page.inner_text("#pass-times") == "30 ms, after 4.0 ms for drafts, shared by 2 requests"
     assert page.locator("#tree b").count() == 0
-    assert "4 passes" in page.inner_text("#comparisons") and "without fspad" in page.inner_text("#switches")
+    assert "at most 3 passes · 50 ms, without fspad" in page.inner_text(
+        "#comparisons"
+    ) and "without fspad" in page.inner_text("#switches")
 
 
 def test_a_run_that_was_saved_opens_as_it_was(open_page: Open, service: HttpService) -> None:
@@ -153,6 +158,10 @@ DAMAGE: list[tuple[str, Any, str]] = [
     (
         "metrics.speculative_decoding.comparisons.0.num_passes", 1.5,
         "metrics.speculative_decoding.comparisons[0].num_passes is 1.5: must be a whole number from 0",
+    ),
+    (
+        "metrics.speculative_decoding.comparisons.0.exact", None,
+        "metrics.speculative_decoding.comparisons[0].exact is null: must be true or false",
     ),
     ("seconds", ..., "seconds is missing: must be a number from 0"),
 ]  # fmt: skip
