@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -82,6 +84,13 @@ def outcome(draw: Random, tree: TokenTree, kinds: int, shown: bool) -> StepRepor
     )
 
 
+def told(blend: BlendSession, name: str, behind: Sequence[int]) -> list[list[tuple[int, str]]]:
+    """What a source says at the text's end and after further tokens, to blends with other sources."""
+    source = blend._sources[name]
+    places = [source.start(), *(source.follow(source.start(), each) for each in behind)]
+    return [[*source.candidates(place)] for place in places if place is not None]
+
+
 def prompt(draw: Random, kinds: int) -> tuple[int, ...]:
     text = tuple(draw.randrange(kinds) for _ in range(draw.choice((0, 1, 2, 3, 40, 300))))
     return text + text[: draw.randrange(len(text) + 1)]
@@ -100,16 +109,18 @@ def test_trees_and_weights_are_the_references(seed: int, kinds: int, names: tupl
         pair = Pair(groups, message)
         for _ in range(25):
             nodes = draw.choice((0, 1, 4, 16, 60))
-            tree = pair.both(lambda blend, nodes=nodes: blend.draft(nodes))  # type: ignore[misc]
+            tree = pair.both(methodcaller("draft", nodes))
             if draw.random() < 0.3:
                 assumed = tuple(draw.randrange(kinds) for _ in range(draw.randrange(1, 4)))
-                pair.both(lambda blend, assumed=assumed: blend.draft_after(assumed, 5))  # type: ignore[misc]
+                pair.both(methodcaller("draft_after", assumed, 5))
             for node in range(-1, len(tree)):
-                pair.both(lambda blend, node=node: blend.likeliest_after(node))  # type: ignore[misc]
+                pair.both(methodcaller("likeliest_after", node))
+            for name in names:
+                pair.both(partial(told, name=name, behind=tree.tokens[:1]))
             report = outcome(draw, tree, kinds, draw.random() < 0.8)
-            pair.both(lambda blend, report=report: blend.observe(report))  # type: ignore[misc]
-            pair.both(lambda blend: blend.catch_up())
-        pair.both(lambda blend: blend.close())
+            pair.both(methodcaller("observe", report))
+            pair.both(methodcaller("catch_up"))
+        pair.both(methodcaller("close"))
     (reference,), (compiled,) = (group._calibrators.values() for group in groups)
     assert isinstance(compiled, CompiledCalibrator)
     assert dict(compiled._squares) == dict(reference._squares) != {}

@@ -65,6 +65,16 @@ class CompiledAutomaton(Held):
     def count(self, state: int) -> int:
         return int(self._library.automaton_count(self.address, state))
 
+    def candidates(
+        self, other: CompiledAutomaton, place: tuple[Ending, Ending], depth: int, max_endings: int
+    ) -> list[tuple[int, int]]:
+        """As ``SuffixSession.candidates``, of two automata: tokens, each with the number of its kind."""
+        most = 2 * _MOST_FOLLOWERS * depth
+        found = (ctypes.c_int32 * (2 * most))()
+        asked = (self.address, other.address, depth, max_endings, *place[0], *place[1])
+        told = found[: 2 * self._library.suffix_candidates(*asked, found, most)]
+        return list(zip(told[::2], told[1::2], strict=True))
+
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         count = self._library.automaton_followers(self.address, state, self._found)
         found = self._found

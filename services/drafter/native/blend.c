@@ -94,6 +94,32 @@ static void ask_recycling(struct draft *draft, int32_t begin, const struct wante
             name(draft, begin, wanted->passed_ids[ago][rank], PASSED_OVER + ago * PASSED_RANKS + rank);
 }
 
+/* Hands over what was named: token and kind of each candidate, kinds counted from `first`. Returns how many, at most `most`. */
+static int64_t told(struct draft *asked, int32_t first, int32_t (*found)[2], int64_t most) {
+    const int64_t count = asked->candidate_count < most ? asked->candidate_count : most;
+    for (int64_t at = 0; at < count; at++)
+        found[at][0] = asked->candidates[at].token, found[at][1] = asked->candidates[at].first - first;
+    free(asked->candidates);
+    return count;
+}
+
+/* What suffix decoding alone names at a place, for a blend with sources that have no compiled form. */
+int64_t suffix_candidates(struct automaton *own, struct automaton *shared, int32_t depth, int32_t max_endings, int32_t state,
+                          int32_t size, int32_t shared_state, int32_t shared_size, int32_t (*found)[2], int64_t most) {
+    struct draft asked = {.candidate_count = 0};
+    const struct wanted wanted = {.own = own, .shared = shared, .depth = depth, .max_endings = max_endings};
+    ask_suffix(&asked, 0, &wanted, &(struct place){.own = {state, size}, .shared = {shared_state, shared_size}});
+    return told(&asked, 0, found, most);
+}
+
+/* The same of token recycling, without what was passed over. */
+int64_t recycling_candidates(const struct table *table, const struct context *context, int32_t (*found)[2], int64_t most) {
+    struct draft asked = {.candidate_count = 0};
+    const struct wanted wanted = {.table = table};
+    ask_recycling(&asked, 0, &wanted, &(struct place){.context = *context}, 0);
+    return told(&asked, SUFFIX_KINDS, found, most);
+}
+
 /* --- Calibrator -------------------------------------------------------------------------------------------------- */
 
 static int32_t stem_of(int32_t kind) {

@@ -51,6 +51,8 @@ class CompiledBlendSession(BlendSession):
     ) -> None:
         super().__init__(sources, calibrator, models, joint)
         self._library = library
+        self._suffix = cast(SuffixSession, sources.get(suffix.NAME))
+        self._recycling = cast(RecyclingSession, sources.get(recycling.NAME))
         self._weights, self._squares = calibrator.weights, calibrator.squares
         # What is left of a draft to be learnt from, and of those for texts that may come.
         self._last, self._other = (Held(library.blend_new(), library.blend_free) for _ in range(2))
@@ -99,14 +101,13 @@ class CompiledBlendSession(BlendSession):
         context: tuple[int, ...] = ()
         passed: list[tuple[int, ...]] = []
         if suffix.NAME in places:
-            session = cast(SuffixSession, self._sources[suffix.NAME])
             (state, size), (other, length) = places[suffix.NAME]
-            own, shared = (cast(CompiledAutomaton, each).address for each in session.automata)
-            depth, endings = session.config.depth, session.config.max_endings
+            counted, answers = self._suffix.automata
+            own, shared = cast(CompiledAutomaton, counted).address, cast(CompiledAutomaton, answers).address
+            depth, endings = self._suffix.config.depth, self._suffix.config.max_endings
         if recycling.NAME in places:
-            recycled = cast(RecyclingSession, self._sources[recycling.NAME])
-            table, context = cast(CompiledTable, recycled.table).address, places[recycling.NAME]
-            passed = [] if ahead else [each[:_PASSED_RANKS] for each in recycled.passed]
+            table, context = cast(CompiledTable, self._recycling.table).address, places[recycling.NAME]
+            passed = [] if ahead else [each[:_PASSED_RANKS] for each in self._recycling.passed]
         return [
             own, shared, table, self._weights, self._least, max_nodes, depth, endings, state, size, other, length,
             len(context), *_filled(context, _CONTEXT), *_filled([len(each) for each in passed], _PASSED),

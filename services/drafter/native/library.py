@@ -46,6 +46,8 @@ _SIGNATURES = {
     "blend_draft": ("PPPPPP", "q"),
     "blend_learn": ("PPqPP", None),
     "blend_candidates": ("PiPP", "q"),
+    "suffix_candidates": ("PPiiiiiiPq", "q"),
+    "recycling_candidates": ("PPPq", "q"),
 }
 _TYPES = {"P": ctypes.c_void_p, "i": ctypes.c_int32, "q": ctypes.c_int64}
 

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from itertools import chain
 
 from services.drafter.native.library import Held, drafting_library
-from services.drafter.sources.recycling_table import Context, RecyclingTable
+from services.drafter.sources.recycling_table import ORDERS, SEEN_KINDS, TOP_KINDS, Context, RecyclingTable
 from speculation.types import TokenTree
 
 _UNKNOWN = -1
+# In the order of blend.h; at most one candidate of each.
+_KINDS = (*chain.from_iterable(TOP_KINDS[order] for order in ORDERS), *SEEN_KINDS)
+_MOST = len(_KINDS)
 # Bytes of an int32.
 _INT = 4
 
@@ -32,6 +35,8 @@ class CompiledTable(Held):
         # The struct in contexts.h.
         self._context = array("i", bytes(16))
         self._at = self._context.buffer_info()[0]
+        # Of ``candidates``: token and kind, of each.
+        self._found = (ctypes.c_int32 * (2 * _MOST))()
 
     def learn(self, context: Context, tree: TokenTree, top_ids: Sequence[tuple[int, ...]]) -> None:
         nodes = len(tree.tokens)
@@ -49,6 +54,12 @@ class CompiledTable(Held):
         held = array("i", tokens)
         self._library.table_read(self.address, self._at, *held.buffer_info())
         return tuple(self._context[1 : 1 + self._context[0]])
+
+    def candidates(self, context: Context) -> list[tuple[int, str]]:
+        self._put(context)
+        count = self._library.recycling_candidates(self.address, self._at, self._found, _MOST)
+        told = self._found[: 2 * count]
+        return list(zip(told[::2], map(_KINDS.__getitem__, told[1::2]), strict=True))
 
     def top(self, key: Context) -> tuple[int, ...]:
         self._put(key)

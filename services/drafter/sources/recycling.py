@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, RecyclingConfig
 from services.drafter.native.recycling_table import CompiledTable, recycling_table
-from services.drafter.sources.recycling_table import ORDERS, Context, RecyclingTable, context_after
+from services.drafter.sources.recycling_table import (
+    ORDERS,
+    RANKS,
+    SEEN_KINDS,
+    TOP_KINDS,
+    Context,
+    RecyclingTable,
+    context_after,
+)
 from speculation.messages import OpenSession, StepReport
 from speculation.successor_table import Successors, read
 from speculation.tree import ROOT
@@ -25,16 +33,13 @@ _BY_ORDER = {
     2: (0.37, 0.1, 0.045, 0.034, 0.02, 0.015, 0.012, 0.01),
     1: (0.2, 0.08, 0.04, 0.035, 0.02, 0.015, 0.012, 0.011),
 }
-_RANKS = len(_BY_ORDER[1])
 # The same for tokens passed over at the last position, and at the one before.
 _PASSED_OVER = ((0.026, 0.016, 0.014, 0.011, 0.008, 0.007), (0.02, 0.012, 0.006, 0.005, 0.004, 0.004))
 _BY_SEEN = (0.05, 0.075, 0.2, 0.67)
-_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(_RANKS)) for order in ORDERS}
-_SEEN = tuple(f"seen:{order}" for order in range(max(ORDERS) + 1))
 _PASSED = tuple(tuple(f"passed:{ago}:{rank}" for rank in range(len(by))) for ago, by in enumerate(_PASSED_OVER))
-_SNAPSHOT = tuple(f"snapshot:{rank}" for rank in range(_RANKS))
-PRIOR = {kind: p for order in ORDERS for kind, p in zip(_KINDS[order], _BY_ORDER[order], strict=True)}
-PRIOR |= dict(zip(_SEEN, _BY_SEEN, strict=True)) | dict(zip(_SNAPSHOT, _BY_ORDER[1], strict=True))
+_SNAPSHOT = tuple(f"snapshot:{rank}" for rank in range(RANKS))
+PRIOR = {kind: p for order in ORDERS for kind, p in zip(TOP_KINDS[order], _BY_ORDER[order], strict=True)}
+PRIOR |= dict(zip(SEEN_KINDS, _BY_SEEN, strict=True)) | dict(zip(_SNAPSHOT, _BY_ORDER[1], strict=True))
 for _kinds, _by in zip(_PASSED, _PASSED_OVER, strict=True):
     PRIOR |= dict(zip(_kinds, _by, strict=True))
 
@@ -101,18 +106,9 @@ class RecyclingSession:
 
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
         """Successors of the longest known context, then of shorter ones; the least reliable candidates come last."""
-        known: set[int] = set()
-        table, keys = self.table, [place[-order:] for order in ORDERS]
-        for order, key in zip(ORDERS, keys, strict=True):
-            for token, kind in zip(table.top(key), _KINDS[order], strict=False):
-                if token not in known:
-                    known.add(token)
-                    yield token, kind
-        for order, key in zip(ORDERS, keys, strict=True):
-            seen = table.seen(key)
-            if seen is not None and seen not in known:
-                known.add(seen)
-                yield seen, _SEEN[order]
+        found = self.table.candidates(place)
+        yield from found
+        known = {token for token, _ in found}
         if not known and self.warm is not None:
             for token, kind in zip(dict.fromkeys(self.warm.after(place[-1])), _SNAPSHOT, strict=False):
                 known.add(token)

@@ -12,6 +12,10 @@ from speculation.types import TokenTree
 Context = tuple[int, ...]
 
 ORDERS = (3, 2, 1)
+# Kinds of candidates: by the length of the context, and of the likeliest ones by rank.
+RANKS = 8
+TOP_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(RANKS)) for order in ORDERS}
+SEEN_KINDS = tuple(f"seen:{order}" for order in range(max(ORDERS) + 1))
 
 
 def context_after(context: Context, token: int) -> Context:
@@ -56,6 +60,18 @@ class RecyclingTable:
                         self._seen.popitem(last=False)
             context = context_after(context, token)
         return context
+
+    def candidates(self, context: Context) -> list[tuple[int, str]]:
+        """Successors of the longest known context, then of shorter ones; those of texts come last. Each with its kind."""
+        found: dict[int, str] = {}
+        keys = [context[-order:] for order in ORDERS]
+        for order, key in zip(ORDERS, keys, strict=True):
+            for token, kind in zip(self.top(key), TOP_KINDS[order], strict=False):
+                found.setdefault(token, kind)
+        for order, key in zip(ORDERS, keys, strict=True):
+            if (seen := self.seen(key)) is not None:
+                found.setdefault(seen, SEEN_KINDS[order])
+        return list(found.items())
 
     def top(self, key: Context) -> tuple[int, ...]:
         """The likeliest tokens after ``key``; empty if unknown."""

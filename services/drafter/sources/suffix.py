@@ -52,6 +52,8 @@ PRIOR = {
     for c in range(len(_COUNTS))
     for s in range(len(_SHARES))
 }
+# Kinds by their number in compiled code.
+_NAMES = tuple(PRIOR)
 
 
 class _Answers:
@@ -187,6 +189,14 @@ class SuffixSession:
         return None if own == shared == NOWHERE else (own, shared)
 
     def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
+        own, shared = self.automata
+        if isinstance(own, CompiledAutomaton) and isinstance(shared, CompiledAutomaton):
+            named = own.candidates(shared, place, self.config.depth, self.config.max_endings)
+            return iter([(token, _NAMES[kind]) for token, kind in named])
+        return self._candidates(place)
+
+    def _candidates(self, place: Place) -> Iterator[tuple[int, str]]:
+        """The reference of the compiled form."""
         memories = self.automata
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]

@@ -213,16 +213,12 @@ class LiveRequest:
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
-        if not self.mailboxes:
-            return 0.0
-        return max(
-            (
-                self.mailboxes[origin].worth(group).of(late=found.late)
-                for (origin, group), found in self.ready().items()
-                if len(found.tree)
-            ),
-            default=0.0,
-        )
+        best = 0.0
+        for mailbox in self.mailboxes.values():
+            for found in mailbox.find(self.tokens):
+                if found.tree.tokens:
+                    best = max(best, mailbox.worth(found.draft.group).of(late=found.late))
+        return best
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append the tokens of a step, and rate the drafts by them.

@@ -112,9 +112,12 @@ class DraftWait:
         asked: dict[_Group, list[tuple[float, float]]] = {}
         for request in drafted:
             for origin, mailbox in request.mailboxes.items():
-                groups = mailbox.missing(request.tokens) if self._drafting.connected(origin) else {}
+                groups = mailbox.missing(request.tokens)
+                if not groups or not self._drafting.connected(origin):
+                    continue
+                expected = request.expected()
                 for group, at in groups.items():
-                    gain = mailbox.worth(group).of(late=False) - request.expected()
+                    gain = mailbox.worth(group).of(late=False) - expected
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}
