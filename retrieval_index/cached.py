@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from retrieval_index.manifest import read_manifest, verify
+from retrieval_index.manifest import FILE, Manifest, verify
 from speculation.errors import ConfigurationError
 
 # Suffix of the folder that a version is fetched into. A replica that dies during a fetch leaves the folder behind.
@@ -18,11 +18,19 @@ _VERSION = re.compile("[0-9a-f]{16}")
 
 
 def is_whole(folder: Path, version: str) -> bool:
-    """Whether ``folder`` holds this version, with every checksum right."""
+    """Whether ``folder`` holds this version, with every checksum right.
+
+    Raises:
+        OSError: what is there cannot be read, so that nobody knows.
+    """
     try:
-        manifest = read_manifest(folder)
+        content = (folder / FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        manifest = Manifest.from_json(content, str(folder))
         verify(folder, manifest)
-    except (ConfigurationError, OSError):
+    except ConfigurationError:
         return False
     return manifest.version == version
 

@@ -253,11 +253,14 @@ class IndexStore:
 
         Raises:
             ConfigurationError: there is no such version, or a part of it is missing, cut off or altered.
-            Unavailable: Redis cannot be reached or refuses.
+            Unavailable: Redis cannot be reached or refuses, or the cache cannot be read.
         """
         folder = cache / version
-        if is_whole(folder, version):
-            return folder
+        try:
+            if is_whole(folder, version):
+                return folder
+        except OSError as error:
+            raise Unavailable(f"{folder} cannot be read ({error.strerror})") from error
         # Whatever is there is damaged, and os.replace needs an empty place.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)

@@ -44,7 +44,7 @@ KEY_HELP = (
 )
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@:-]{1,128}")
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +89,26 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
         ConfigurationError: it cannot be read, or a record is wrong; names file, record and field.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigurationError(f"larger than {_MOST_BYTES >> 20} MiB", field="server.keys_file", value=path)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot be read ({error.strerror})", field="server.keys_file", value=path) from error
+    return parse_keys(content, path)
+
+
+def parse_keys(text: bytes, path: Path) -> tuple[KeyRecord, ...]:
+    """The records in the content of a keys file.
+
+    Args:
+        path: of the file, for the error.
+
+    Raises:
+        ConfigurationError: a record is wrong; names file, record and field.
+    """
+    if len(text) > MOST_BYTES:
+        raise ConfigurationError(f"larger than {MOST_BYTES >> 20} MiB", field="server.keys_file", value=path)
+    try:
+        content = yaml.safe_load(text.decode("utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{' '.join(str(error).split())}", field="server.keys_file", value=path) from error
     if not isinstance(content, list):

@@ -91,12 +91,12 @@ class Calibrator:
 
         If another drafter has written the file, each kind keeps the weight of the drafter that has learnt more about it.
         """
-        entries = self._read(path) if path.exists() else {}
-        for kind, square in self._squares.items():
-            if square >= entries.get(kind, (0.0, 0.0))[1]:
-                entries[kind] = (round(self._weights[kind], 4), round(square, 4))
-        content = {"version": _VERSION, "weights": entries}
         try:
+            entries = self._read(path)
+            for kind, square in self._squares.items():
+                if square >= entries.get(kind, (0.0, 0.0))[1]:
+                    entries[kind] = (round(self._weights[kind], 4), round(square, 4))
+            content = {"version": _VERSION, "weights": entries}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(content, indent=0, sort_keys=True).encode())
         except OSError as error:
@@ -104,22 +104,34 @@ class Calibrator:
 
     def load(self, path: Path) -> bool:
         """Take over saved weights; returns whether there were any. An unusable file is logged and left as it is."""
-        entries = self._read(path) if path.exists() else {}
+        try:
+            entries = self._read(path)
+        except OSError as error:
+            log.warning("%s cannot be read (%s): sources start from their priors", path, error)
+            return False
         for kind, (weight, square) in entries.items():
             self._weights[kind], self._squares[kind] = weight, square
         return bool(entries)
 
     def _read(self, path: Path) -> dict[str, tuple[float, float]]:
-        """Weights and squares by kind; empty if the file is not one of ours."""
+        """Weights and squares by kind; empty if there is no file, or it is not one of ours.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         try:
-            content = json.loads(path.read_text())
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        try:
+            content = json.loads(text)
             if content["version"] != _VERSION:
                 raise ValueError(f"version {content['version']}")
             entries = {kind: (float(weight), float(square)) for kind, (weight, square) in content["weights"].items()}
             for kind, (weight, square) in entries.items():
                 if not (abs(weight) <= _LARGEST and 1 <= square < math.inf):
                     raise ValueError(f"{kind}: {weight}, {square}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s is no usable calibration (%s): sources start from their priors", path, error)
             return {}
         return entries

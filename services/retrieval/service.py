@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # Seconds of one wait for a change, and of the pauses between attempts while Redis does not answer.
 _WATCH_S = 2.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
+# A refused version is tried again as well: what is wrong with it may lie here, or end. The pauses grow to the second number.
+_REFUSED_FIRST_S, _REFUSED_MOST_S = 30.0, 3600.0
 _LAST_LIVE = "last-live"
 
 
@@ -92,6 +94,8 @@ class RetrievalService:
     async def _follow(self, store: IndexStore) -> None:
         seen: str | None = None
         delay = _RETRY_FIRST_S
+        clock = asyncio.get_running_loop().time
+        again_at, pause = float("inf"), _REFUSED_FIRST_S
         while True:
             try:
                 if seen is None:
@@ -100,8 +104,11 @@ class RetrievalService:
                 else:
                     latest = await asyncio.to_thread(store.wait_for_change, seen, _WATCH_S)
                 if latest is not None:
-                    await self._use_live(store)
-                    seen = latest
+                    again_at, pause = clock(), _REFUSED_FIRST_S
+                if clock() >= again_at:
+                    in_use = await self._use_live(store)
+                    again_at, pause = (float("inf") if in_use else clock() + pause), min(2 * pause, _REFUSED_MOST_S)
+                    seen = latest or seen
                 delay = _RETRY_FIRST_S
                 continue
             except Unavailable as error:
@@ -116,19 +123,21 @@ class RetrievalService:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY_MOST_S)
 
-    async def _use_live(self, store: IndexStore) -> None:
+    async def _use_live(self, store: IndexStore) -> bool:
+        """Use the live version, if there is one; False: it is refused."""
         version = await asyncio.to_thread(store.live)
         if version is None or version == self.version:
             self.refused = None
-            return
+            return True
         try:
             index = await asyncio.to_thread(self._load, store, version)
         except ConfigurationError as error:
             self._note(f"version {version} is refused: {error}")
-            return
+            return False
         self._index, self.refused = index, None
         self.switches += 1
         log.info("the index in use is version %s now", version)
+        return True
 
     def _load(self, store: IndexStore, version: str) -> Index:
         cache = self._cache(store)

@@ -18,6 +18,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.in_process import InProcessRetrievalLink
+from services.retrieval import service as retrieval_service
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
@@ -258,6 +259,26 @@ async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Pa
             assert "built for the tokenizer" in str(running.refused)
             assert running.version == good
             assert (await running.retrieve(query("abcd"))).continuations
+
+
+async def test_a_refused_version_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval_service, "_REFUSED_FIRST_S", 0.1)
+    monkeypatch.setattr(retrieval_service, "_WATCH_S", 0.1)
+    build(tmp_path / "0", ["abcd0"])
+    with server("embedded", tmp_path) as url, IndexStore(url, "i") as store:
+        version = store.publish(tmp_path / "0")
+        with monkeypatch.context() as patched:
+
+            def unusable(*_: object) -> None:
+                raise ConfigurationError("no room here")
+
+            patched.setattr(retrieval_service, "Index", unusable)
+            running = RetrievalService(RetrievalConfig(redis_url=url, name="i", cache_dir=tmp_path / "cache"))
+            await running.start()
+            await until(lambda: running.refused is not None)
+        # Nobody publishes anything meanwhile.
+        await until(lambda: running.version == version)
+        await running.stop()
 
 
 async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import random
@@ -142,6 +143,25 @@ def test_what_is_learnt_survives_and_holds_no_text(tmp_path: Path) -> None:
     later = Calibrator({"a:0": 0.5})
     assert later.load(tmp_path / "c.json")
     assert later.probabilities([(1, ("a:0",))]) == pytest.approx(calibrator.probabilities([(1, ("a:0",))]), abs=1e-3)
+
+
+def test_what_could_not_be_read_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.json"
+    learnt = Calibrator({"a:0": 0.5})
+    learnt.learn([(1, ("a:0",))], 1)
+    learnt.save(file)
+    before = file.read_bytes()
+
+    def none_left(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", none_left)
+        other = Calibrator({"b:0": 0.5})
+        assert not other.load(file)
+        other.learn([(1, ("b:0",))], 1)
+        other.save(file)
+    assert file.read_bytes() == before
 
 
 def test_two_drafters_that_share_a_file_keep_what_each_has_learnt(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_request_that_goes_on_elsewhere_may_wait() -> None:
         await traffic.one("a", 0)
         whole, _, _ = await collect(traffic.loop, request("whole", [3, 4], PLAIN, max_tokens=8, ignore_eos=True))
         many = [asyncio.create_task(traffic.one("a", number)) for number in range(1, SLOTS + 1)]
-        await asyncio.sleep(0)
+        # All slots are taken.
+        await asyncio.sleep(PASS_S)
         moved = replace(
             request("moved", [3, 4], PLAIN, max_tokens=8, ignore_eos=True), committed=tuple(whole[:5]), tenant="a"
         )

@@ -99,6 +99,43 @@ def test_the_queue_is_bounded_and_the_one_with_the_most_is_refused() -> None:
     assert traffic.tokens["other"] == 2 * TOKENS
 
 
+@pytest.mark.parametrize("newcomers", ["greedy", "other"])
+def test_begun_answers_wait_beside_the_bounds_of_new_requests(newcomers: str) -> None:
+    async def main() -> list[str]:
+        loop, ended = Traffic(3, max_waiting=2, slots=1).loop, list[str]()
+        await loop.start()
+        wanted = replace(request("x", [3, 4, 5], PLAIN, max_tokens=TOKENS, ignore_eos=True), tenant="greedy")
+        whole, _, _ = await collect(loop, wanted)
+
+        async def ask(kind: str, number: int, tenant: str, committed: int = 0) -> None:
+            own = replace(wanted, request_id=f"{kind}{number}", tenant=tenant, committed=tuple(whole[:committed]))
+            try:
+                assert (await collect(loop, own))[0] == whole[committed:]
+                ended.append(kind)
+            except ResourceExhausted:
+                ended.append(f"{kind} refused")
+
+        tasks = [asyncio.create_task(ask("new", number, newcomers)) for number in range(5)]
+        await asyncio.sleep(PASS_S)
+        assert ended == ["new refused"] * 2
+        tasks += [asyncio.create_task(ask("begun", number, "greedy", committed=4)) for number in range(4)]
+        await asyncio.sleep(PASS_S)
+        assert loop.waiting == 2 + 4
+        # Nobody takes their places, and they take nobody's: one of a third tenant goes before one of the newcomers.
+        tasks += [asyncio.create_task(ask("third", number, "third")) for number in range(2)]
+        tasks += [asyncio.create_task(ask("new", 10 + number, newcomers)) for number in range(2)]
+        await asyncio.gather(*tasks)
+        await loop.stop()
+        return ended
+
+    ended = run(main())
+    counts = Counter(ended)
+    assert counts == {"begun": 4, "new": 2, "new refused": 5, "third": 1, "third refused": 1}
+    if newcomers == "greedy":
+        # Of one tenant the begun ones go first; one of the others had the slot.
+        assert [kind for kind in ended if kind in ("begun", "new")] == ["new", *["begun"] * 4, "new"]
+
+
 def test_absence_saves_up_no_claims_beyond_a_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "CREDIT", 0.0)
 

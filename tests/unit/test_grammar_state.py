@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from services.grammars import engine_text
+from services.verifier.grammar import compiled_grammars
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.drafts_within import SOURCE, within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
@@ -264,6 +265,80 @@ async def test_a_grammar_is_compiled_once_and_its_requests_share_nothing(compile
     first.commit(sorted(ids(first.allowed(())))[:1])
     assert ids(second.allowed(())) == before != ids(first.allowed(()))
     assert len(compiled._compiled) == 1
+
+
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine gives up soon."""
+    few = LLParserLimits(max_lexer_states=2000, verbose_errors=False)
+    monkeypatch.setattr(compiled_grammars, "limits", lambda: few)
+
+
+COSTLY = "((a|b|c)*a(a|b|c){40}x|.*b.{40}y)*"
+
+
+async def used_up(compiled: CompiledGrammars, vocabulary: dict[str, int], seed: int) -> list[int]:
+    """The answer of a request that goes on until the engine gives up, which is the end of this request."""
+    state, source, tokens = await compiled.open(asked("regex", COSTLY)), random.Random(seed), list[int]()
+    assert state is not None
+    with refuses(InvalidArgument, "structured_outputs.regex", allowed="too many states"):
+        while len(tokens) < 10_000:
+            state.allowed(())
+            tokens.append(vocabulary[source.choice("abc")])
+            state.commit(tokens[-1:])
+    return tokens
+
+
+@pytest.mark.usefixtures("few_states")
+async def test_a_limit_that_one_request_reaches_ends_that_request_alone(
+    compiled: CompiledGrammars, tiny_model: Path
+) -> None:
+    vocabulary = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).get_vocab()
+    beside, begun = await compiled.open(asked("regex", COSTLY)), [vocabulary[letter] for letter in "abcab"]
+    assert beside is not None
+    beside.commit(begun)
+    first = await used_up(compiled, vocabulary, 1)
+    # Who has begun goes on, and who comes later has as much as the first had.
+    assert vocabulary["a"] in ids(beside.allowed(()))
+    assert ids(beside.allowed([vocabulary["b"]])) == dense_of(compiled, [*begun, vocabulary["b"]])
+    beside.commit([vocabulary["b"]])
+    assert len(await used_up(compiled, vocabulary, 2)) > len(first) / 2
+
+
+@pytest.mark.usefixtures("few_states")
+async def test_at_its_limits_the_engine_is_not_believed(compiled: CompiledGrammars, tiny_model: Path) -> None:
+    vocabulary = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).get_vocab()
+    beside = await compiled.open(asked("regex", COSTLY))
+    assert beside is not None
+    assert vocabulary["a"] in ids(beside.allowed(()))
+    await used_up(compiled, vocabulary, 1)
+    # It would say that this token is forbidden, and so leave its row free of the grammar.
+    path = [vocabulary[letter] for letter in "cbacbbac"]
+    assert ids(beside.allowed(path)) == dense_of(compiled, path)
+    assert beside.enter(path[0])
+    assert not beside.enter(0)
+    beside.leave()
+    assert not beside.enter(vocabulary["Ċ"])
+
+
+def dense_of(compiled: CompiledGrammars, tokens: list[int]) -> set[int]:
+    matcher = LLMatcher(compiled._tokenizer, engine_text(asked("regex", COSTLY).structured_outputs), log_level=0)  # type: ignore[arg-type]
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    return ids(matcher.compute_bitmask())
+
+
+async def test_a_tokenizer_that_could_not_be_read_is_read_later(
+    compiled: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError("Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("transformers.AutoTokenizer.from_pretrained", none_left)
+        with refuses(InvalidArgument, "structured_outputs.regex", allowed="Too many open files"):
+            await compiled.open(asked("regex", "a"))
+    monkeypatch.setattr(compiled_grammars.time, "monotonic", lambda: float("inf"))
+    assert await compiled.open(asked("regex", "a"))
 
 
 async def test_a_model_without_an_end_is_not_asked_to_end(tiny_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from services.access import key_ring
 from services.access.audit import AuditLog
-from services.access.key_records import KeyRecord, hash_key, new_key, read_keys
+from services.access.key_records import KeyRecord, hash_key, new_key, parse_keys, read_keys
 from services.access.key_ring import KeyRing
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
@@ -126,11 +127,11 @@ def test_a_file_that_takes_long_to_read_keeps_nobody_waiting(tmp_path: Path, mon
     told: list[tuple[str, int]] = []
     ring.tell_reload = lambda outcome, keys: told.append((outcome, keys))
 
-    def slow(path: Path) -> tuple[KeyRecord, ...]:
+    def slow(content: bytes, path: Path) -> tuple[KeyRecord, ...]:
         go.wait(60)
-        return read_keys(path)
+        return parse_keys(content, path)
 
-    monkeypatch.setattr(key_ring, "read_keys", slow)
+    monkeypatch.setattr(key_ring, "parse_keys", slow)
     file.write_text(f"- hash: {hash_key(two)}\n# longer")
     clock.at += 2
     # The old keys count meanwhile.
@@ -143,6 +144,33 @@ def test_a_file_that_takes_long_to_read_keeps_nobody_waiting(tmp_path: Path, mon
     assert ring.find(two)
     ring.settle()
     assert told == [("ok", 1), ("refused", 1)]
+
+
+@pytest.mark.parametrize("lacking", ["files", "threads"])
+def test_a_change_that_could_not_be_read_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacking: str
+) -> None:
+    file, clock = tmp_path / "keys.yaml", Clock()
+    one, two = "one" * 8, "two" * 8
+    file.write_text(f"- hash: {hash_key(one)}\n")
+    ring = KeyRing((), file, clock=clock)
+    file.write_text(f"- hash: {hash_key(two)}\n# longer")
+
+    def look() -> bool:
+        clock.at += 2
+        ring.find(one)
+        ring.settle()
+        return ring.find(one) is not None
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files") if lacking == "files" else RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((Path, "open") if lacking == "files" else (threading.Thread, "start")), none_left)
+        assert look() and look() and look()
+    assert caplog.text.count("cannot be read") == 1
+    assert not look()
+    assert ring.find(two)
 
 
 def test_new_keys_are_random_and_long() -> None:

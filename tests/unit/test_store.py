@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import redis
 import trustme
 
 from retrieval_index import store as store_module
+from retrieval_index.cached import is_whole
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.index import open_index
 from retrieval_index.manifest import read_manifest
@@ -243,6 +245,24 @@ def test_a_damaged_copy_is_fetched_again(url: str, indexes: list[Path], tmp_path
     assert open_index(store.fetch(version, tmp_path / "cache"))
     (folder / "manifest.json").unlink()
     assert open_index(store.fetch(version, tmp_path / "cache"))
+
+
+def test_a_copy_that_cannot_be_read_is_not_thrown_away(
+    url: str, indexes: list[Path], tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = connect(url), tmp_path / "cache"
+    version = store.publish(indexes[0])
+    folder = store.fetch(version, cache)
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", none_left)
+        patched.setattr(Path, "read_bytes", none_left)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            store.fetch(version, cache)
+    assert is_whole(folder, version)
 
 
 def test_what_an_interrupted_publisher_left_is_swept(

@@ -32,7 +32,8 @@ class Admission:
 
     A tenant that was served much more than one that waits gives up a slot in the same way. When too many requests wait, the
     newest of the tenant with the most is refused. One that would wait for too long is refused at once, and one that did is
-    refused then. A request that goes on after tokens of another verifier is not: its answer would be lost.
+    refused then. Answers that have begun, here or at another verifier, are not: they would be lost. They wait beside those
+    bounds, and there are never more of them than were answered at once.
 
     Attributes:
         waiting: requests not admitted yet, and preempted ones.
@@ -59,8 +60,11 @@ class Admission:
         """
         if message.request_id in self.running or any(each.id == message.request_id for each in self.waiting):
             raise InvalidArgument("request_id", message.request_id, "unused")
-        most = self._config.max_waiting
-        if len(self.waiting) >= most + max(0, self._config.max_num_seqs - len(self.running)):
+        if message.committed:
+            return
+        most, new = self._config.max_waiting, self.waiting.new
+        begun = len(self.waiting) - new
+        if new >= most + max(0, self._config.max_num_seqs - len(self.running) - begun):
             full = ResourceExhausted(f"{most} requests are waiting already (max_waiting)", self._expected_s(0) or _UNKNOWN_S)
             other = self.waiting.longest()
             if other is None or not self._goes_before(message, other.message):

@@ -1,4 +1,5 @@
-"""The waiting queue: fair between tenants; within one, lower priorities first, and of one priority first come, first served.
+"""The waiting queue: fair between tenants; within one, lower priorities first, and of one priority begun answers before new
+requests, and first come, first served.
 
 Each tenant has a counter of the tokens that it was served, divided by its weight; the next request is one of the tenant with
 the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest of those present, so
@@ -60,11 +61,17 @@ class FairQueue:
         return [self._lines[tenant][0] for tenant in sorted(self._lines, key=lambda tenant: self._served[tenant])]
 
     def append(self, request: LiveRequest) -> None:
-        """Add a request to its tenant's line, behind those of the same priority."""
+        """Add a request to its tenant's line, behind those of its priority; if its answer has begun, behind such ones."""
         tenant = request.message.tenant
         self._served[tenant] = self._counter(tenant)
         self._served.move_to_end(tenant)
-        self._insert(request, lambda other: other.message.priority <= request.message.priority)
+        own = request.message.priority
+        self._insert(
+            request,
+            lambda other: (
+                other.message.priority < own or (other.message.priority == own and (other.begun or not request.begun))
+            ),
+        )
         self._drop_old()
 
     def appendleft(self, request: LiveRequest) -> None:
@@ -168,14 +175,18 @@ class FairQueue:
         return served if tenant in self._present() else max(served, self._most - CREDIT)
 
     def longest(self) -> LiveRequest | None:
-        """The newest request, never admitted, of the tenant with the most waiting ones for its weight; None: no such one."""
-        lines = ([request for request in line if not request.admitted] for line in self._lines.values())
-        newest = [line[-1] for line in lines if line]
+        """The newest request whose answer has not begun, of the tenant with the most for its weight; None: no such one."""
+        newest = [line[-1] for line in map(_new, self._lines.values()) if line]
         return max(newest, key=lambda request: self.burden(request.message), default=None)
 
     def burden(self, message: GenerationRequest, more: int = 0) -> float:
-        """How many requests of its tenant wait, and ``more``, for its weight."""
-        return (len(self._lines.get(message.tenant, ())) + more) / message.weight
+        """How many requests of its tenant wait whose answers have not begun, and ``more``, for its weight."""
+        return (len(_new(self._lines.get(message.tenant, ()))) + more) / message.weight
+
+    @property
+    def new(self) -> int:
+        """How many requests wait whose answers have not begun."""
+        return sum(len(_new(line)) for line in self._lines.values())
 
     def _present(self) -> set[_Tenant]:
         return {*self._lines, *(counted.tenant for counted in self._counted.values())}
@@ -185,3 +196,7 @@ class FairQueue:
         for tenant in list(self._served)[: max(0, len(self._served) - _REMEMBERED)]:
             if tenant not in present:
                 del self._served[tenant]
+
+
+def _new(line: Iterable[LiveRequest]) -> list[LiveRequest]:
+    return [request for request in line if not request.begun]

@@ -130,6 +130,11 @@ class LiveRequest:
         self.tenant = f"forgotten/{self.id}"
 
     @property
+    def begun(self) -> bool:
+        """Whether its answer has begun, here or at another verifier: it would be lost if the request were refused."""
+        return self.admitted or bool(self.message.committed)
+
+    @property
     def generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self._prompt_length

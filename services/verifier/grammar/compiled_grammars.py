@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Compiled grammars that are kept. Most take well under a megabyte.
 _KEPT = 64
+# Seconds until a tokenizer that could not be loaded is tried again.
+_AGAIN_S = 60.0
 
 
 class CompiledGrammars:
@@ -37,7 +41,10 @@ class CompiledGrammars:
         self._eos_token_ids = eos_token_ids
         # One thread: grammars that take long to compile delay each other, and nobody else.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._tokenizer: LLTokenizer | str | None = None
+        self._tokenizer: LLTokenizer | None = None
+        # Why there is none, and until when that counts.
+        self._refused, self._refused_until = "", 0.0
+        self._lock = threading.Lock()
         self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
 
     async def open(self, params: SamplingParams, committed: Sequence[int] = ()) -> GrammarState | None:
@@ -58,18 +65,31 @@ class CompiledGrammars:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _open(self, structured: StructuredOutputs, committed: tuple[int, ...]) -> GrammarState:
-        compiled = self._compiled.get(structured)
+        with self._lock:
+            compiled = self._compiled.pop(structured, None)
         if compiled is None:
             compiled = self._compile(structured)
+        with self._lock:
             self._compiled[structured] = compiled
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(structured)
         # Other threads copy this copy, never the one that is kept.
-        own = compiled.deep_copy()
-        state = GrammarState(own.deep_copy, self._eos_token_ids, lambda words: refusal(structured, words))
+        own, kept = compiled.deep_copy(), compiled
+        state = GrammarState(
+            own.deep_copy,
+            self._eos_token_ids,
+            lambda words: refusal(structured, words),
+            lambda: self._compile_again(structured, kept),
+        )
         state.commit(committed)
         return state
+
+    def _compile_again(self, structured: StructuredOutputs, used_up: LLMatcher) -> LLMatcher:
+        """A matcher that shares its limits with nobody; the kept one is given up, since its limits are used up."""
+        with self._lock:
+            if self._compiled.get(structured) is used_up:
+                del self._compiled[structured]
+        return self._compile(structured)
 
     def _compile(self, structured: StructuredOutputs) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer_for(structured), engine_text(structured), log_level=0, limits=limits())
@@ -86,20 +106,21 @@ class CompiledGrammars:
     def _tokenizer_for(self, structured: StructuredOutputs) -> LLTokenizer:
         if not self._eos_token_ids:
             raise InvalidArgument(field_of(structured), "set", "unset: this model has no token that ends an answer")
+        if self._tokenizer is None and time.monotonic() >= self._refused_until:
+            self._load_tokenizer()
         if self._tokenizer is None:
-            self._tokenizer = self._load_tokenizer()
-        if isinstance(self._tokenizer, str):
-            raise InvalidArgument(field_of(structured), "set", f"unset: {self._tokenizer}")
+            raise InvalidArgument(field_of(structured), "set", f"unset: {self._refused}")
         return self._tokenizer
 
-    def _load_tokenizer(self) -> LLTokenizer | str:
-        """The engine's form of the tokenizer, or why there is none."""
+    def _load_tokenizer(self) -> None:
+        """Make the engine's form of the tokenizer. What fails is tried again later: the fault may be the machine's."""
         # transformers takes a moment to load it, and few servers are asked for a grammar at their start.
         from transformers import AutoTokenizer
 
         try:
             text = AutoTokenizer.from_pretrained(self._model_path, trust_remote_code=False).backend_tokenizer.to_str()
-            return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids))
+            self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids))
         except Exception as error:
             log.warning("the grammar engine cannot use the tokenizer at %s", self._model_path, exc_info=True)
-            return f"the grammar engine cannot use this model's tokenizer ({str(error)[:200]})"
+            self._refused = f"the grammar engine cannot use this model's tokenizer ({str(error)[:200]})"
+            self._refused_until = time.monotonic() + _AGAIN_S

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -16,6 +17,7 @@ from llguidance import LLMatcher
 from services.verifier.model.target_port import PackedBits
 from speculation.errors import Internal, OutriderError
 
+_Answer = TypeVar("_Answer")
 # Begins the engine's words where the grammar lets an answer neither go on nor end.
 _NO_WAY_ON = "NoExtension"
 
@@ -35,13 +37,20 @@ class GrammarState:
         fresh: gives a matcher that has consumed nothing.
         eos_token_ids: the tokens that may follow a complete answer, and nothing else may follow them.
         refused: makes the error for a grammar that asks too much of the engine or leads nowhere, from words that say so.
+        anew: compiles the grammar anew and gives such a matcher. All copies of one matcher share the engine's limits, so
+            that other requests may have used them up. None: nobody shares this one's.
     """
 
     def __init__(
-        self, fresh: Callable[[], LLMatcher], eos_token_ids: frozenset[int], refused: Callable[[str], OutriderError]
+        self,
+        fresh: Callable[[], LLMatcher],
+        eos_token_ids: frozenset[int],
+        refused: Callable[[str], OutriderError],
+        anew: Callable[[], LLMatcher] | None = None,
     ) -> None:
         self.eos_token_ids = eos_token_ids
         self._fresh = fresh
+        self._anew = anew
         self._refused = refused
         self._matcher = fresh()
         self._committed: list[int] = []
@@ -90,30 +99,57 @@ class GrammarState:
 
     def _computed(self, path: tuple[int, ...]) -> PackedBits | None:
         try:
-            return self._mask_again(path)
+            return self._within_limits(lambda: self._mask_after(path))
         except _NowhereError as error:
             # What was only drafted may never be taken.
             if path:
                 return None
             raise self._refused(str(error)) from None
 
-    def _mask_again(self, path: tuple[int, ...]) -> PackedBits | None:
+    def enter(self, token: int) -> bool:
+        """Go on to the state after ``token``; False if the grammar forbids it here.
+
+        Raises:
+            InvalidArgument: the grammar asks too much of the engine.
+        """
+        return token not in self.eos_token_ids and self._within_limits(lambda: self._enter(token))
+
+    def _within_limits(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What ``ask`` says of the grammar, by a matcher that has not reached the engine's limits."""
         try:
-            return self._mask_after(path)
+            return ask()
         except _GaveUpError:
             # Other paths have used up the engine's limits: alone, the answer may still be within them.
             self._matcher = self._replayed()
         try:
-            return self._mask_after(path)
+            return ask()
+        except _GaveUpError as error:
+            if self._anew is None:
+                raise self._refused(str(error)) from None
+        self._matcher = self._compiled_anew()
+        try:
+            return ask()
         except _GaveUpError as error:
             raise self._refused(str(error)) from None
 
-    def enter(self, token: int) -> bool:
-        """Go on to the state after ``token``; False if the grammar forbids it here."""
-        if token in self.eos_token_ids or self._matcher.try_consume_tokens([token]) != 1:
-            return False
-        self._entered.append(token)
-        return True
+    def _enter(self, token: int) -> bool:
+        if self._matcher.try_consume_tokens([token]) == 1:
+            self._entered.append(token)
+            return True
+        if not self._forbids(token):
+            raise _GaveUpError(self._matcher.get_error() or "it refuses a token that the grammar allows")
+        return False
+
+    def _forbids(self, token: int) -> bool:
+        """Whether the grammar forbids a token here, which the engine refuses: at its limits it refuses any."""
+        path = tuple(self._entered)
+        if self._masks.get(path) is None:
+            try:
+                self._masks[path] = self._mask(len(self._committed) + len(path))
+            except _NowhereError:
+                return True
+        bits = self._masks[path]
+        return bits is None or token >> 3 >= len(bits) or not bits[token >> 3] >> (token & 7) & 1
 
     def leave(self, tokens: int = 1) -> None:
         """Go back to the state before the last ``tokens`` that were entered."""
@@ -138,8 +174,7 @@ class GrammarState:
         entered = 0
         try:
             for token in path:
-                if not self.enter(token):
-                    self._check()
+                if token in self.eos_token_ids or not self._enter(token):
                     return None
                 entered += 1
             return self._mask(len(self._committed) + entered)
@@ -168,8 +203,19 @@ class GrammarState:
         taken = matcher.try_consume_tokens(tokens)
         if taken == len(tokens):
             return matcher
+        if self._anew is not None:
+            return self._compiled_anew()
+        # At its limits the engine refuses tokens as if they were forbidden, and says why when it is asked for more.
+        matcher.compute_bitmask()
         if matcher.is_error():
             raise self._refused(matcher.get_error())
         if not any(matcher.compute_bitmask()):
             raise self._refused(f"it allows no token after {taken} tokens of the answer")
         raise Internal(f"token {tokens[taken]}, number {taken + 1} of the answer, is not allowed by its grammar")
+
+    def _compiled_anew(self) -> LLMatcher:
+        """As ``_replayed``, with limits that this request shares with nobody; there is no second time."""
+        assert self._anew is not None
+        own, self._anew = self._anew(), None
+        self._fresh = own.deep_copy
+        return self._replayed()
