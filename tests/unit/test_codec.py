@@ -124,6 +124,7 @@ GENERATION = GenerationRequest(
         structured_outputs=StructuredOutputs(kind="regex", text="a+"),
         allowed_token_ids=(4, 5),
         bad_words=((1, 2), (3,)),
+        prompt_logprobs=3,
     ),
     plan=Plan(
         strategy="p",
@@ -158,6 +159,7 @@ PROGRESS = Progress(
     accepted_sources=("a",),
     switches=("8: fspad left out",),
     saved_s=-0.25,
+    prompt_logprobs=(TokenLogprobs(token_id=7, logprob=-2.5, top_ids=(2,), top_logprobs=(-0.125,)),),
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
     report=PassReport(tree=TREE, checked=2, accepted_path=(0, 1), seconds=0.25, waited_s=0.125, requests=3),
 )
