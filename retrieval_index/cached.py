@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from retrieval_index.manifest import FILE, Manifest, verify
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, Unavailable
 
 # Suffix of the folder that a version is fetched into. A replica that dies during a fetch leaves the folder behind.
 PARTIAL = ".partial"
@@ -21,17 +21,15 @@ def is_whole(folder: Path, version: str) -> bool:
     """Whether ``folder`` holds this version, with every checksum right.
 
     Raises:
-        OSError: what is there cannot be read, so that nobody knows.
+        Unavailable: what is there cannot be read, so that nobody knows.
     """
     try:
-        content = (folder / FILE).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        manifest = Manifest.from_json(content, str(folder))
+        manifest = Manifest.from_json((folder / FILE).read_bytes(), str(folder))
         verify(folder, manifest)
-    except ConfigurationError:
+    except (FileNotFoundError, NotADirectoryError, ConfigurationError):
         return False
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be read ({error.strerror})") from error
     return manifest.version == version
 
 

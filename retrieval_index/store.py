@@ -256,11 +256,8 @@ class IndexStore:
             Unavailable: Redis cannot be reached or refuses, or the cache cannot be read.
         """
         folder = cache / version
-        try:
-            if is_whole(folder, version):
-                return folder
-        except OSError as error:
-            raise Unavailable(f"{folder} cannot be read ({error.strerror})") from error
+        if is_whole(folder, version):
+            return folder
         # Whatever is there is damaged, and os.replace needs an empty place.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)

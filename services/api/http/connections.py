@@ -26,7 +26,7 @@ class Place:
         self.release = lambda: release(self)
 
 
-class Places:
+class SharedPlaces:
     """So many connections at once.
 
     Args:
