@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.tool_formats.interface import WrittenCall, Read
+from services.tool_formats.interface import Read, WrittenCall
 from services.tool_formats.raw_json import is_json, members, within_text
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A call of a tool.
 
     Attributes:

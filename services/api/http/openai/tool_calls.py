@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.api.http.openai.tool_choice import ToolUse
-from services.tool_formats.interface import WrittenCall, ToolFormat
+from services.tool_formats.interface import ToolFormat, WrittenCall
 from services.tool_formats.raw_json import members
 
 
