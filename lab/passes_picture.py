@@ -1,7 +1,7 @@
 """Draws the README's picture: one answer as passes of plain decoding, and as passes of the blend.
 
-    python -m lab.passes_picture --record  # asks a service in this process; keeps both answers in docs/plots/passes.json
-    python -m lab.passes_picture           # draws docs/plots/passes.svg from that file
+python -m lab.passes_picture --record  # asks a service in this process; keeps both answers in docs/plots/passes.json
+python -m lab.passes_picture           # draws docs/plots/passes.svg from that file
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Read:
     """
 
     end: int
-    calls: tuple[Call, ...] = ()
+    calls: tuple[WrittenCall, ...] = ()
 
 
 class ToolFormat(Protocol):

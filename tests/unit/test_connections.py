@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.api.http.connections import Place, SharedPlaces
+from services.api.http.connections import SharedPlace, SharedPlaces
 
 
-def waits(place: Place | None, ended: list[Place]) -> Place:
+def waits(place: SharedPlace | None, ended: list[SharedPlace]) -> SharedPlace:
     assert place is not None
     place.give_way = lambda: ended.append(place)
     return place

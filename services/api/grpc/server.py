@@ -89,7 +89,7 @@ class PublicServer:
         self,
         router: RouterPort,
         server: grpc.aio.Server,
-        health_servicer: Health,
+        health_servicer: HealthService,
         address: str,
         config: PublicServerConfig,
     ) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from services.api.http.arriving_requests import Arriving
-from services.api.http.connections import Place, SharedPlaces
+from services.api.http.connections import SharedPlace, SharedPlaces
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class _Listener:
             self._shaking.add(task)
             task.add_done_callback(self._shaking.discard)
 
-    async def _begin(self, connection: socket.socket, place: Place) -> None:
+    async def _begin(self, connection: socket.socket, place: SharedPlace) -> None:
         protocol = self._protocol()
         protocol.place = place
         timeout_s = None if self._tls is None else _HANDSHAKE_S

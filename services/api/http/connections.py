@@ -13,7 +13,7 @@ from collections.abc import Callable
 _NETWORK_BITS = 64
 
 
-class Place:
+class SharedPlace:
     """One connection's place.
 
     Attributes:
@@ -21,7 +21,7 @@ class Place:
         release: called when the connection is closed; may be called again.
     """
 
-    def __init__(self, release: Callable[[Place], None]) -> None:
+    def __init__(self, release: Callable[[SharedPlace], None]) -> None:
         self.give_way: Callable[[], object] | None = None
         self.release = lambda: release(self)
 
@@ -37,14 +37,14 @@ class SharedPlaces:
         self._most = most
         self._taken = 0
         # By who shares; each in the order in which they came.
-        self._of: dict[str, dict[Place, None]] = {}
+        self._of: dict[str, dict[SharedPlace, None]] = {}
 
-    def take(self, address: str) -> Place | None:
+    def take(self, address: str) -> SharedPlace | None:
         """A place for a connection from ``address``; None: there is none."""
         sharer = _sharer(address)
         if self._taken >= self._most and not self._make_room(len(self._of.get(sharer, ()))):
             return None
-        place = Place(lambda place: self._release(sharer, place))
+        place = SharedPlace(lambda place: self._release(sharer, place))
         self._of.setdefault(sharer, {})[place] = None
         self._taken += 1
         return place
@@ -59,7 +59,7 @@ class SharedPlaces:
         waiting.give_way()
         return True
 
-    def _release(self, sharer: str, place: Place) -> None:
+    def _release(self, sharer: str, place: SharedPlace) -> None:
         of_one = self._of.get(sharer, {})
         if place in of_one:
             self._taken -= 1
