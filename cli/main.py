@@ -256,8 +256,8 @@ for _panel, _commands in (
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
     (_MEASURE, (bench_commands.replay,)),
 ):
-    for command in _commands:
-        app.command(rich_help_panel=_panel)(command)
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
 bench_commands.app.command()(stopping_command.stopping)
 app.add_typer(bench_commands.app, name="bench", rich_help_panel=_MEASURE)
 app.add_typer(index_commands.app, name="index", rich_help_panel=_BUILD)

@@ -1,7 +1,7 @@
 """Draws the README's picture: one answer as passes of plain decoding, and as passes of the blend.
 
-python -m lab.passes_picture --record  # asks a service in this process; keeps both answers in docs/plots/passes.json
-python -m lab.passes_picture           # draws docs/plots/passes.svg from that file
+python -m lab.passes_picture --record   # asks a service in this process, and keeps both answers in passes.json
+python -m lab.passes_picture            # draws passes.svg from that file
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider
-from cli.demo.prompts import COPY
+from cli.demo.prompts import EDIT
 from cli.demo.recording import PLAIN, Recording, record
 from cli.source_colours import TARGET
 from cluster.service import serving
@@ -43,11 +43,11 @@ def recorded() -> dict[str, Any]:
     """
     settings = load(flags=["server.port=0", "server.http_port=null", "server.ops_port=null"])
     with serving(settings, in_process=True, verbose=False) as addresses, outrider.Client(addresses.grpc) as client:
-        plain, ours = (record(client, strategy, COPY, MOST) for strategy in (PLAIN, STRATEGY))
+        plain, ours = (record(client, strategy, EDIT, MOST) for strategy in (PLAIN, STRATEGY))
     if plain.result.token_ids != ours.result.token_ids:
         raise ValueError("the answers differ")
     answers = {"plain": _passes(plain), "ours": _passes(ours)}
-    return {"model": settings.model, "prompt": COPY, "strategy": STRATEGY, "text": ours.result.text, **answers}
+    return {"model": settings.model, "prompt": EDIT, "strategy": STRATEGY, "text": ours.result.text, **answers}
 
 
 def _passes(answer: Recording) -> list[list[str]]:

@@ -120,6 +120,9 @@ async def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", (SDK / "README.md").read_text(), re.MULTILINE)
     examples = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in blocks if "import" in block]
     assert len(examples) == 3
+    fenced = re.findall(r"^```python\n(.*?)^```", (SDK.parent / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    examples += [block for block in fenced if "from outrider import" in block]
+    assert len(examples) == 4
     async with serving(Parrot()) as address:
         for example in examples:
             code = compile(example.lstrip().replace("127.0.0.1:50051", address), "README.md", "exec")
