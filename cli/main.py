@@ -98,6 +98,10 @@ MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share o
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. Repeatable.")]
 Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
+Sources = Annotated[
+    bool,
+    typer.Option("--sources", help="Show who guessed which part of the answer: by colour on a terminal, and in numbers."),
+]
 ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for the server.")]
 
 
@@ -140,6 +144,7 @@ def generate(
     min_p: MinP = None,
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
+    sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
     in_process: InProcess = False,
@@ -154,12 +159,12 @@ def generate(
     """Continue a text. Needs a running server, or --in-process."""
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
-        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, report="sources" if sources else None,
     )  # fmt: skip
     with _client(
         address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
     ) as client:
-        print_answer(client.stream(prompt, **options), as_json)
+        print_answer(client.stream(prompt, **options), as_json, sources=sources)
 
 
 @app.command()
@@ -175,6 +180,7 @@ def chat(
     min_p: MinP = None,
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
+    sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
     in_process: InProcess = False,
@@ -189,14 +195,14 @@ def chat(
     """Answer a message. Needs a running server, or --in-process."""
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
-        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, report="sources" if sources else None,
     )  # fmt: skip
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     with _client(
         address, in_process, model, config, settings, verbose, messages, options, _credentials(api_key, tls, tls_root)
     ) as client:
-        print_answer(client.stream(messages=messages, **options), as_json)
+        print_answer(client.stream(messages=messages, **options), as_json, sources=sources)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from cli.coloured_text import SourcedText, legend, print_pieces
 from cluster.process.terminal import stderr
 from speculation.errors import OutriderError
 
@@ -19,17 +20,25 @@ if TYPE_CHECKING:
 _WORTH_S, _WORTH_SHARE = 0.05, 0.03
 
 
-def print_answer(stream: outrider.Stream, as_json: bool) -> None:
+def print_answer(stream: outrider.Stream, as_json: bool, *, sources: bool = False) -> None:
     """Print an answer to stdout, and a line about it to stderr.
+
+    Args:
+        sources: show who guessed its tokens, which the stream tells: by colours on a terminal, and in numbers on stderr.
 
     Raises:
         OutriderError: the stream ends without a result.
     """
+    coloured = SourcedText() if sources else None
     with stream:
         for chunk in stream:
-            if not as_json:
+            if as_json:
+                continue
+            if coloured is None:
                 sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+            else:
+                print_pieces(coloured.push(chunk))
+            sys.stdout.flush()
     if stream.result is None:
         raise OutriderError("the server ended the stream without a result")
     if as_json:
@@ -37,6 +46,8 @@ def print_answer(stream: outrider.Stream, as_json: bool) -> None:
         return
     sys.stdout.write("\n")
     stderr().print(f"[dim]{summary(stream.result)}[/dim]")
+    if coloured is not None:
+        stderr().print(legend(coloured.tokens))
 
 
 def summary(result: outrider.Generation) -> str:
@@ -53,8 +64,8 @@ def summary(result: outrider.Generation) -> str:
 
 
 def as_object(result: outrider.Generation) -> dict[str, Any]:
-    """The JSON object that --json prints."""
-    return {
+    """The JSON object that --json prints; ``origins`` where they were asked for."""
+    told = {
         "text": result.text,
         "prompt_token_ids": list(result.prompt_token_ids),
         "token_ids": list(result.token_ids),
@@ -66,3 +77,6 @@ def as_object(result: outrider.Generation) -> dict[str, Any]:
         "seed": result.seed,
         "model": result.model,
     }
+    if result.origins:
+        told["origins"] = [dataclasses.asdict(origin) for origin in result.origins]
+    return told

@@ -83,7 +83,7 @@ def _steps(now: Reading, grown: Reading) -> list[_Row]:
         ("a step", *_both(now, grown, lambda r: r.average("step_seconds"), _time)),
         ("rows, drafted tokens a step", *_both(now, grown, _rows_and_nodes, str)),
         ("time spent waiting for drafts", *_both(now, grown, waiting, _percent)),
-        ("tau: tokens per drafted pass", *_both(now, grown, _tau, _number)),
+        ("tokens per pass", *_both(now, grown, _tokens_per_pass, _number)),
         ("saved by drafting, all answers", *_both(now, grown, _saved, _signed)),
         ("key-value cache in use", _percent(now.mean("kv_cache_usage_ratio")), ""),
         ("prompt tokens that were cached", *_both(now, grown, cached, _percent)),
@@ -102,7 +102,7 @@ def _troubles(now: Reading, grown: Reading) -> list[_Row]:
 
 def _strategies(now: Reading, grown: Reading) -> Table:
     table = Table(title="Strategies", title_justify="left")
-    for column in ("strategy", "drafted", "accepted", "accepted, now", "tau, now", "tau", "saved, now", "saved"):
+    for column in ("strategy", "drafted", "accepted", "accepted, now", "per pass, now", "per pass", "saved, now", "saved"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
     # Those that draft nothing may wait for others' drafts: that is shown, too.
     rest = now.by(_SAVED, "strategy")
@@ -110,9 +110,9 @@ def _strategies(now: Reading, grown: Reading) -> Table:
         drafted, accepted = (now.sum(total, strategy=name) for total in _DRAFTED_ACCEPTED)
         lately = [grown.sum(total, strategy=name) for total in _DRAFTED_ACCEPTED]
         share = _said(_share(lately[1], lately[0]), _percent)
-        taus = [_said(_tau(each, strategy=name), _number) for each in (grown, now)]
+        per_pass = [_said(_tokens_per_pass(each, strategy=name), _number) for each in (grown, now)]
         saved = [_said(_saved(each, strategy=name), _signed) for each in (grown, now)]
-        table.add_row(name, _count(drafted), _said(_share(accepted, drafted), _percent), share, *taus, *saved)
+        table.add_row(name, _count(drafted), _said(_share(accepted, drafted), _percent), share, *per_pass, *saved)
     return table
 
 
@@ -156,9 +156,9 @@ _TROUBLES = (
 )
 
 
-def _tau(reading: Reading, **labels: str) -> float | None:
-    drafts = reading.sum("spec_decode_num_drafts_total", **labels)
-    return 1.0 + reading.sum("spec_decode_num_accepted_tokens_total", **labels) / drafts if drafts else None
+def _tokens_per_pass(reading: Reading, **labels: str) -> float | None:
+    tokens, passes = (reading.sum(f"spec_decode_num_{what}_total", **labels) for what in ("emitted_tokens", "passes"))
+    return _share(tokens, passes)
 
 
 def _saved(reading: Reading, **labels: str) -> float | None:

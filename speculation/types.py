@@ -254,9 +254,10 @@ class Verdict:
 
 @dataclass(kw_only=True, slots=True)
 class SpeculationStats:
-    """Running counts of one request, by vLLM's definitions. A step is one pass that committed tokens.
+    """Running counts of one request, by vLLM's definitions.
 
-    ``seconds_saved``: by which its tokens came sooner than by plain decoding of the same requests; negative: later.
+    A step is one pass that committed tokens, with drafts or without. ``seconds_saved``: by which its tokens came sooner
+    than by plain decoding of the same requests; negative: later.
     """
 
     num_spec_steps: int = 0
@@ -283,7 +284,7 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step (tau), the target's own token included."""
+        """Tokens per pass (tau), the target's own token included."""
         return self.num_committed_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property

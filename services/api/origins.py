@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The source of a token that nobody guessed: the target chose it, and no accepted draft held it.
-TARGET = "target"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenOrigin:
-    """Who guessed a token, ``TARGET`` where nobody did, and how many characters it adds to the answer."""
+    """Who guessed a token (``speculation.sources.TARGET``: nobody), and how many characters it adds to the answer."""
 
     source: str
     text_length: int

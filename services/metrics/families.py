@@ -112,6 +112,8 @@ _VERIFIER = (
     _counter("drafts_missed_total", "Steps of a request without a draft although drafting would have paid."),
     _counter("drafts_late_total", "Drafts that came after their pass had begun."),
     _counter("drafts_malformed_total", "Drafts dropped because their tree was invalid."),
+    _counter("spec_decode_num_passes_total", "Passes of a request that brought tokens, with drafts or without.", "strategy"),
+    _counter("spec_decode_num_emitted_tokens_total", "Tokens of answers that they brought.", "strategy"),
     _counter("spec_decode_num_drafts_total", "Passes of a request with drafted tokens.", "strategy"),
     _counter("spec_decode_num_draft_tokens_total", "Drafted tokens that were checked.", "strategy"),
     _counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that were accepted.", "strategy"),

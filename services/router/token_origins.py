@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from services.api.origins import TARGET, DraftedNodes, ReportedPass, TokenOrigin
+from services.api.origins import DraftedNodes, ReportedPass, TokenOrigin
 from services.router.tokens import Tokens
 from speculation.messages import PassReport
+from speculation.sources import TARGET
 from speculation.tree import claims
 
 

@@ -142,8 +142,8 @@ class VerifierService:
 
 def _counts(stats: LoopStats) -> DecodingCounts:
     return DecodingCounts(
-        tokens=stats.answer_tokens,
-        passes=stats.answer_passes,
+        tokens=sum(counts.tokens for counts in stats.by_strategy.values()),
+        passes=sum(counts.passes for counts in stats.by_strategy.values()),
         prompt_tokens=stats.prompt_tokens,
         cached_prompt_tokens=stats.prompt_tokens_cached,
         drafted_by_source=stats.nodes_by_source,

@@ -182,7 +182,15 @@ def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setenv("COLUMNS", "120")
     show_top([f"{server.ops}/metrics"], interval_s=0.1, once=True)
     shown = capsys.readouterr().out
-    for words in ("requests ended", "tau", "blend", "recycling", "suffix", "key-value cache", "refused requests"):
+    for words in (
+        "requests ended",
+        "tokens per pass",
+        "blend",
+        "recycling",
+        "suffix",
+        "key-value cache",
+        "refused requests",
+    ):
         assert words in shown, words
     before = read([f"{server.ops}/metrics"])
     with outrider.Client(server.address) as client:
@@ -192,6 +200,9 @@ def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert grown.sum("spec_decode_num_draft_tokens_total", strategy="recycling") == done.num_draft_tokens
     assert grown.by("accepted_by_source_total", "source").get("recycling", 0) == done.num_accepted_draft_tokens
     Console(file=(out := io.StringIO()), width=120).print(tables(before, read([f"{server.ops}/metrics"])))
+    # The same number as in the answer.
+    (row,) = (line for line in out.getvalue().splitlines() if "tokens per pass" in line)
+    assert f" {done.mean_acceptance_length:.2f} " in row
     assert "recycling" in out.getvalue()
 
 

@@ -69,7 +69,10 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
         address = line.split(" at ")[1].split()[0]
         done = outrider("chat", "hello", "--address", address, "--max-tokens", "8")
         assert done.returncode == 0, done.stderr
-        assert "tok/s" in done.stderr
+        assert "tok/s" in done.stderr and "guessed by" not in done.stderr
+        coloured = outrider("chat", "hello", "--address", address, "--max-tokens", "8", "--sources")
+        assert coloured.stdout == done.stdout
+        assert "guessed by: " in coloured.stderr and "target" in coloured.stderr
         listed = outrider("models", "--address", address)
         assert "prompt_lookup" in listed.stdout
         assert "requests that leave it open get" not in listed.stdout

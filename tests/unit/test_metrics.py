@@ -181,6 +181,10 @@ async def test_the_loop_counts_what_happened(mood: str) -> None:
     assert of(sink, "spec_decode_num_draft_tokens_total", strategy="test") == of(sink, "budget_nodes_sum") == drafted
     assert of(sink, "spec_decode_num_accepted_tokens_total", strategy="test") == accepted
     assert of(sink, "spec_decode_num_drafts_total", strategy="test") == sum(step.num_drafted > 0 for step in steps)
+    # Passes without drafts bring tokens, too.
+    for strategy, passes, tokens in (("test", len(steps), 40), ("autoregressive", len(plain), 5)):
+        assert of(sink, "spec_decode_num_passes_total", strategy=strategy) == passes
+        assert of(sink, "spec_decode_num_emitted_tokens_total", strategy=strategy) == tokens
     for position in (0, 1, 5, 31):
         at = sum(len(step.accepted_sources) > position for step in steps)
         assert of(sink, "spec_decode_num_accepted_tokens_per_pos_total", strategy="test", position=str(position)) == at

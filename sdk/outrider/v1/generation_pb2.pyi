@@ -917,7 +917,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class SpeculationMetrics(_message.Message):
-    """vLLM's names. A step is one pass of the target over this request that yielded tokens."""
+    """vLLM's names. A step is one pass of the target over this request that yielded tokens, with drafts or without."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

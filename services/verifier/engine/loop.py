@@ -335,8 +335,8 @@ class DecodingLoop:
         if verdict is None:
             return
         request.computed += len(verdict.accepted_path)
-        self.stats.count_tree(part.tree, verdict.accepted_path, request.message.plan.strategy)
-        self.stats.count_answer(len(verdict.committed), part.saved_s)
+        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
+        self.stats.saved_s += part.saved_s
         self._draft_wait.learn(request, verdict)
         self._drafting.rate(request, verdict)
         request.commit(verdict.committed)

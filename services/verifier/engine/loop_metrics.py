@@ -37,6 +37,8 @@ class LoopMetrics:
         ):
             metrics.follow(name, partial(self._total, attribute))
         for name, attribute in (
+            ("spec_decode_num_passes_total", "passes"),
+            ("spec_decode_num_emitted_tokens_total", "tokens"),
             ("spec_decode_num_drafts_total", "drafts"),
             ("spec_decode_num_draft_tokens_total", "drafted"),
             ("spec_decode_num_accepted_tokens_total", "accepted"),
@@ -88,13 +90,15 @@ class LoopMetrics:
         return {(): getattr(self._stats, attribute)}
 
     def _by_strategy(self, attribute: str) -> Values:
-        # A copy: the loop may meet a new strategy while another thread reads.
-        return {(name,): getattr(counts, attribute) for name, counts in self._stats.by_strategy.copy().items()}
+        # A copy: the loop may meet a new strategy while another thread reads. Plain decoding has no drafts to tell of.
+        strategies = self._stats.by_strategy.copy().items()
+        return {(name,): value for name, counts in strategies if (value := getattr(counts, attribute)) or counts.drafts}
 
     def _by_position(self) -> Values:
         return {
             (name, str(position)): count
             for name, counts in self._stats.by_strategy.copy().items()
+            if counts.drafts
             for position, count in enumerate(counts.accepted_at.copy())
         }
 

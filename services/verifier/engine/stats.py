@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from services.verifier.model.target_port import Rows
 from speculation.messages import Draft
-from speculation.types import TokenTree
+from speculation.types import TokenTree, Verdict
 
 
 @dataclass(slots=True)
@@ -44,20 +44,23 @@ _POSITIONS = 32
 
 @dataclass(slots=True)
 class StrategyCounts:
-    """What became of the drafts of one strategy's requests, without probes.
+    """What passes brought one strategy's requests, and what became of their drafts, without probes.
 
     Attributes:
+        passes: passes of a request that brought tokens, with drafts or without; ``tokens``: what they brought.
         drafts: passes of a request with drafted tokens.
         accepted_at: those of them that accepted a token at depth 0, 1, ...
     """
 
+    passes: int = 0
+    tokens: int = 0
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=lambda: [0] * _POSITIONS)
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Count one pass of a request."""
+    def count_drafted(self, drafted: int, accepted: int) -> None:
+        """Count the drafts of a request's pass."""
         self.drafts += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -79,12 +82,11 @@ class LoopStats:
         prompt_tokens: tokens of admitted requests; after a preemption its committed tokens count again.
         prompt_tokens_cached: those of them that were in the cache already.
         deadline_misses: waits for drafts that ended at their deadline, with one still missing.
-        by_strategy: what became of drafts, by the strategy of their request.
+        by_strategy: what passes brought, and what became of drafts, by the strategy of their request.
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
-        answer_tokens: committed; ``answer_passes``: passes that committed them, once for each request; ``saved_s``: seconds
-            by which they came sooner than by plain decoding, less those by which they came later.
+        saved_s: sum of the seconds by which tokens came sooner than by plain decoding, less those by which they came later.
         rows: rows of all passes, without stream rows.
         stream_rows: stream rows, each counted as the share of the layers that it goes through.
         rows_observed: rows whose hidden states were kept.
@@ -106,8 +108,6 @@ class LoopStats:
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     probes_by_source: dict[str, int] = field(default_factory=dict)
     source_choices: dict[str, dict[str, int]] = field(default_factory=dict)
-    answer_tokens: int = 0
-    answer_passes: int = 0
     saved_s: float = 0.0
     rows: int = 0
     stream_rows: float = 0.0
@@ -128,18 +128,18 @@ class LoopStats:
         self.stream_rows += stream_rows
         self.rows_observed += len(rows.tokens) if rows.layers else 0
 
-    def count_answer(self, committed: int, saved_s: float) -> None:
-        """Count the tokens that a request got from one pass."""
-        self.answer_tokens += committed
-        self.answer_passes += 1
-        self.saved_s += saved_s
-
-    def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:
-        """Count the nodes of a verified tree; ``strategy`` is that of its request."""
+    def count_pass(self, tree: TokenTree, verdict: Verdict, strategy: str) -> None:
+        """Count what a pass brought one request, and the nodes of its tree; ``strategy`` is the request's."""
+        counts = self.by_strategy.get(strategy)
+        if counts is None:
+            counts = self.by_strategy[strategy] = StrategyCounts()
+        counts.passes += 1
+        counts.tokens += len(verdict.committed)
         if not len(tree):
             return
+        accepted_path = verdict.accepted_path
         if drafted := len(tree) - len(tree.probes):
-            self.by_strategy.setdefault(strategy, StrategyCounts()).count(drafted, len(accepted_path))
+            counts.count_drafted(drafted, len(accepted_path))
         if not tree.probes:
             _count(self.nodes_by_source, tree.sources)
         else:
