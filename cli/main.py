@@ -106,6 +106,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    from cluster.build import http_config
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
     from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
@@ -115,9 +116,8 @@ def serve(
     loaded = _load(config, settings, **named)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
-        if addresses.http is not None:
-            needs_key = bool(loaded.server.api_key_hashes or loaded.server.keys_file)
-            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key, page=loaded.server.page)}"
+        if addresses.http is not None and (http := http_config(loaded)) is not None:
+            ready += f"\n{how_to_try(addresses.http, needs_key=http.public.asks_for_keys, page=http.page)}"
         wait_for_interrupt(ready)
 
 

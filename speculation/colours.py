@@ -6,7 +6,7 @@ one strategy uses have hues far from each other. Of models that draft, a strateg
 
 from __future__ import annotations
 
-from speculation.sources import AUTO, STRATEGIES, TARGET
+from speculation.sources import AUTO, GRAMMAR, STRATEGIES, TARGET
 
 # By source: sRGB, as in HTML.
 COLOURS: dict[str, str] = {
@@ -27,6 +27,7 @@ COLOURS: dict[str, str] = {
     "fspad": "#d24c49",
     "streaming": "#098db2",
     "medusa": "#b156b7",
+    GRAMMAR: "#038fa6",
 }
 # Strategies of several sources are nobody's colour; the others have their source's.
 _OF_SEVERAL = {"blend": "#4f8266", AUTO: "#92705a"}

@@ -58,6 +58,8 @@ _SPECS = (
 )
 # Stands where a source's name would, for a token that nobody guessed: the target chose it, and no accepted draft held it.
 TARGET = "target"
+# And for one that the verifier drafts itself, since a grammar allows no other.
+GRAMMAR = "grammar"
 SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 
 # Users name a strategy, a set of sources; plain decoding is the empty one. ``auto`` leaves out what does not pay.

@@ -9,7 +9,7 @@ import pytest
 from cli.coloured_text import SourcedText, legend, print_pieces
 from outrider.types import Chunk, TokenOrigin
 from speculation.colours import COLOURS, colour_of
-from speculation.sources import SOURCES, STRATEGIES, TARGET
+from speculation.sources import GRAMMAR, SOURCES, STRATEGIES, TARGET
 
 
 def chunk(text: str, *origins: tuple[str, int]) -> Chunk:
@@ -68,7 +68,7 @@ def luminance(colour: str) -> float:
 
 
 def test_every_source_has_a_colour_that_can_be_read_on_white_and_on_black() -> None:
-    assert COLOURS.keys() == {TARGET, *SOURCES} - {"autoregressive"}
+    assert COLOURS.keys() == {TARGET, GRAMMAR, *SOURCES} - {"autoregressive"}
     assert len(set(COLOURS.values())) == len(COLOURS)
     for name in (*COLOURS, *STRATEGIES, "unheard of"):
         light = luminance(colour_of(name))

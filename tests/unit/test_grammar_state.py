@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from services.grammars import engine_text
 from services.verifier.grammar import compiled_grammars
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.grammar.drafts_within import SOURCE, within_grammar
+from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from speculation.errors import Internal, InvalidArgument
+from speculation.sources import GRAMMAR
 from speculation.tree import path_to
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs, TokenTree
 from tests.answer_forms import FORMS, grammar_state, letters
@@ -118,7 +119,7 @@ def check_fitted(tree: TokenTree, fitted: TokenTree, tokenizer: LLTokenizer, kin
         return {
             tuple(of.tokens[step] for step in path_to(of, node))
             for node in range(len(of))
-            if node not in of.probes and (of.sources[node] == SOURCE) == added
+            if node not in of.probes and (of.sources[node] == GRAMMAR) == added
         }
 
     right = {path for path in paths(tree, added=False) if 0 not in path and dense(tokenizer, kind, [*committed, *path])}
@@ -138,7 +139,7 @@ def test_what_is_demanded_is_drafted_below_every_node() -> None:
     assert fitted.tokens == (0, 1, 2, 3, 7)
     assert fitted.parents == (-1, 0, 1, 2, 3)
     # The first token is demanded as well, and claims more than the draft did.
-    assert fitted.sources == (SOURCE, "x", SOURCE, SOURCE, SOURCE)
+    assert fitted.sources == (GRAMMAR, "x", GRAMMAR, GRAMMAR, GRAMMAR)
     assert fitted.scores == (1.0, 0.25, 0.25, 0.25, 0.25)
     assert within_grammar(tree, state, 2).tokens == (0, 1, 2, 3)
     assert within_grammar(TokenTree(), state, 8).tokens == (0,)

@@ -20,7 +20,8 @@ from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.page import PAGE, content_security_policy
 from services.api.http.server import serve_http
 from services.router.comparisons import _replayed
-from speculation.sources import AUTO, SOURCES, STRATEGIES
+from speculation.colours import COLOURS
+from speculation.sources import AUTO, STRATEGIES, TARGET
 from tests.scripted_router import ScriptedRouter
 
 MOST_BYTES = 60 * 1024
@@ -110,11 +111,11 @@ def test_it_offers_to_compare_all_that_can_be_compared() -> None:
     assert set(re.findall(r'"(\w+)"', listed)) == can - {AUTO}
 
 
-def test_every_source_has_a_colour_of_its_own() -> None:
+def test_its_colours_are_those_of_all_pictures() -> None:
     (listed,) = re.findall(r"const COLOURS = \{(.*?)\};", PAGE.read_text(), re.DOTALL)
     colours = dict(re.findall(r'(\w+): "(#[0-9a-f]{6})"', listed))
-    assert set(colours) == (set(SOURCES) - {"autoregressive"}) | {"grammar"}
-    assert len(set(colours.values())) == len(colours)
+    own = re.findall(r"--target: (#[0-9a-f]{6})", PAGE.read_text())
+    assert [{**colours, TARGET: each} for each in own] == [COLOURS]
 
 
 def test_it_is_small_and_packaged(capsys: pytest.CaptureFixture[str]) -> None:

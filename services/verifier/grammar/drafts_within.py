@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from services.verifier.grammar.grammar_state import GrammarState
+from speculation.sources import GRAMMAR
 from speculation.tree import ROOT, claims, take
 from speculation.types import TokenTree
-
-SOURCE = "grammar"
 
 
 def within_grammar(tree: TokenTree, state: GrammarState, most: int) -> TokenTree:
@@ -64,10 +63,10 @@ def _with_forced(tree: TokenTree, forced: dict[int, list[int]]) -> TokenTree:
             if at == len(tokens):
                 tokens.append(token)
                 parents.append(node)
-                sources.append(SOURCE)
+                sources.append(GRAMMAR)
                 scores.append(score)
             elif scores[at] < score:
-                sources[at], scores[at] = SOURCE, score
+                sources[at], scores[at] = GRAMMAR, score
             node = at
     return TokenTree(
         tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores), probes=tree.probes
