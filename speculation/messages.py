@@ -28,6 +28,7 @@ class GenerationRequest:
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
+    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class GenerationRequest:
     weight: float = 1.0
     cache_salt: str = ""
     priority: int = 0
+    arithmetic: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -53,6 +55,7 @@ class Progress:
     ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds
     before its first pass. ``cached_tokens`` of its prompt had been computed before. ``switches``: sources left out, and why.
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
+    ``arithmetic``: the verifier's, see ``services.api.messages.ModelCard``; told with its first tokens of an answer.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +66,7 @@ class Progress:
     logprobs: tuple[TokenLogprobs, ...] = ()
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
+    arithmetic: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

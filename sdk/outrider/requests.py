@@ -252,6 +252,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         seed=end.seed,
         model=end.model,
         request_id=end.request_id,
+        arithmetic=end.arithmetic,
     )
 
 

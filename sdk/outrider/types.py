@@ -78,7 +78,8 @@ class Timing:
 class Generation:
     """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
 
-    ``request_id`` is what the request is called in the server's logs.
+    ``request_id`` is what the request is called in the server's logs. ``arithmetic`` is a short hash that differs where the
+    server's weights, dtype or kernels could give other tokens.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Generation:
     seed: int
     model: str
     request_id: str
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import outrider
 from outrider import AsyncClient
 from services.access.key_records import hash_key
 from services.api.grpc import entrance
-from services.api.grpc.health import Health
+from services.api.grpc.health import HealthService
 from services.api.grpc.server import SERVICE
 from tests.contract.test_public_entry import KEY, ONCE, FakeRouter, serving
 from tests.patience import PATIENCE_S
@@ -145,7 +145,7 @@ async def test_who_watches_and_takes_nothing_holds_nobody_up() -> None:
         async def write(self, _: object) -> None:
             await asyncio.Event().wait()
 
-    servicer = Health(send_s=60)
+    servicer = HealthService(send_s=60)
     watching = asyncio.create_task(servicer.Watch(health_pb2.HealthCheckRequest(), Silent()))  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     await asyncio.wait_for(servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING), 1)

@@ -17,7 +17,7 @@ from services.access.gate import Gate, open_gate
 from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.early import send
 from services.api.grpc.entrance import PublicEntrance, current_caller
-from services.api.grpc.health import PERIOD_S, Health
+from services.api.grpc.health import PERIOD_S, HealthService
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
@@ -89,7 +89,7 @@ class PublicServer:
         self,
         router: RouterPort,
         server: grpc.aio.Server,
-        health_servicer: Health,
+        health_servicer: HealthService,
         address: str,
         config: PublicServerConfig,
     ) -> None:
@@ -147,7 +147,7 @@ async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gat
     )
     servicer = _GenerationServicer(router, gate, config)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-    health_servicer = Health(config.send_timeout_s)
+    health_servicer = HealthService(config.send_timeout_s)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
