@@ -253,12 +253,13 @@ class IndexStore:
 
         Raises:
             ConfigurationError: there is no such version, or a part of it is missing, cut off or altered.
-            Unavailable: Redis cannot be reached or refuses, or the cache cannot be read.
+            Unavailable: Redis cannot be reached or refuses.
+            OSError: the cache cannot be read or written.
         """
         folder = cache / version
         if is_whole(folder, version):
             return folder
-        # Whatever is there is damaged, and os.replace needs an empty place.
+        # What is there is damaged.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)
         partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}"

@@ -29,6 +29,7 @@ class GenerationRequest:
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
+    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class GenerationRequest:
     weight: float = 1.0
     cache_salt: str = ""
     priority: int = 0
+    arithmetic: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ class Progress:
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
     ``report``: where the plan asks for it.
     ``prompt_logprobs``: of the prompt's tokens but its first, with the answer's first token where they are wanted.
+    ``arithmetic``: the verifier's, see ``services.api.messages.ModelCard``; told with its first tokens of an answer.
     """
 
     token_ids: tuple[int, ...]
@@ -88,6 +91,7 @@ class Progress:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
+    arithmetic: str = field(default="", compare=False)
     report: PassReport | None = None
 
 

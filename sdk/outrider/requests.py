@@ -284,6 +284,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         comparisons=tuple(_read_comparison(each) for each in end.comparisons),
         passes=tuple(report for chunk in chunks for report in chunk.passes),
         origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
+        arithmetic=end.arithmetic,
     )
 
 

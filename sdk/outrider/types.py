@@ -154,7 +154,8 @@ class Comparison:
 class Generation:
     """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
 
-    ``request_id`` is what the request is called in the server's logs. ``origins``: one for each token, with ``report``;
+    ``request_id`` is what the request is called in the server's logs. ``arithmetic`` is a short hash that differs where the
+    server's weights, dtype or kernels could give other tokens. ``origins``: one for each token, with ``report``;
     their characters, one token's after the other's, are exactly the text. ``passes``: all of them, with
     ``report="trees"``. ``comparisons``: one for each strategy in ``compare``.
     """
@@ -171,6 +172,7 @@ class Generation:
     seed: int
     model: str
     request_id: str
+    arithmetic: str = ""
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[PassReport, ...] = ()
     comparisons: tuple[Comparison, ...] = ()

@@ -220,7 +220,7 @@ class Completion:
     """The end of an answer.
 
     ``stop`` is the stop string or stop token that ended it, if one did. ``cached_tokens`` of the prompt had been computed
-    for an earlier request. ``predicted_tokens``: how many the request's prediction has.
+    for an earlier request. ``predicted_tokens``: how many the request's prediction has. ``arithmetic`` as in ``ModelCard``.
     """
 
     request_id: str
@@ -233,6 +233,7 @@ class Completion:
     seed: int
     model: str
     strategy: str
+    arithmetic: str = ""
     stats: SpeculationStats
     timing: Timing
     comparisons: tuple[ComparedStrategy, ...] = ()

@@ -100,6 +100,11 @@ _VERIFIER = (
     _gauge("num_requests_running", "Requests being decoded."),
     _gauge("num_requests_waiting", "Requests waiting to be decoded."),
     _gauge("kv_cache_usage_ratio", "Share of the key-value cache that requests use; prefixes kept for later are free."),
+    _gauge(
+        "arithmetic_info",
+        "1 for the arithmetic of a verifier: a hash that differs where weights, dtype or kernels could give other tokens.",
+        "arithmetic",
+    ),
     _counter("prefix_cache_queries_total", "Tokens of admitted requests that the prefix cache was asked for."),
     _counter("prefix_cache_hits_total", "Those of them that it had."),
     _counter("preemptions_total", "Requests that were preempted because the key-value cache was full."),

@@ -49,6 +49,7 @@ class Answer:
         self._queue_s = 0.0
         self._cached_tokens = 0
         self._last_token: int | None = None
+        self._arithmetic = ""
         self._stats = SpeculationStats()
         self.stop_string: str | None = None
 
@@ -74,6 +75,7 @@ class Answer:
                 break
         self._tokens += taken
         self._queue_s = progress.queue_s
+        self._arithmetic = progress.arithmetic or self._arithmetic
         self._last_token = progress.token_ids[taken - 1]
         self._stats.record(
             drafted=progress.num_drafted,
@@ -119,6 +121,7 @@ class Answer:
             seed=self._request.sampling.seed,
             model=model,
             strategy=self._request.plan.strategy,
+            arithmetic=self._arithmetic,
             stats=self._stats,
             timing=Timing(
                 queue_s=self._queue_s,

@@ -41,22 +41,28 @@ class Migration:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
 
+        One with another arithmetic refuses to, and the next one is asked.
+
         A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
         third one. Verifiers whose machines were taken away do not count.
         """
         trouble = _Trouble(self._timeout_s)
         committed: list[int] = []
+        arithmetic = ""
         attempt = 0
         while True:
             # A new id for each attempt: the verifier may be alive and still hold the abandoned attempt.
             name = f"{request.request_id}.{attempt}"
-            events = self._verifier.generate(replace(request, request_id=name, committed=tuple(committed)))
+            events = self._verifier.generate(
+                replace(request, request_id=name, committed=tuple(committed), arithmetic=arithmetic)
+            )
             try:
                 async for event in events:
                     if trouble.lost:
                         self._migrations.add(1, "continued")
                     if isinstance(event, Progress):
                         committed += event.token_ids
+                        arithmetic = event.arithmetic or arithmetic
                     trouble.over()
                     yield event
                     if isinstance(event, Finished):

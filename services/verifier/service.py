@@ -20,6 +20,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
+from services.verifier.identity import of_one_arithmetic
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
@@ -72,6 +73,7 @@ class VerifierService:
         self.loop = DecodingLoop(target, origins, budget, config.loop, worker, grammars=grammars, metrics=metrics)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
+        metrics.follow("arithmetic_info", lambda: {(self._arithmetic,): 1.0})
 
     def _cache_in_use(self) -> Values:
         blocks = self._target.blocks
@@ -106,7 +108,7 @@ class VerifierService:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
-        return self._check.watched(request, self.loop.generate(request))
+        return of_one_arithmetic(self._arithmetic, request, self._check.watched(request, self.loop.generate(request)))
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)

@@ -142,6 +142,7 @@ GENERATION = GenerationRequest(
     prediction=(6, 7),
     cache_salt="s",
     priority=-3,
+    arithmetic="0123456789abcdef",
 )
 QUERY = RetrievalQuery(
     suffix=(1, 2),
@@ -160,6 +161,7 @@ PROGRESS = Progress(
     switches=("8: fspad left out",),
     saved_s=-0.25,
     prompt_logprobs=(TokenLogprobs(token_id=7, logprob=-2.5, top_ids=(2,), top_logprobs=(-0.125,)),),
+    arithmetic="0123456789abcdef",
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
     report=PassReport(tree=TREE, checked=2, accepted_path=(0, 1), seconds=0.25, waited_s=0.125, requests=3),
 )
@@ -292,6 +294,13 @@ def test_what_drafting_saved_or_cost_travels(saved_s: float) -> None:
     read = verification.decode_generation_event(type(wire).FromString(wire.SerializeToString()))
     assert isinstance(read, Progress)
     assert read.saved_s == saved_s
+
+
+def test_the_arithmetic_travels() -> None:
+    wire = verification.encode_generation_event(replace(PROGRESS, arithmetic="0123456789abcdef"))
+    read = verification.decode_generation_event(wire)
+    assert isinstance(read, Progress)
+    assert read.arithmetic == "0123456789abcdef"
 
 
 FEATURES = Features(data=bytes(24), rows=2, width=6, dtype="bfloat16", start=5, layers=(3, 9, -1))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from services.api.http.connections import SharedPlace, SharedPlaces
+from services.api.http.connections import ConnectionPlace, ConnectionPlaces
 
 
-def waits(place: SharedPlace | None, ended: list[SharedPlace]) -> SharedPlace:
+def waits(place: ConnectionPlace | None, ended: list[ConnectionPlace]) -> ConnectionPlace:
     assert place is not None
     place.give_way = lambda: ended.append(place)
     return place
 
 
 def test_one_address_may_have_all_places_and_gives_them_up_to_others() -> None:
-    places, ended = SharedPlaces(4), []
+    places, ended = ConnectionPlaces(4), []
     crowd = [waits(places.take("1.1.1.1"), ended) for _ in range(4)]
     assert places.take("1.1.1.1") is None
     other = [waits(places.take("2.2.2.2"), ended) for _ in range(2)]
@@ -26,7 +26,7 @@ def test_one_address_may_have_all_places_and_gives_them_up_to_others() -> None:
 
 
 def test_a_connection_with_a_request_under_way_stays() -> None:
-    places, ended = SharedPlaces(2), []
+    places, ended = ConnectionPlaces(2), []
     crowd = [waits(places.take("1.1.1.1"), ended) for _ in range(2)]
     crowd[0].give_way = None
     assert places.take("2.2.2.2") is not None
@@ -34,7 +34,7 @@ def test_a_connection_with_a_request_under_way_stays() -> None:
 
 
 def test_a_network_of_version_6_is_one_caller() -> None:
-    places, ended = SharedPlaces(3), []
+    places, ended = ConnectionPlaces(3), []
     for host in ("2001:db8::1", "2001:db8::2", "::ffff:1.1.1.1"):
         waits(places.take(host), ended)
     assert places.take("2001:db8::3") is None
@@ -42,4 +42,4 @@ def test_a_network_of_version_6_is_one_caller() -> None:
     assert not ended
     assert places.take("2001:db8:0:1::1") is not None
     assert len(ended) == 1
-    assert SharedPlaces(1).take("") is not None
+    assert ConnectionPlaces(1).take("") is not None

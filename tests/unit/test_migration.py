@@ -19,6 +19,7 @@ from services.router import migration
 from services.router.config import RouterConfig
 from services.router.migration import Migration
 from services.router.service import RouterService
+from services.verifier.identity import of_one_arithmetic
 from speculation.errors import NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.types import FinishReason
@@ -277,3 +278,60 @@ async def test_one_that_is_back_and_full_is_waited_for_but_not_by_new_requests()
     said, error, took_s = await asked(Lone(dies_at=1e9, back_at=1e9, full_until=1e9))
     assert (said, took_s) == ([], 0.0)
     assert isinstance(error, ResourceExhausted)
+
+
+class Different:
+    """Implements ``VerifierPort``: verifiers of different arithmetic, asked in turn; all but the last die after two tokens."""
+
+    TOKENS = 6
+
+    def __init__(self, *arithmetics: str) -> None:
+        self.arithmetics = arithmetics
+        self.asked: list[tuple[str, str]] = []
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        own = self.arithmetics[min(len(self.asked), len(self.arithmetics) - 1)]
+        self.asked.append((request.arithmetic, own))
+        return of_one_arithmetic(own, request, self._events(request, last=len(self.asked) >= len(self.arithmetics)))
+
+    async def _events(self, request: GenerationRequest, *, last: bool) -> AsyncGenerator[Progress | Finished, None]:
+        begun = len(request.committed)
+        for token in range(begun, self.TOKENS):
+            await asyncio.sleep(1.0)
+            if not last and token == begun + 2:
+                raise Unavailable("gone")
+            yield Progress(token_ids=(token,), queue_s=0.0, cached_tokens=0, num_drafted=0, accepted_sources=())
+        yield Finished(reason=FinishReason.LENGTH)
+
+    async def describe(self) -> VerifierCard:
+        return VerifierCard(
+            model="m", max_model_len=64, vocab_size=8, running=0, waiting=0, free_blocks=1, total_blocks=1, bit_exact=True
+        )
+
+
+@simulated
+async def test_an_answer_goes_on_where_the_arithmetic_is_its_own() -> None:
+    verifiers = Different("a", "b", "a")
+    said, error, _ = await asked(verifiers)  # type: ignore[arg-type]
+    assert (said, error) == ([*range(Different.TOKENS)], None)
+    assert verifiers.asked == [("", "a"), ("a", "b"), ("a", "a")]
+
+
+@simulated
+async def test_where_there_is_no_such_verifier_it_ends_and_both_are_named() -> None:
+    said, error, took_s = await asked(Different("a", "b"), timeout_s=20.0)  # type: ignore[arg-type]
+    assert said == [0, 1]
+    assert isinstance(error, NotBegun)
+    assert "(a)" in str(error) and "(b)" in str(error)
+    assert 20.0 < took_s < 30.0
+
+
+async def test_an_answer_names_its_arithmetic(tiny_model: Path) -> None:
+    async with pipeline(tiny_model) as running:
+        _, _, end = await answer(running.router, "suffix")
+        (card,) = await running.router.models()
+        assert end.arithmetic == card.arithmetic != ""
+        foreign = replace(request("r", [1, 2], max_tokens=5), committed=(1,), arithmetic="other")
+        with pytest.raises(NotBegun, match="other"):
+            await anext(running.verifier.generate(foreign))
+        assert running.verifier.loop.running == 0

@@ -781,6 +781,7 @@ class Complete(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     COMPARISONS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
@@ -792,6 +793,8 @@ class Complete(_message.Message):
     model: _builtins.str
     request_id: _builtins.str
     """As in the initial metadata."""
+    arithmetic: _builtins.str
+    """A short hash that differs where weights, dtype or kernels of the server could give other tokens."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -817,11 +820,12 @@ class Complete(_message.Message):
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        arithmetic: _builtins.str = ...,
         comparisons: _abc.Iterable[Global___Comparison] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "comparisons", b"comparisons", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "arithmetic", b"arithmetic", "comparisons", b"comparisons", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_string: _TypeAlias = _typing.Literal["stop_string"]  # noqa: Y015
     _WhichOneofArgType__stop_string: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string"]  # noqa: Y015

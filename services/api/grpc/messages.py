@@ -207,6 +207,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
         seed=event.seed,
         model=event.model,
         request_id=event.request_id,
+        arithmetic=event.arithmetic,
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from services.api.http.arriving_requests import Arriving
-from services.api.http.connections import SharedPlace, SharedPlaces
+from services.api.http.connections import ConnectionPlace, ConnectionPlaces
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class AcceptingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listening: socket.socket, most_connections: int) -> None:
         super().__init__(config)
         self._listening = listening
-        self._places = SharedPlaces(most_connections)
+        self._places = ConnectionPlaces(most_connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +64,11 @@ class _Listener:
     """Takes the connections of one socket; the part of ``asyncio.Server`` that uvicorn uses."""
 
     def __init__(
-        self, listening: socket.socket, protocol: Callable[[], Arriving], tls: ssl.SSLContext | None, places: SharedPlaces
+        self,
+        listening: socket.socket,
+        protocol: Callable[[], Arriving],
+        tls: ssl.SSLContext | None,
+        places: ConnectionPlaces,
     ) -> None:
         listening.setblocking(False)
         self._socket = listening
@@ -105,7 +109,7 @@ class _Listener:
             self._shaking.add(task)
             task.add_done_callback(self._shaking.discard)
 
-    async def _begin(self, connection: socket.socket, place: SharedPlace) -> None:
+    async def _begin(self, connection: socket.socket, place: ConnectionPlace) -> None:
         protocol = self._protocol()
         protocol.place = place
         timeout_s = None if self._tls is None else _HANDSHAKE_S

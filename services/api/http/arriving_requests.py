@@ -12,7 +12,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.api.http.connections import SharedPlace
+from services.api.http.connections import ConnectionPlace
 
 # Seconds for the headers of a connection's first request, at most: nobody knows yet who it is.
 _FIRST_S = 10.0
@@ -37,7 +37,7 @@ class Arriving(H11Protocol):
     """
 
     arrives_s = 0.0
-    place: SharedPlace
+    place: ConnectionPlace
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 _NETWORK_BITS = 64
 
 
-class SharedPlace:
+class ConnectionPlace:
     """One connection's place.
 
     Attributes:
@@ -21,12 +21,12 @@ class SharedPlace:
         release: called when the connection is closed; may be called again.
     """
 
-    def __init__(self, release: Callable[[SharedPlace], None]) -> None:
+    def __init__(self, release: Callable[[ConnectionPlace], None]) -> None:
         self.give_way: Callable[[], object] | None = None
         self.release = lambda: release(self)
 
 
-class SharedPlaces:
+class ConnectionPlaces:
     """So many connections at once.
 
     Args:
@@ -37,14 +37,14 @@ class SharedPlaces:
         self._most = most
         self._taken = 0
         # By who shares; each in the order in which they came.
-        self._of: dict[str, dict[SharedPlace, None]] = {}
+        self._of: dict[str, dict[ConnectionPlace, None]] = {}
 
-    def take(self, address: str) -> SharedPlace | None:
+    def take(self, address: str) -> ConnectionPlace | None:
         """A place for a connection from ``address``; None: there is none."""
         sharer = _sharer(address)
         if self._taken >= self._most and not self._make_room(len(self._of.get(sharer, ()))):
             return None
-        place = SharedPlace(lambda place: self._release(sharer, place))
+        place = ConnectionPlace(lambda place: self._release(sharer, place))
         self._of.setdefault(sharer, {})[place] = None
         self._taken += 1
         return place
@@ -59,7 +59,7 @@ class SharedPlaces:
         waiting.give_way()
         return True
 
-    def _release(self, sharer: str, place: SharedPlace) -> None:
+    def _release(self, sharer: str, place: ConnectionPlace) -> None:
         of_one = self._of.get(sharer, {})
         if place in of_one:
             self._taken -= 1

@@ -54,6 +54,7 @@ class VerifyRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """No other live request's. It begins with what the user knows the request by."""
     tenant: _builtins.str
@@ -68,6 +69,10 @@ class VerifyRequest(_message.Message):
     """What other requests must have, too, to share computed prompts. Then nothing is learnt from the request. Empty: nothing."""
     priority: _builtins.int
     """Of one tenant's waiting requests, lower numbers go first."""
+    arithmetic: _builtins.str
+    """Of the verifiers that chose the committed tokens; see DescribeResponse.arithmetic. A verifier with another one refuses to go
+    on. Empty: not known.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -96,10 +101,11 @@ class VerifyRequest(_message.Message):
         weight: _builtins.float | None = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
+        arithmetic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "plan", b"plan", "sampling", b"sampling", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "arithmetic", b"arithmetic", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
@@ -365,6 +371,7 @@ class Progress(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
@@ -375,6 +382,8 @@ class Progress(_message.Message):
     """Tokens of the prompt that had been computed before."""
     saved_s: _builtins.float
     """Seconds by which the tokens came sooner than by plain decoding of the same requests; may be negative. 0: not known."""
+    arithmetic: _builtins.str
+    """The verifier's, with its first tokens of an answer; see DescribeResponse.arithmetic."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -406,12 +415,13 @@ class Progress(_message.Message):
         cached_tokens: _builtins.int = ...,
         switches: _abc.Iterable[_builtins.str] | None = ...,
         saved_s: _builtins.float = ...,
+        arithmetic: _builtins.str = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         report: Global___PassReport | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "report", b"report", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "arithmetic", b"arithmetic", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "report", b"report", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
