@@ -70,17 +70,18 @@ class RouterService:
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens, after=before)
         named = self._tokens.named(request.sampling.stop)
         answer = Answer(inner, request.request_id, detokenizer, arrived_at, named)
+        model = request.model or self._names(card)[0]
         events = self._migration.generate(inner)
         try:
             async for event in events:
                 if isinstance(event, Finished):
                     if rest := answer.rest():
                         yield TextChunk(text=rest, token_ids=())
-                    yield answer.complete(event.reason, card.model)
+                    yield answer.complete(event.reason, model)
                     return
                 yield answer.add(event)
                 if answer.stop_string is not None:
-                    yield answer.complete(FinishReason.STOP, card.model)
+                    yield answer.complete(FinishReason.STOP, model)
                     return
         finally:
             await events.aclose()
@@ -89,7 +90,8 @@ class RouterService:
         card, strategy = await self._describe(), self._config.strategy
         return [
             ModelCard(
-                name=card.model,
+                name=self._names(card)[0],
+                aliases=self._names(card)[1:],
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
                 strategies=tuple(sorted(served(strategy))),
@@ -100,6 +102,7 @@ class RouterService:
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
                 tool_format=self._tokens.tool_format,
+                template_options=self._tokens.template_options,
             )
         ]
 
@@ -114,7 +117,8 @@ class RouterService:
         card = await self._describe()
         size, most = card.vocab_size, card.max_model_len
         if len(token_ids) > most:
-            raise PromptTooLong("tokens", f"{len(token_ids)} tokens", f"at most {most} tokens (max_model_len is {most})")
+            allowed = f"at most {most} tokens (this model's maximum context length is {most} tokens)"
+            raise PromptTooLong("tokens", f"{len(token_ids)} tokens", allowed)
         wrong = next((token for token in token_ids if not 0 <= token < size), None)
         if wrong is not None:
             raise InvalidArgument("tokens", wrong, f"token ids from 0 to {size - 1}")
@@ -136,9 +140,12 @@ class RouterService:
             self._card = await describe(self._verifier)
         return self._card
 
+    def _names(self, card: VerifierCard) -> tuple[str, ...]:
+        return self._config.names or (card.model,)
+
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
-        if request.model is not None and request.model != card.model:
-            raise NotFound("model", request.model, card.model)
+        if request.model is not None and request.model not in (names := self._names(card)):
+            raise NotFound("model", request.model, ", ".join(names))
         plan = make_plan(request, self._config.strategy)
         prompt = self._encode(request)
         room_behind(len(prompt), card.max_model_len)
