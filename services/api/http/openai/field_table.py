@@ -85,8 +85,8 @@ def page() -> str:
         "Made from the code: `python -m services.api.http.openai.field_table > docs/openai_fields.md`.",
         "",
         "A field is honoured, or without effect, since no value that is taken could change the answer, or refused by name. "
-        "null is unset. Fields that are not here are refused, too. `/v1/embeddings`, reranking, audio, images and beam search "
-        "are not served.",
+        "null is unset. Fields that are not here are refused, too. Embeddings, reranking, audio, images and beam search are "
+        "not served.",
     ]
     for title, honoured, rules in (
         ("/v1/chat/completions", CHAT, field_rules.CHAT),
