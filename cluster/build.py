@@ -286,6 +286,14 @@ def check_stages(stages: int, model: Path) -> None:
         )
 
 
+def public_name(model: ResolvedModel) -> str:
+    """What users call a model: where it lies on this machine is not theirs to know."""
+    path = Path(model.name).expanduser()
+    if not path.exists():
+        return model.name
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
 def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     """The router's part of ``settings``.
 
@@ -316,8 +324,14 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    generic_tools = settings.server.tools == "any"
-    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy, generic_tools=generic_tools)
+    return filled(
+        RouterConfig,
+        router,
+        model_path=str(model.path),
+        strategy=strategy,
+        generic_tools=settings.server.tools == "any",
+        names=settings.server.served_model_name or (public_name(model),),
+    )
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

@@ -23,7 +23,7 @@ def room_behind(prompt_length: int, max_model_len: int, field: str = "prompt") -
         PromptTooLong: it leaves none.
     """
     if prompt_length >= max_model_len:
-        allowed = f"at most {max_model_len - 1} tokens (max_model_len is {max_model_len})"
+        allowed = f"at most {max_model_len - 1} tokens (this model's maximum context length is {max_model_len} tokens)"
         raise PromptTooLong(field, f"{prompt_length} tokens", allowed)
     return max_model_len - prompt_length
 
@@ -35,7 +35,8 @@ def check_fits(field: str, tokens: int | None, room: int, max_model_len: int) ->
         InvalidArgument: the room has fewer tokens.
     """
     if tokens is not None and tokens > room:
-        raise InvalidArgument(field, tokens, f"at most {room}: what the prompt leaves of max_model_len {max_model_len}")
+        context = f"this model's maximum context length is {max_model_len} tokens"
+        raise InvalidArgument(field, tokens, f"at most {room}, what the prompt leaves: {context}")
 
 
 def longest_answer(

@@ -32,6 +32,11 @@ class ServerSettings(_OfServer):
         None, description="PEM file of the public servers' certificate chain, read again when it changes; null: no TLS"
     )
     tls_key: Path | None = Field(None, description="PEM file of the private key of tls_certificate, without password")
+    served_model_name: tuple[str, ...] = Field(
+        (),
+        description="names by which users call the model, the first one in answers; none: the name of its folder or file, "
+        "or that of the hub",
+    )
     tools: Literal["any", "template"] = Field(
         "any",
         description="which requests with tools are taken: any, where a chat template without a place for tools gets them in "

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from services.links.tls.renewed_files import RenewedFiles
 from services.links.tls.trial import invalid_now
@@ -168,6 +168,13 @@ class HttpConfig:
             le=4096,
         ),
     ] = 256
+    unknown_fields: Annotated[
+        Literal["ignore", "refuse"],
+        Setting(
+            "options of a chat template that it does not read (reasoning_effort, chat_template_kwargs): ignore leaves them "
+            "out and names them in the header x-outrider-ignored; refuse refuses the request"
+        ),
+    ] = "ignore"
     arrives_s: Annotated[
         float,
         Setting(

@@ -261,6 +261,8 @@ class ModelCard:
         chats: there is a chat template.
         tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
             does not say, or not in a form that is read.
+        template_options: what else its chat templates read, by name.
+        aliases: other names of the model.
     """
 
     name: str
@@ -274,6 +276,8 @@ class ModelCard:
     arithmetic: str = ""
     chats: bool = True
     tool_format: str = ""
+    template_options: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 class RouterPort(Protocol):

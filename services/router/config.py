@@ -16,12 +16,14 @@ class RouterConfig:
     Attributes:
         model_path: folder of the model whose tokeniser is used.
         strategy: settings of the strategies.
+        names: what the model is called by users, the first name in answers; none: as its verifier calls it.
         generic_tools: tools that the model's chat template has no place for are shown in a form of our own.
     """
 
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     generic_tools: bool = True
+    names: tuple[str, ...] = ()
     migration_timeout_s: Annotated[
         float,
         Setting(

@@ -54,6 +54,12 @@ class Conversations:
         traits = self._traits_of(template)
         return generic_tools.FORMAT if self._generic and not traits.tools else traits.tool_format
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of what the templates read besides messages and tools."""
+        known = (self._templates.default, self._templates.with_tools)
+        return tuple(sorted({name for each in known if each is not None for name in each.variables} - {*_TAKEN}))
+
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         """The conversation as text, up to the beginning of the assistant's answer.
 

@@ -92,7 +92,7 @@ class RouterService:
                     break
         if rest := answer.rest():
             yield TextChunk(text=rest, token_ids=())
-        completion = answer.complete(reason, card.model)
+        completion = answer.complete(reason, request.model or self._names(card)[0])
         if planned:
             completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
         yield completion
@@ -101,7 +101,8 @@ class RouterService:
         card, strategy = await self._describe(), self._config.strategy
         return [
             ModelCard(
-                name=card.model,
+                name=self._names(card)[0],
+                aliases=self._names(card)[1:],
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
                 strategies=tuple(sorted(served(strategy))),
@@ -112,6 +113,7 @@ class RouterService:
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
                 tool_format=self._tokens.tool_format,
+                template_options=self._tokens.template_options,
             )
         ]
 
@@ -126,7 +128,8 @@ class RouterService:
         card = await self._describe()
         size, most = card.vocab_size, card.max_model_len
         if len(token_ids) > most:
-            raise PromptTooLong("tokens", f"{len(token_ids)} tokens", f"at most {most} tokens (max_model_len is {most})")
+            allowed = f"at most {most} tokens (this model's maximum context length is {most} tokens)"
+            raise PromptTooLong("tokens", f"{len(token_ids)} tokens", allowed)
         wrong = next((token for token in token_ids if not 0 <= token < size), None)
         if wrong is not None:
             raise InvalidArgument("tokens", wrong, f"token ids from 0 to {size - 1}")
@@ -153,9 +156,12 @@ class RouterService:
             self._card = await describe(self._verifier)
         return self._card
 
+    def _names(self, card: VerifierCard) -> tuple[str, ...]:
+        return self._config.names or (card.model,)
+
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
-        if request.model is not None and request.model != card.model:
-            raise NotFound("model", request.model, card.model)
+        if request.model is not None and request.model not in (names := self._names(card)):
+            raise NotFound("model", request.model, ", ".join(names))
         plan = make_plan(request, self._config.strategy)
         prompt = self._encode(request)
         room_behind(len(prompt), card.max_model_len)

@@ -112,6 +112,11 @@ class Tokens:
         """As in ``ModelCard``."""
         return self._conversations.tool_format
 
+    @property
+    def template_options(self) -> tuple[str, ...]:
+        """As in ``ModelCard``."""
+        return self._conversations.options
+
     def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
         """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.
 
@@ -125,7 +130,7 @@ class Tokens:
         if _is_ids(source):
             room_behind(length, most_tokens, field)
         elif length > most:
-            allowed = f"at most {most} characters (max_model_len is {most_tokens})"
+            allowed = f"at most {most} characters (this model's maximum context length is {most_tokens} tokens)"
             raise PromptTooLong(field, f"{length} characters", allowed)
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -368,3 +368,71 @@ def test_health_needs_nothing(both_entries: HttpService) -> None:
         assert CLIENT.get(both_entries.url + path).json() == {"status": "ok"}
     assert CLIENT.get(both_entries.url + "/version").json().keys() == {"version"}
     assert CLIENT.head(both_entries.url + "/health").status_code == 200
+
+
+ASKS_FOR_NOTHING: list[dict[str, Any]] = [
+    {"tools": []},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tool_choice": "auto"},
+    {"tool_choice": "none"},
+    {"best_of": 1},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": False},
+    {"guided_decoding_backend": "auto", "guided_json": None},
+    {"messages": [*FOX, {"role": "assistant", "content": None}, *FOX]},
+    {"messages": [*FOX, {"role": "assistant", "content": "b", "reasoning_content": "", "refusal": ""}, *FOX]},
+    {"messages": [{"role": "user", "id": "x", "cache_control": {"type": "ephemeral"}, "provider_specific_fields": None,
+                   "content": [{"type": "text", "text": "fox", "cache_control": {"type": "ephemeral"}}]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ASKS_FOR_NOTHING, ids=range(len(ASKS_FOR_NOTHING)))
+def test_what_asks_for_nothing_is_taken(both_entries: HttpService, body: dict[str, Any]) -> None:
+    check(post(both_entries, "/v1/chat/completions?api-version=2024-10-21", **{"messages": FOX, "max_tokens": 2, **body}))
+
+
+def test_what_the_template_does_not_read_is_named(both_entries: HttpService) -> None:
+    asked = {
+        "messages": FOX,
+        "max_tokens": 2,
+        "reasoning_effort": "high",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    for stream in (False, True):
+        answer = CLIENT.post(f"{both_entries.url}/v1/chat/completions", json={**asked, "stream": stream})
+        assert answer.status_code == 200
+        assert answer.headers["x-outrider-ignored"] == "reasoning_effort, chat_template_kwargs.enable_thinking"
+    plain = CLIENT.post(f"{both_entries.url}/v1/chat/completions", json={"messages": FOX, "max_tokens": 2})
+    assert "x-outrider-ignored" not in plain.headers
+
+
+def test_extreme_values_have_a_right_answer(both_entries: HttpService) -> None:
+    def said(**sampling: Any) -> str:
+        asked = {"messages": FOX, "max_tokens": 12, "ignore_eos": True, "seed": 5, **sampling}
+        return str(post(both_entries, "/v1/chat/completions", **asked)["choices"][0]["message"]["content"])
+
+    greedy = said(temperature=0)
+    assert said(temperature=1e-9) == said(temperature=0.0005) == said(temperature=1, top_p=0) == greedy
+    assert said(temperature=1) != greedy
+
+
+def test_older_names_of_forms(both_entries: HttpService) -> None:
+    for name, value in (
+        ("regex", "[ab]{3}"),
+        ("choice", ["aaa", "bbb"]),
+        ("json", {"type": "integer", "maximum": 9, "minimum": 0}),
+    ):
+        old, new = (
+            post(both_entries, "/v1/chat/completions", **{"messages": FOX, "seed": 1, "max_tokens": 30, **form})["choices"][
+                0
+            ]
+            for form in ({f"guided_{name}": value}, {"structured_outputs": {name: value}})
+        )
+        assert old["message"] == new["message"]
+
+
+def test_which_side_of_a_prompt_is_cut(both_entries: HttpService) -> None:
+    for side, kept in (("left", [7, 8]), ("right", [5, 6])):
+        body = {"prompt": [5, 6, 7, 8], "truncate_prompt_tokens": 2, "truncation_side": side, "return_token_ids": True}
+        (choice,) = post(both_entries, "/v1/completions", max_tokens=1, **body)["choices"]
+        assert choice["prompt_token_ids"] == kept

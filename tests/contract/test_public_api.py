@@ -120,7 +120,7 @@ async def test_max_tokens_defaults_to_what_the_context_leaves(tiny_model: Path) 
             outrider.InvalidArgument,
             field="max_tokens",
             value=13,
-            allowed="at most 12: what the prompt leaves of max_model_len 512",
+            allowed="at most 12, what the prompt leaves: this model's maximum context length is 512 tokens",
         ) as caught:
             await client.generate(token_ids=[5] * 500, max_tokens=13)
         assert caught.value.field == "max_tokens"

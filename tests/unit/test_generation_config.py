@@ -276,13 +276,19 @@ def test_lengths(folder: Path) -> None:
     assert (complete(folder).max_tokens, complete(folder).min_tokens) == (100, 3)
     assert complete(folder, prompt=500).max_tokens == 12
     with refuses(
-        InvalidArgument, field="min_tokens", value=13, allowed="at most 12: what the prompt leaves of max_model_len 512"
+        InvalidArgument,
+        field="min_tokens",
+        value=13,
+        allowed="at most 12, what the prompt leaves: this model's maximum context length is 512 tokens",
     ):
         complete(folder, prompt=500, min_tokens=13)
     with refuses(InvalidArgument, field="min_tokens", value=101, allowed="a whole number from 0 to 100"):
         complete(folder, min_tokens=101)
     with refuses(
-        InvalidArgument, field="max_tokens", value=13, allowed="at most 12: what the prompt leaves of max_model_len 512"
+        InvalidArgument,
+        field="max_tokens",
+        value=13,
+        allowed="at most 12, what the prompt leaves: this model's maximum context length is 512 tokens",
     ):
         complete(folder, prompt=500, max_tokens=13)
 

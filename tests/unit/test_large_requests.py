@@ -35,7 +35,12 @@ async def test_admission_and_the_bound_on_lengths_count_tokens(tiny_model: Path)
     ids, gate = Unread((5,) * 1000), Gate(KeyRing())
     async with gate.admit(gate.caller(None), ClientRequest(input=ids, sampling=RequestedSampling())) as visit:
         assert visit.prompt_tokens == length_of(ids) == 1000
-    with refuses(PromptTooLong, field="prompt", value="1000 tokens", allowed="at most 31 tokens (max_model_len is 32)"):
+    with refuses(
+        PromptTooLong,
+        field="prompt",
+        value="1000 tokens",
+        allowed="at most 31 tokens (this model's maximum context length is 32 tokens)",
+    ):
         Tokens(str(tiny_model)).check_length(ids, 32)
 
 

@@ -17,7 +17,7 @@ def test_a_prompt_leaves_the_rest_of_the_context() -> None:
     with pytest.raises(PromptTooLong) as caught:
         room_behind(CONTEXT, CONTEXT, "messages")
     assert (caught.value.field, caught.value.value) == ("messages", "512 tokens")
-    assert caught.value.allowed == "at most 511 tokens (max_model_len is 512)"
+    assert caught.value.allowed == "at most 511 tokens (this model's maximum context length is 512 tokens)"
 
 
 def test_a_length_beyond_the_room_is_refused() -> None:
@@ -26,7 +26,7 @@ def test_a_length_beyond_the_room_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_fits("max_tokens", 500, 412, CONTEXT)
     assert (caught.value.field, caught.value.value) == ("max_tokens", "500")
-    assert caught.value.allowed == "at most 412: what the prompt leaves of max_model_len 512"
+    assert caught.value.allowed == "at most 412, what the prompt leaves: this model's maximum context length is 512 tokens"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,12 @@ async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
 async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:
     router = RouterService(RouterConfig(model_path=str(tiny_model)), Card())  # type: ignore[arg-type]
     assert await router.detokenize((5,) * 32)
-    with refuses(PromptTooLong, field="tokens", value="33 tokens", allowed="at most 32 tokens (max_model_len is 32)"):
+    with refuses(
+        PromptTooLong,
+        field="tokens",
+        value="33 tokens",
+        allowed="at most 32 tokens (this model's maximum context length is 32 tokens)",
+    ):
         await router.detokenize((5,) * 33)
 
 

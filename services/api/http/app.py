@@ -18,6 +18,7 @@ from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConf
 from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
+from services.api.http.openai.field_table import KNOWN
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -157,13 +158,15 @@ class HttpApp:
 
 
 def _check_query(query: bytes) -> None:
-    """Refuse what is said behind the path: all that a request may say is in its body.
+    """Refuse what is said behind the path and belongs into the body. Other parameters, such as Azure's api-version, ask for
+    nothing here.
 
     Raises:
-        Refused: there is something; names it.
+        Refused: there is a field; names it.
     """
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        raise Refused(name or "query", value or "empty", "unset: this path takes no query parameters", "unknown_parameter")
+        if name in KNOWN:
+            raise Refused(name, value or "empty", "unset in the query: fields stand in the body", "unknown_parameter")
 
 
 def _check_framing(headers: Headers) -> None:

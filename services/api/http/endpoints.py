@@ -20,8 +20,9 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.errors import Refused
-from services.api.http.openai.generation import RunningChoices, expected, named, of_a_tool, own_names, prepare
+from services.api.http.openai.errors import Headers, Refused
+from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.model_fit import called, of_a_tool
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 _OWNER = "outrider"
+# Names fields of a request that had no effect.
+_IGNORED = "x-outrider-ignored"
 
 
 class Endpoints:
@@ -83,7 +86,7 @@ class Endpoints:
             async with self._gate.hold(
                 call.known_caller, expected(asked, base), method=method, counted_as=counted_as
             ) as slots:
-                prepared = await prepare(asked, self._router, base)
+                prepared = await prepare(asked, self._router, base, strict=self._config.unknown_fields == "refuse")
                 slots.charge(prepared.requests)
                 answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
                 async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
@@ -102,7 +105,7 @@ class Endpoints:
             else:
                 padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
                 stream = EventStream(
-                    call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
+                    call.send, _ignored(answer), padding, self._config.public.send_timeout_s, everything=private is not None
                 )
                 await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
         finally:
@@ -112,7 +115,7 @@ class Endpoints:
         while not running.over:
             if (told := await running.next()) is not None:
                 answer.take(*told)
-        await call.answer(await answer.whole())
+        await call.answer(await answer.whole(), headers=_ignored(answer))
 
     async def _streamed(
         self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool
@@ -145,15 +148,18 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        cards = await self._router.models()
-        await call.answer({"object": "list", "data": [self._model(card) for card in cards]})
+        await call.answer({"object": "list", "data": [self._model(card) for card in await self._cards()]})
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        cards = {card.name: card for card in await self._router.models()}
+        cards = {card.name: card for card in await self._cards()}
         if call.path not in cards:
             raise NotFound("model", call.path or "empty", ", ".join(cards))
         await call.answer(self._model(cards[call.path]))
+
+    async def _cards(self) -> list[ModelCard]:
+        """The models, one for each of their names."""
+        return [replace(card, name=name) for card in await self._router.models() for name in (card.name, *card.aliases)]
 
     def _model(self, card: ModelCard) -> dict[str, Any]:
         return {
@@ -186,10 +192,7 @@ class Endpoints:
         await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
     async def _card(self, model: str | None) -> ModelCard:
-        card = (await self._router.models())[0]
-        if model is not None and model != card.name:
-            raise NotFound("model", model or "empty", card.name)
-        return card
+        return called((await self._router.models())[0], model)
 
     async def status(self, call: HttpCall) -> None:
         """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
@@ -212,3 +215,8 @@ class Endpoints:
     async def version(self, call: HttpCall) -> None:
         """GET /version"""
         await call.answer({"version": server_version()})
+
+
+def _ignored(answer: AnswerInProgress) -> Headers:
+    names = answer.prepared.ignored
+    return [(_IGNORED, ", ".join(names))] if names else []

@@ -19,7 +19,14 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
     Raises:
         Refused: it is not valid, or both fields ask for one.
     """
+    named = {kind: fields.take(f"guided_{kind}") for kind in _KINDS}
+    older = _Guided({kind: value for kind, value in named.items() if value is not None})
+    guided = _one_form(fields, older) if any(older.given(kind) for kind in _KINDS) else None
     formatted, structured = _response_format(fields), _structured_outputs(fields)
+    if guided is not None:
+        if formatted is not None or structured is not None:
+            raise older.refuse(guided.kind, "set", "unset where another field asks for a form, too")
+        return guided, older.name(guided.kind)
     if formatted is not None and structured is not None:
         raise fields.refuse("structured_outputs", "set", "unset where response_format asks for a form, too")
     if formatted is not None:
@@ -71,10 +78,20 @@ def schema_form(schema: Any, field: str) -> StructuredOutputs:
         raise Refused(field, error.value, error.allowed) from error
 
 
+class _Guided(Fields):
+    """The fields of ``structured_outputs`` by the names that vLLM once had for them."""
+
+    def name(self, key: str) -> str:
+        return f"guided_{key}"
+
+
 def _structured_outputs(fields: Fields) -> StructuredOutputs | None:
     given = fields.below("structured_outputs")
-    if given is None:
-        return None
+    return None if given is None else _one_form(fields, given)
+
+
+def _one_form(fields: Fields, given: Fields) -> StructuredOutputs:
+    """The one form that ``given`` asks for; ``fields`` refuses what is none."""
     found: list[StructuredOutputs] = []
     schema = given.take("json")
     if schema is not None:

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from services.api.http.openai.fields import Fields, fields_of
+from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.shared_fields import text_of
 from services.api.messages import ChatMessage
 from speculation import limits
@@ -35,8 +35,8 @@ def _message(fields: Fields) -> ChatMessage:
     if role is None:
         raise fields.refuse("role", "unset", f"one of {', '.join(ROLES)}", "missing_required_parameter")
     calls = _calls(fields) if role == "assistant" else ""
-    content = fields.take("content")
-    if content is None and not calls:
+    given, content = fields.given("content"), fields.take("content")
+    if not given and not calls:
         raise fields.refuse("content", "unset", "a text, or a list of parts of type text", "missing_required_parameter")
     call_id = fields.text("tool_call_id", 256) if role == "tool" else ""
     if call_id is None:
@@ -46,6 +46,8 @@ def _message(fields: Fields) -> ChatMessage:
     for key in _EMPTY:
         if (value := fields.take(key)) not in (None, [], ""):
             raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
+    for key in WITHOUT_EFFECT:
+        fields.take(key)
     fields.end(known=("role", "content", "name", "tool_calls", "tool_call_id"))
     return ChatMessage(
         role="system" if role == "developer" else role,
@@ -68,7 +70,8 @@ def _calls(fields: Fields) -> str:
 
 def _call(fields: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {"id": fields.text("id", 256), "type": fields.one_of("type", ("function",)) or "function"}
-    fields.take("index")
+    for key in WITHOUT_EFFECT:
+        fields.take(key)
     function = fields.below("function")
     if function is None:
         raise fields.refuse("function", "unset", "an object", "missing_required_parameter")

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, field_table
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
 from services.api.http.openai.fields import Fields
@@ -23,13 +23,8 @@ from services.api.messages import ChatOptions, RequestedSampling
 from speculation import limits
 from speculation.types import StructuredOutputs
 
-_NAMES = (
-    "messages", "model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed",
-    "stop", "stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "response_format", "structured_outputs",
-    "tools", "tool_choice", "parallel_tool_calls", "prediction", "speculation", "chat_template_kwargs",
-    "add_generation_prompt", "continue_final_message", "min_tokens", "ignore_eos", "stop_token_ids", "stream_interval",
-    "return_token_ids",
-)  # fmt: skip
+# What templates that read it call how long the model thinks, and OpenAI's API, too.
+EFFORT = "reasoning_effort"
 
 
 def read_chat(body: dict[str, Any]) -> Asked:
@@ -52,7 +47,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     form, form_field = _form(fields, tools)
     tier = fields.given("service_tier")
     field_rules.take_unhonoured(fields, field_rules.CHAT)
-    fields.end(known=_NAMES, hints=field_rules.HINTS)
+    fields.end(known=field_table.CHAT, hints=field_rules.HINTS)
     return Asked(
         inputs=(messages,),
         sampling=RequestedSampling(
@@ -76,7 +71,9 @@ def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
     begins, continues = fields.truth("add_generation_prompt"), fields.truth("continue_final_message") or False
     if continues and begins:
         raise fields.refuse("continue_final_message", True, "false where add_generation_prompt is true")
-    kwargs = fields.mapping("chat_template_kwargs")
+    kwargs, effort = fields.mapping("chat_template_kwargs") or {}, fields.text("reasoning_effort", 64)
+    if effort is not None:
+        kwargs = {EFFORT: effort, **kwargs}
     options = ChatOptions(
         template_kwargs=json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
         add_generation_prompt=not continues if begins is None else begins,

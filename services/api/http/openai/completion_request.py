@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.api.http.openai import field_rules
+from services.api.http.openai import field_rules, field_table
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, token_ids
@@ -24,12 +24,6 @@ DEFAULT_TOKENS = 16
 # Most prompts in a request, and most answers to all of them.
 MAX_PROMPTS = 128
 
-_NAMES = (
-    "prompt", "model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "best_of", "seed", "stop", "stream",
-    "stream_options", "logprobs", "echo", "logit_bias", "response_format", "structured_outputs", "prediction", "speculation",
-    "min_tokens", "ignore_eos", "stop_token_ids", "stream_interval", "return_token_ids",
-)  # fmt: skip
-
 
 def read_completion(body: dict[str, Any]) -> Asked:
     """What a body asks for.
@@ -48,7 +42,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     form, form_field = read_form(fields)
     _check_counts(fields, others["n"], len(inputs))
     field_rules.take_unhonoured(fields, field_rules.COMPLETION)
-    fields.end(known=_NAMES, hints=field_rules.HINTS)
+    fields.end(known=field_table.COMPLETION, hints=field_rules.HINTS)
     return Asked(
         inputs=inputs,
         # Where no answer is wanted, one token is the least work.

@@ -29,7 +29,8 @@ def _metadata(value: Any) -> bool:
     )
 
 
-def _never(value: Any) -> bool:
+def never(value: Any) -> bool:
+    """Of fields all of whose values ask for something."""
     return False
 
 
@@ -52,46 +53,46 @@ SHARED: dict[str, Rule] = {
     "cache_prompt": (_is(True), _CACHES),
     "prompt_cache_retention": (_is("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
     "spaces_between_special_tokens": (_is(True), "true: the tokenizer alone decides on spaces"),
+    "guided_decoding_backend": (_text, "a text"),
     "include_reasoning": (_is(True), "true: nothing is cut out of answers"),
     # What is not served; a value that asks for nothing is accepted.
-    "prompt_cache_options": (_never, _CACHES),
-    "moderation": (_never, "unset: answers are not moderated"),
+    "prompt_cache_options": (never, _CACHES),
+    "moderation": (never, "unset: answers are not moderated"),
     "use_beam_search": (_is(False), _BEAMS),
     "length_penalty": (_is(1, 1.0), _BEAMS),
-    "kv_transfer_params": (_never, "unset: caches are not moved between servers"),
-    "mm_processor_kwargs": (_never, "unset: the model reads text alone"),
+    "kv_transfer_params": (never, "unset: caches are not moved between servers"),
+    "mm_processor_kwargs": (never, "unset: the model reads text alone"),
     "logits_processors": (_is([]), "unset: programs are not taken from requests"),
-    "repetition_detection": (_never, "unset: say repetition_penalty"),
-    "vllm_xargs": (_never, "unset: there are no such arguments"),
-    "thinking_token_budget": (_never, "unset: thoughts are not told from answers"),
+    "repetition_detection": (never, "unset: say repetition_penalty"),
+    "vllm_xargs": (never, "unset: there are no such arguments"),
+    "thinking_token_budget": (never, "unset: thoughts are not told from answers"),
 }
 
 CHAT: dict[str, Rule] = {
     **SHARED,
-    "functions": (_never, _TOOLS),
+    "functions": (never, _TOOLS),
     "function_call": (_is("none"), _TOOLS),
-    "audio": (_never, "unset: answers are text"),
+    "audio": (never, "unset: answers are text"),
     "modalities": (_is(["text"]), "[text]: answers are text"),
-    "web_search_options": (_never, "unset: nothing is looked up on the web"),
-    "reasoning_effort": (_never, "unset: say chat_template_kwargs, where the model's chat template has such an option"),
+    "web_search_options": (never, "unset: nothing is looked up on the web"),
     "verbosity": (_is("medium"), "medium: the model is asked as it is"),
-    "chat_template": (_never, "unset: templates are programs, which are not taken from requests"),
+    "chat_template": (never, "unset: templates are programs, which are not taken from requests"),
     "documents": (_is([]), "unset: put documents into a message"),
     "echo": (_is(False), "false: the conversation is not repeated"),
     "add_special_tokens": (_is(False), "false: the chat template writes special tokens itself"),
-    "suffix": (_never, "unset: a conversation is continued at its end"),
-    "best_of": (_never, "unset: say n"),
-    "prompt": (_never, "unset: say messages, or use /v1/completions"),
+    "suffix": (never, "unset: a conversation is continued at its end"),
+    "best_of": (_is(1), "unset or 1: say n"),
+    "prompt": (never, "unset: say messages, or use /v1/completions"),
 }
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
     "suffix": (_is(""), "unset: text is continued, not filled in"),
     "add_special_tokens": (_is(True), "true: prompts get the special tokens that the tokenizer adds"),
-    "prompt_embeds": (_never, "unset: prompts are text or token ids"),
-    "messages": (_never, "unset: say prompt, or use /v1/chat/completions"),
-    "max_completion_tokens": (_never, "unset: say max_tokens"),
-    "top_logprobs": (_never, "unset: logprobs says how many"),
+    "prompt_embeds": (never, "unset: prompts are text or token ids"),
+    "messages": (never, "unset: say prompt, or use /v1/chat/completions"),
+    "max_completion_tokens": (never, "unset: say max_tokens"),
+    "top_logprobs": (never, "unset: logprobs says how many"),
 }
 
 # Fields of llama-server, and old ones of vLLM's: what to say instead.
@@ -110,7 +111,7 @@ HINTS: dict[str, str] = {
     "stop_sequences": "unset: say stop",
     "max_new_tokens": "unset: say max_tokens",
     **{f"speculative.{name}": "unset: say speculation" for name in ("n_max", "n_min", "p_min")},
-    **{f"guided_{name}": _STRUCTURED for name in ("json", "regex", "choice", "grammar", "decoding_backend")},
+    "guided_whitespace_pattern": _STRUCTURED,
 }
 
 

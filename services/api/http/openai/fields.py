@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from services.api.http.openai.errors import Refused
 
 _Kind = TypeVar("_Kind")
+# Fields of messages, of their parts and of tools that clients add for themselves or for other servers.
+WITHOUT_EFFECT = ("id", "object", "created", "index", "status", "cache_control", "provider_specific_fields")
 
 
 class Fields:

@@ -10,12 +10,12 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
-from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.model_fit import called, check_tools, held_to_calls, readable
 from services.api.http.openai.request import Asked, Input
-from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import (
     ChatMessage,
+    ChatOptions,
     ClientRequest,
     Completion,
     HowAsked,
@@ -24,12 +24,11 @@ from services.api.messages import (
     RouterPort,
     TextChunk,
 )
-from services.grammars import check_sampling, field_of
+from services.grammars import field_of
 from services.tool_formats.catalogue import FORMATS
-from services.tool_formats.interface import ToolFormat
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError
+from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
-from speculation.types import SamplingDefaults, SamplingParams
+from speculation.types import SamplingDefaults
 
 Event = TextChunk | Completion
 Admit = Callable[[ClientRequest], AbstractAsyncContextManager[Visit]]
@@ -53,12 +52,14 @@ class Prepared:
     Attributes:
         prompts: token ids of each input.
         echoed: the text to begin the answers to each input with; empty: none.
+        ignored: fields without effect on this model.
     """
 
     card: ModelCard
     requests: tuple[ClientRequest, ...]
     prompts: tuple[tuple[int, ...], ...]
     echoed: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
 
 def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
@@ -72,21 +73,22 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
 
-async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prepared:
+async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, strict: bool = False) -> Prepared:
     """Complete a request with the defaults of OpenAI's API and of the model.
 
     Every prompt is tokenised once, for all of its choices.
 
     Args:
         base: tenant, request id, trace, and the longest answer that its caller may have.
+        strict: options that the chat template does not read are refused, not left out.
 
     Raises:
         OutriderError: the request cannot be served; names the field as the request spells it.
     """
     card = (await router.models())[0]
-    if asked.model is not None and asked.model != card.name:
-        raise NotFound("model", asked.model, card.name)
-    _check_tools(asked, card)
+    card = called(card, asked.model)
+    asked, ignored = readable(asked, card, strict=strict)
+    check_tools(asked, card)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
@@ -101,7 +103,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                 replace(
                     base,
                     input=ids,
-                    chat=asked.chat,
+                    chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
                     of_conversation=chats,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
@@ -123,7 +125,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
         most = _CONTEXTS * card.max_model_len
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
-    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed))
+    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed), ignored=ignored)
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
@@ -135,7 +137,7 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
         raise named(error, {"prompt": field}) from error
     if asked.truncate is not None:
         kept = card.max_model_len - (asked.sampling.max_tokens or 1) if asked.truncate == -1 else asked.truncate
-        ids = ids[-max(1, kept) :]
+        ids = ids[: max(1, kept)] if asked.truncates_end else ids[-max(1, kept) :]
     room_behind(len(ids), card.max_model_len, field)
     return ids
 
@@ -148,20 +150,6 @@ def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     for name, own in names.items():
         allowed = re.sub(rf"\b{re.escape(name)}\b", own, allowed)
     return type(error)(names.get(error.field, error.field), error.value, allowed)
-
-
-def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
-    """The same error; where one tool's schema is the reason, it is named. Takes time for each tool."""
-    if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
-        return error
-    for index, (name, schema) in enumerate(asked.tools.schemas.items()):
-        if asked.tools.called not in ("", name):
-            continue
-        try:
-            check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))
-        except InvalidArgument as found:
-            return Refused(f"tools[{index}].function.parameters", found.value, found.allowed, "invalid_value")
-    return error
 
 
 def own_names(asked: Asked) -> dict[str, str]:
@@ -180,20 +168,10 @@ async def _echo(source: Input, router: RouterPort) -> str:
     return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
 
 
-def _check_tools(asked: Asked, card: ModelCard) -> None:
-    if asked.tools is not None and asked.tools.mode == "auto" and not card.tool_format:
-        raise Refused(
-            "tool_choice",
-            "auto",
-            "none, required or a function's name: this model's chat template does not say how calls of tools are written",
-            "unsupported_value",
-        )
-
-
 def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
     sampling = asked.sampling
     if asked.tools is not None and asked.tools.mode == "auto":
-        sampling = _held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
+        sampling = held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
@@ -205,20 +183,6 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
         check_fits(asked.length_field, sampling.max_tokens, room, card.max_model_len)
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
-    return sampling
-
-
-def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
-    form = sampling.structured_outputs
-    if form is None:
-        return replace(sampling, structured_outputs=tools.form_within(calls))
-    if tools.strict:
-        allowed = "unset where tool_choice is auto and the answer's form is given, too"
-        raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")
-    # An answer that follows a JSON schema calls nothing.
-    if not tools.several and form.kind not in ("json", "json_object"):
-        allowed = "unset where tool_choice is auto and the answer's form is given, too"
-        raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
     return sampling
 
 

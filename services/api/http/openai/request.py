@@ -36,6 +36,7 @@ class Asked:
         prompt_logprobs: the same of the prompt's own tokens.
         answers: there is an answer; False: only what is said of the prompt is wanted.
         truncate: keep only so many tokens of the prompt's end; -1: as many as fit; None: all.
+        truncates_end: that keeps the prompt's beginning instead.
         echo: the text begins with the prompt.
         include_stop: the text ends with the stop string that ended it.
         return_token_ids: answers have token ids as well.
@@ -68,6 +69,7 @@ class Asked:
     prompt_logprobs: int | None = None
     answers: bool = True
     truncate: int | None = None
+    truncates_end: bool = False
     echo: bool = False
     include_stop: bool = False
     return_token_ids: bool = False

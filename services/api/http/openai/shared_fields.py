@@ -6,7 +6,7 @@ from typing import Any, cast, get_args
 
 from services.api.grpc.messages import privacy_of
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.fields import Fields
+from services.api.http.openai.fields import WITHOUT_EFFECT, Fields
 from services.api.http.openai.request import StreamOptions
 from services.api.messages import MAX_SALT_CHARACTERS
 from speculation import limits
@@ -16,6 +16,7 @@ MAX_CHOICES = 16
 _MOST_IDS = 128
 # What OpenAI's API has otherwise than SamplingParams, which checks the rest of each value.
 _TEMPERATURE, _LEAST_REPETITION_PENALTY = (0.0, 2.0), 0.0
+_LEAST_TOP_P = 1e-9
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
@@ -25,8 +26,8 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         Refused: a value is outside its range.
     """
     given = {
-        "temperature": fields.number("temperature", *_TEMPERATURE),
-        "top_p": fields.number("top_p", *limits.TOP_P),
+        "temperature": _temperature(fields),
+        "top_p": _top_p(fields),
         "top_k": _top_k(fields),
         "min_p": fields.number("min_p", *limits.MIN_P),
         "presence_penalty": fields.number("presence_penalty", *limits.PRESENCE_PENALTY),
@@ -42,6 +43,18 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         "bad_words": _bad_words(fields),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _temperature(fields: Fields) -> float | None:
+    """Below the least temperature that logits are divided by, an answer is as good as the likeliest one: it is that."""
+    value = fields.number("temperature", *_TEMPERATURE)
+    return 0.0 if value is not None and value < limits.MIN_TEMPERATURE else value
+
+
+def _top_p(fields: Fields) -> float | None:
+    """0 keeps the likeliest token alone, as every share that it exceeds does."""
+    value = fields.number("top_p", *limits.TOP_P)
+    return _LEAST_TOP_P if value == 0 else value
 
 
 def _top_k(fields: Fields) -> int | None:
@@ -102,18 +115,11 @@ def read_stream(fields: Fields) -> StreamOptions | None:
     """How the answer is streamed; None: it is not.
 
     Raises:
-        Refused: options without a stream, or unknown ones.
+        Refused: there are unknown options.
     """
-    stream = fields.truth("stream") or False
-    if fields.given("stream_options") and not stream:
-        if fields.take("stream_options") is not None:
-            raise fields.refuse("stream_options", "set", "unset where stream is not true")
-        return None
-    options = fields.below("stream_options")
-    if not stream:
-        return None
+    stream, options = fields.truth("stream") or False, fields.below("stream_options")
     if options is None:
-        return StreamOptions()
+        return StreamOptions() if stream else None
     names = StreamOptions.__dataclass_fields__
     given = {}
     for name in names:
@@ -123,7 +129,8 @@ def read_stream(fields: Fields) -> StreamOptions | None:
                 raise options.refuse(name, None, "true or false", "invalid_type")
             given[name] = value
     options.end(known=names)
-    return StreamOptions(**given)
+    # Of an answer that comes whole they say nothing.
+    return StreamOptions(**given) if stream else None
 
 
 def read_speculation(fields: Fields) -> dict[str, Any]:
@@ -192,7 +199,7 @@ def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
             raise Refused(name, str(part.get("type")), "of type text: the model reads text alone", "unsupported_value")
         if not isinstance(part.get("text"), str):
             raise Refused(f"{name}.text", part.get("text"), "a text", "invalid_type")
-        if unknown := set(part) - {"type", "text", "annotations"}:
+        if unknown := set(part) - {"type", "text", "annotations", *WITHOUT_EFFECT}:
             raise Refused(f"{name}.{min(unknown)}", "set", "unset: there is no such field", "unknown_parameter")
         texts.append(part["text"])
     return joined_by.join(texts)
@@ -217,6 +224,7 @@ def read_others(fields: Fields) -> dict[str, Any]:
         "skip_special_tokens": _or(skip, True),
         "stream_interval": fields.whole("stream_interval", 1, 4096),
         "truncate": truncate,
+        "truncates_end": fields.one_of("truncation_side", ("left", "right")) == "right",
         "private": privacy_of(fields.one_of("privacy", ("none", "strict")) or ""),
         "cache_salt": salt or "",
         "priority": _or(fields.whole("priority", -(2**31), 2**31 - 1), 0),

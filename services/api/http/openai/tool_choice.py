@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.fields import Fields, fields_of
+from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.tool_grammar import enveloped_calls, listed_calls
 from services.tool_formats.interface import ToolFormat
 from speculation.errors import InvalidArgument
@@ -86,13 +86,13 @@ def read_tools(fields: Fields) -> ToolUse | None:
         Refused: a tool or the choice is not valid; names the field.
     """
     listed, several = fields.listed("tools"), fields.truth("parallel_tool_calls")
-    if listed is None:
+    if not listed:
         # Without tools there is nothing to choose.
-        if (choice := fields.take("tool_choice")) not in (None, "none"):
-            raise fields.refuse("tool_choice", _shown(choice), "unset, or none, where there are no tools")
+        if (choice := fields.take("tool_choice")) not in (None, "none", "auto"):
+            raise fields.refuse("tool_choice", _shown(choice), "unset, auto or none where there are no tools")
         return None
-    if not 1 <= len(listed) <= _MOST:
-        raise fields.refuse("tools", f"{len(listed)} tools", f"1 to {_MOST} tools, or unset")
+    if len(listed) > _MOST:
+        raise fields.refuse("tools", f"{len(listed)} tools", f"at most {_MOST} tools")
     schemas: dict[str, Any] = {}
     strict: dict[str, str] = {}
     for index, entry in enumerate(listed):
@@ -105,8 +105,13 @@ def read_tools(fields: Fields) -> ToolUse | None:
     mode, called = _mode(fields, schemas)
     if mode is None:
         return None
-    shown = json.dumps(listed, ensure_ascii=False)
+    shown = json.dumps([without_effect(entry) for entry in listed], ensure_ascii=False)
     return ToolUse(mode=mode, shown=shown, schemas=schemas, strict=strict, several=several is not False, called=called)
+
+
+def without_effect(entry: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the model is shown it."""
+    return {name: value for name, value in entry.items() if name not in WITHOUT_EFFECT}
 
 
 def _tool(fields: Fields) -> tuple[str, Any, bool]:
@@ -122,6 +127,8 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     function.text("description")
     schema = function.mapping("parameters")
     strict = function.truth("strict")
+    for key in WITHOUT_EFFECT:
+        fields.take(key)
     function.end(known=("name", "description", "parameters", "strict"))
     fields.end(known=("type", "function"))
     return name, schema if schema is not None else {"type": "object", "properties": {}}, strict is True

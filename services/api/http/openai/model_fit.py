@@ -1,0 +1,96 @@
+"""A request and the one model that is served: its names, the options that its chat template reads, its calls of tools."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from services.api.http.openai.answer_form import schema_form
+from services.api.http.openai.chat_request import EFFORT
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.request import Asked
+from services.api.http.openai.tool_choice import ToolUse
+from services.api.messages import ModelCard, RequestedSampling
+from services.grammars import check_sampling
+from services.tool_formats.interface import ToolFormat
+from speculation.errors import InvalidArgument, NotFound
+from speculation.types import SamplingParams
+
+# Names of a template's variables that other fields of a request set: the router refuses them as options.
+TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+
+
+def called(card: ModelCard, name: str | None) -> ModelCard:
+    """The model by the name that a request calls it; None: by its first one.
+
+    Raises:
+        NotFound: it has no such name.
+    """
+    if name is not None and name not in (card.name, *card.aliases):
+        raise NotFound("model", name or "empty", ", ".join((card.name, *card.aliases)))
+    return card if name is None else replace(card, name=name)
+
+
+def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
+    """The request without options that the chat template does not read, and the names of those."""
+    given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
+    unread = {name: value for name, value in given.items() if name not in card.template_options and name not in TAKEN}
+    if not unread:
+        return asked, ()
+    named = tuple(name if name == EFFORT else f"chat_template_kwargs.{name}" for name in unread)
+    if strict:
+        free = ", ".join(card.template_options) or "none"
+        value = next(iter(unread.values()))
+        shown = value if isinstance(value, str | int | float) and value != "" else "set"
+        raise Refused(named[0], shown, f"unset: of such options, this model's chat template reads: {free}")
+    kept = {name: value for name, value in given.items() if name not in unread}
+    chat = replace(asked.chat, template_kwargs=json.dumps(kept, ensure_ascii=False) if kept else "")
+    return replace(asked, chat=chat), named
+
+
+def check_tools(asked: Asked, card: ModelCard) -> None:
+    """Check that the model can write calls of tools in its text, where it is to be free to.
+
+    Raises:
+        Refused: it cannot.
+    """
+    if asked.tools is not None and asked.tools.mode == "auto" and not card.tool_format:
+        raise Refused(
+            "tool_choice",
+            "auto",
+            "none, required or a function's name: this model's chat template does not say how calls of tools are written",
+            "unsupported_value",
+        )
+
+
+def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
+    """The request's sampling with the form that its tools ask of the model's text.
+
+    Raises:
+        Refused: they ask for one that cannot be had beside another.
+    """
+    form = sampling.structured_outputs
+    if form is None:
+        return replace(sampling, structured_outputs=tools.form_within(calls))
+    if tools.strict:
+        allowed = "unset where tool_choice is auto and the answer's form is given, too"
+        raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")
+    # An answer that follows a JSON schema calls nothing.
+    if not tools.several and form.kind not in ("json", "json_object"):
+        allowed = "unset where tool_choice is auto and the answer's form is given, too"
+        raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
+    return sampling
+
+
+def of_a_tool(asked: Asked, error: InvalidArgument) -> InvalidArgument:
+    """The same error; where one tool's schema is the reason, it is named. Takes time for each tool."""
+    if asked.tools is None or asked.form_field not in ("", "tools") or not error.field.startswith("structured_outputs."):
+        return error
+    for index, (name, schema) in enumerate(asked.tools.schemas.items()):
+        if asked.tools.called not in ("", name):
+            continue
+        try:
+            check_sampling(SamplingParams(max_tokens=1, structured_outputs=schema_form(schema, "tools")))
+        except InvalidArgument as found:
+            return Refused(f"tools[{index}].function.parameters", found.value, found.allowed, "invalid_value")
+    return error
