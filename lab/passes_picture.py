@@ -16,14 +16,14 @@ from typing import Any
 import outrider
 from cli.demo.prompts import EDIT
 from cli.demo.recording import PLAIN, Recording, record
-from cli.source_colours import TARGET
 from cluster.service import serving
 from cluster.settings.config import load
+from speculation.colours import colour_of
+from speculation.sources import TARGET
 
 PLOTS = Path(__file__).parents[1] / "docs" / "plots"
 RECORDED, DRAWN = PLOTS / "passes.json", PLOTS / "passes.svg"
 STRATEGY, MOST = "blend", 160
-COLOURS = {"suffix": "#2f81f7", "recycling": "#a371f7", TARGET: "#8b949e"}
 _WIDTH, _LEFT, _HEIGHT = 1000, 8, 22
 
 
@@ -73,7 +73,7 @@ def drawn(answers: dict[str, Any]) -> str:
     for source in sorted(set(sources), key=lambda each: (each == TARGET, -sources.count(each))):
         name = "by nobody: the target's own" if source == TARGET else f"by {source}"
         text = f"{sources.count(source)} guessed {name}" if source != TARGET else f"{sources.count(source)} {name}"
-        parts.append(f'<rect x="{at:g}" y="142" width="12" height="12" rx="2" fill="{COLOURS[source]}"/>')
+        parts.append(f'<rect x="{at:g}" y="142" width="12" height="12" rx="2" fill="{colour_of(source)}"/>')
         parts.append(f'<text x="{at + 18:g}" y="152" class="small">{escape(text)}</text>')
         at += 40 + 6.6 * len(text)
     about = f"The same answer twice. Plain decoding takes {len(plain)} passes, Outrider {len(ours)}."
@@ -100,7 +100,7 @@ def _strip(passes: list[list[str]], y: int, step: float) -> list[str]:
             last = place == len(each) - 1
             width = step - (gap if last else 0)
             x = _LEFT + (at + place) * step
-            boxes.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_HEIGHT}" fill="{COLOURS[source]}"/>')
+            boxes.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_HEIGHT}" fill="{colour_of(source)}"/>')
         at += len(each)
     return boxes
 
