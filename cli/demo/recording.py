@@ -69,8 +69,14 @@ def record(
         OutriderError: the stream ends without a result.
     """
     began, arrivals, tokens = time.perf_counter(), [], 0
-    options = {"max_tokens": max_tokens, "temperature": 0, "report": "sources", "cache_salt": secrets.token_hex(8)}
-    with client.stream(messages=[{"role": "user", "content": message}], strategy=strategy, **options) as stream:
+    with client.stream(
+        messages=[{"role": "user", "content": message}],
+        strategy=strategy,
+        max_tokens=max_tokens,
+        temperature=0,
+        report="sources",
+        cache_salt=secrets.token_hex(8),
+    ) as stream:
         for chunk in stream:
             if chunk.token_ids:
                 tokens += len(chunk.token_ids)
