@@ -54,7 +54,7 @@ class _Arriving(H11Protocol):
         super().data_received(data)
         self._watch()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a client that only has no more to say: it waits for its answer.
 
         One that is gone looks the same, until it is sent something.

@@ -14,6 +14,7 @@ from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.engine.prompt_scores import PromptScores
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamSpec, TokenRule
@@ -23,7 +24,7 @@ from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSe
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
 from speculation.tree import merge, prune
-from speculation.types import EMPTY_TREE, FinishReason, TokenLogprobs, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
@@ -64,6 +65,7 @@ class LiveRequest:
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
         observed: the hidden states of all positions before this one have been reported.
+        scores: log-probabilities of its prompt.
         events: read by the consumer; ends in ``Finished`` or an exception.
         closed: the consumer has stopped reading.
         submitted_at: when it began to wait, in seconds of the event loop's clock.
@@ -121,35 +123,7 @@ class LiveRequest:
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
         self._unsent: list[Progress | Finished] = []
-        # Of the prompt's tokens from the second one on, and whether they have been told or are not wanted.
-        self._scores: list[TokenLogprobs] = []
-        self._scored = message.sampling.prompt_logprobs is None or bool(message.committed)
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are wanted, and so all of its prompt has to be computed."""
-        return not self._scored
-
-    def to_score(self, end: int, *, verified: bool) -> tuple[int, ...]:
-        """The prompt's tokens whose log-probabilities a pass over the tokens from ``computed`` to ``end`` gives.
-
-        Args:
-            verified: the pass reaches the last token, after which the answer's first one is chosen.
-        """
-        return () if self._scored else tuple(self.tokens[self.computed + 1 : end if verified else end + 1])
-
-    def score(self, found: tuple[TokenLogprobs, ...]) -> None:
-        """Keep log-probabilities of prompt tokens that follow ``computed``; some may be known from before a preemption."""
-        del self._scores[self.computed :]
-        self._scores += found
-
-    def take_scores(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the whole prompt, once."""
-        if self._scored:
-            return ()
-        self._scored = True
-        found, self._scores = tuple(self._scores), []
-        return found
+        self.scores = PromptScores(message)
 
     def forget_tenant(self) -> None:
         """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""

@@ -326,7 +326,7 @@ class DecodingLoop:
             self._fail(request, part.error, "verification failed")
             return
         if part.scored:
-            request.score(part.scored)
+            request.scores.add(request.computed, part.scored)
         request.computed += part.chain
         if part.prompt_features is not None:
             self._drafting.show(request, part.prompt_features)
@@ -345,7 +345,7 @@ class DecodingLoop:
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
-                prompt_logprobs=request.take_scores(),
+                prompt_logprobs=request.scores.take(),
                 switches=request.take_switches(),
                 saved_s=part.saved_s,
             )

@@ -164,7 +164,7 @@ def _part(request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ..
         tried=tree if plan.acceptance == "rejection" else None,
         layers=wants.layers if wants.prompt or verified else (),
         ends=tuple([chain + end for end in ends]) if ends else (),
-        scored=request.to_score(end, verified=verified) if request.scores_prompt else (),
+        scored=request.scores.of_pass(request.tokens, request.computed, end, verified=verified),
     )
     stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
     return Part(request=request, rows=rows, chain=chain, tree=tree, stream_rows=stream_rows)
