@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.tool_formats.interface import Read, WrittenCall
+from services.tool_formats.interface import Read, ToolCall
 from services.tool_formats.raw_json import is_json, members, within_text
 
 
@@ -35,7 +35,7 @@ class Hermes:
         return Read(end, (call,) if call is not None and call.name in schemas else ())
 
 
-def named_call(text: str) -> WrittenCall | None:
+def named_call(text: str) -> ToolCall | None:
     """The call in a JSON object with ``name``, and ``arguments`` or ``parameters``; None: it is none."""
     try:
         found, end = members(text)
@@ -50,4 +50,4 @@ def named_call(text: str) -> WrittenCall | None:
         arguments = json.loads(arguments)
         if not is_json(arguments):
             return None
-    return WrittenCall(name, arguments)
+    return ToolCall(name, arguments)

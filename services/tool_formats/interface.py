@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCall:
+class ToolCall:
     """A call of a tool.
 
     Attributes:
@@ -29,7 +29,7 @@ class Read:
     """
 
     end: int
-    calls: tuple[WrittenCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class ToolFormat(Protocol):

@@ -64,8 +64,8 @@ class LiveRequest:
         missed: an origin has not heard of it, because nobody may draft now.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
-        scores: log-probabilities of its prompt.
         observed: the hidden states of all positions before this one have been reported.
+        scores: log-probabilities of its prompt.
         events: read by the consumer; ends in ``Finished`` or an exception.
         closed: the consumer has stopped reading.
         submitted_at: when it began to wait, in seconds of the event loop's clock.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.api.http.openai.tool_choice import ToolUse
-from services.tool_formats.interface import ToolFormat, WrittenCall
+from services.tool_formats.interface import ToolCall, ToolFormat
 from services.tool_formats.raw_json import members
 
 
@@ -158,7 +158,7 @@ class CallsInText:
             text, self._space = self._space, None
         return [Delta(text=text)] if text else []
 
-    def _next(self, call: WrittenCall) -> list[Delta]:
+    def _next(self, call: ToolCall) -> list[Delta]:
         index = self.calls
         self.calls, self._space = self.calls + 1, ""
         return [Delta(call=index, id=call_id(), name=call.name), Delta(text=call.arguments, call=index)]
