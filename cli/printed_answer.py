@@ -65,7 +65,7 @@ def summary(result: outrider.Generation) -> str:
 
 def as_object(result: outrider.Generation) -> dict[str, Any]:
     """The JSON object that --json prints; ``origins`` where they were asked for."""
-    told = {
+    told: dict[str, Any] = {
         "text": result.text,
         "prompt_token_ids": list(result.prompt_token_ids),
         "token_ids": list(result.token_ids),
