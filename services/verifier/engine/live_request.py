@@ -218,6 +218,8 @@ class LiveRequest:
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
+        if not self.mailboxes:
+            return 0.0
         best = 0.0
         for mailbox in self.mailboxes.values():
             for found in mailbox.find(self.tokens):
