@@ -19,17 +19,13 @@ STUBS ?= sdk
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-demo: install  ## Serve the default model on a local Ray and stream three answers
+demo: install  ## An edit written twice, drafts that lie, a verifier killed in mid-answer: a minute
 	@$(BIN)/python -m cli.demo
 
 gpu-check:  ## The first checks on a GPU: six gates, under nine minutes; PYTHON needs torch, triton and transformers only
 	@$(PYTHON) -m benchmarks.gpu_check
 
-gpu-site: install  ## Build the documentation's site into build/site
-	@$(BIN)/python -m typer cli.main utils docs --name outrider --title "Command line" > docs/cli.md
-	@$(BIN)/zensical build --strict --clean
-
-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
+gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
 	@$(BIN)/python -m benchmarks.gpu_bench
 
 test:  ## Before a commit: all that a change breaks in the ordinary way; eight minutes on two cores
@@ -67,6 +63,10 @@ test-image: install  ## Build the image and serve in it; as root, with Debian's 
 
 train-smoke: install  ## Data, training, export and drafting on a tiny target: two minutes; part of test-all
 	@$(BIN)/pytest tests/e2e/test_train_smoke.py
+
+site: install  ## Build the documentation's site into build/site
+	@$(BIN)/python -m typer cli.main utils docs --name outrider --title "Command line" > docs/cli.md
+	@$(BIN)/zensical build --strict --clean
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour
 	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \

@@ -200,7 +200,7 @@ class RawClient:
                 writer.write_eof()
             while made.half_close or len(answers) < made.answers[1]:
                 status, body, goes_on = await _answer(reader, bodiless=made.data.startswith(b"HEAD"))
-                if status != 100:
+                if status >= 200:
                     answers.append((status, body))
                 keep = keep and goes_on
         except (OSError, asyncio.IncompleteReadError):

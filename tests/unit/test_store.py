@@ -260,7 +260,7 @@ def test_a_copy_that_cannot_be_read_is_not_thrown_away(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", none_left)
         patched.setattr(Path, "read_bytes", none_left)
-        with pytest.raises(OSError, match="Too many open files"):
+        with pytest.raises(Unavailable, match="Too many open files"):
             store.fetch(version, cache)
     assert is_whole(folder, version)
 
