@@ -23,7 +23,7 @@ class ConnectionPlace:
 
     def __init__(self, release: Callable[[ConnectionPlace], None]) -> None:
         self.give_way: Callable[[], object] | None = None
-        self.release = lambda: release(self)
+        self.release: Callable[[], None] = lambda: release(self)
 
 
 class ConnectionPlaces:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from services.api.http.openai.generation import RunningChoices, expected, named,
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
-from services.api.messages import ModelCard, RouterPort
+from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
@@ -172,8 +173,8 @@ class Endpoints:
         request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
-        spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
-        await call.answer({**found, "token_strs": spelt})
+        spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
+        await call.answer({**found, "token_strs": spelt}, large=True)
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
@@ -200,3 +201,7 @@ class Endpoints:
     async def version(self, call: HttpCall) -> None:
         """GET /version"""
         await call.answer({"version": server_version()})
+
+
+def _names_of(tokens: Sequence[TokenSpelling]) -> list[str]:
+    return [token.data.decode(errors="replace") for token in tokens]

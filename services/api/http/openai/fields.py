@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from services.api.http.openai.errors import Refused
 
 _Kind = TypeVar("_Kind")
+# Characters of a name that may be a known one misspelt.
+_LONGEST_NAME = 64
 
 
 class Fields:
@@ -120,7 +122,7 @@ class Fields:
         for key, value in self._left.items():
             hint = (hints or {}).get(key)
             if hint is None:
-                near = difflib.get_close_matches(key, known, n=1)
+                near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_NAME else []
                 hint = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near else ''}"
             shown = value if isinstance(value, str | int | float) else "set"
             raise self.refuse(key, shown if shown != "" else "empty", hint, "unknown_parameter")
