@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -79,6 +80,9 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         ops = OpsEntry(settings, observing.exposition, router)
         await ops.start(patient=shared)
         started.pop_all()
+    # What is there now stays. To look through it for garbage again and again would stop everybody for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     return PublicEntry(grpc, serving_http, ops, closed_last)
 
 

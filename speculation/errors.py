@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+import reprlib
+from itertools import islice
+
+_SHOWN = 80
+
+
+class _Beginning(reprlib.Repr):
+    """As ``repr``, as far as errors show it: of a list of millions nobody writes all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = self.maxtuple = self.maxlist = self.maxset = self.maxfrozenset = self.maxdict = _SHOWN
+        self.maxstring = self.maxlong = self.maxother = 4 * _SHOWN
+
+    def repr_dict(self, x: dict[object, object], level: int) -> str:
+        """In the dictionary's own order, unlike the library."""
+        if not x or level <= 0:
+            return "{...}" if x else "{}"
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, _SHOWN)]
+        return "{" + ", ".join(shown + ["..."] * (len(x) > _SHOWN)) + "}"
+
+
+_beginning = _Beginning()
+
 
 class OutriderError(Exception):
     """Root of all errors raised on purpose; ``str(error)`` may be shown to users."""
@@ -18,9 +42,9 @@ class InvalidArgument(OutriderError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
-        self.value = value if isinstance(value, str) and value else repr(value)
-        if len(self.value) > 80:
-            self.value = self.value[:77] + "..."
+        self.value = value if isinstance(value, str) and value else _beginning.repr(value)
+        if len(self.value) > _SHOWN:
+            self.value = self.value[: _SHOWN - 3] + "..."
         self.allowed = allowed
         super().__init__(f"{field} is {self.value}: must be {allowed}")
 

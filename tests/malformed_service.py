@@ -1,11 +1,12 @@
 """Every server of the service, public and internal, in one process, for those who send them what is malformed.
 
-``python -m tests.malformed_service MODEL`` serves until its input ends, and says where as one line of JSON.
+``python -m tests.malformed_service MODEL [SETTING=VALUE ...]`` serves until its input ends, and says where as one line of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import sys
@@ -31,9 +32,9 @@ class NothingFound:
 
 
 @asynccontextmanager
-async def all_servers(model: Path) -> AsyncIterator[dict[str, str]]:
+async def all_servers(model: Path, *flags: str) -> AsyncIterator[dict[str, str]]:
     """The "host:port" of each server by its name: public, http, verifier, drafter, retrieval."""
-    async with pipeline(model) as running:
+    async with pipeline(model, *flags) as running:
         public = await serve_public(running.router, PublicServerConfig(port=0))
         http = await serve_http(running.router, HttpConfig(port=0))
         verifier, verifier_port = await serve_verifier(running.verifier, "127.0.0.1:0")
@@ -49,12 +50,15 @@ async def all_servers(model: Path) -> AsyncIterator[dict[str, str]]:
         assert running.drafter.sessions == 0
 
 
-async def _serve(model: Path) -> None:
-    async with all_servers(model) as addresses:
+async def _serve(model: Path, *flags: str) -> None:
+    async with all_servers(model, *flags) as addresses:
+        # As the service's own entry does.
+        gc.collect()
+        gc.freeze()
         print(json.dumps(addresses), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(_serve(Path(sys.argv[1])))
+    asyncio.run(_serve(Path(sys.argv[1]), *sys.argv[2:]))

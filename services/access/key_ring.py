@@ -101,7 +101,7 @@ class KeyRing:
                 stamp = _stamp_of(os.fstat(opened.fileno()))
                 content = opened.read(MOST_BYTES + 1)
         except OSError as error:
-            self._not_read(file, error.strerror or type(error).__name__)
+            self._not_read(file, error.strerror or str(error))
             return
         # A verdict about what was read, which stands until the file changes.
         self._stamp, self._unread = stamp, False

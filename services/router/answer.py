@@ -143,18 +143,18 @@ class StopStrings:
     """Releases text only once it can no longer be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = tuple(map(_Stop, stops))
         self._held = ""
 
     def push(self, piece: str) -> Found:
         """Add ``piece``. At a complete stop string, the text before its first occurrence is released, the rest dropped."""
         text = self._held + piece
-        hits = [(at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        hits = [(at, -len(stop.text), stop.text) for stop in self._stops if (at := text.find(stop.text)) >= 0]
         if hits:
-            at, _, stop = min(hits)
+            at, _, found = min(hits)
             self._held = ""
-            return Found(text=text[:at], stop=stop)
-        keep = self._beginning_of_stop(text)
+            return Found(text=text[:at], stop=found)
+        keep = max((stop.begun_by(piece) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return Found(text=text[: len(text) - keep])
 
@@ -163,10 +163,26 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _beginning_of_stop(self, text: str) -> int:
-        """Length of the longest suffix of ``text`` with which a stop string begins."""
-        longest = max((len(stop) for stop in self._stops), default=0) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+class _Stop:
+    """A stop string, and how much of it the text so far ends with (Knuth, Morris and Pratt, 1977)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._matched = 0
+        # For each beginning of it: the longest shorter one with which that one ends.
+        self._shorter = [0]
+        for letter in text[1:]:
+            self._shorter.append(self._longer(self._shorter[-1], letter))
+
+    def begun_by(self, piece: str) -> int:
+        """Characters at the end of the text, ``piece`` included, with which it begins. It does not occur in the text."""
+        for letter in piece:
+            self._matched = self._longer(self._matched, letter)
+        return self._matched
+
+    def _longer(self, matched: int, letter: str) -> int:
+        """The longest beginning that the text ends with after ``letter``, if it ended with one of ``matched`` characters."""
+        while matched and self.text[matched] != letter:
+            matched = self._shorter[matched - 1]
+        return matched + (self.text[matched] == letter)

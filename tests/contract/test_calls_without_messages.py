@@ -15,12 +15,16 @@ from grpc_health.v1 import health_pb2
 
 import outrider
 from outrider import AsyncClient
+from outrider.v1 import generation_pb2 as pb
 from services.access.key_records import hash_key
 from services.api.grpc import entrance
 from services.api.grpc.health import HealthService
+from services.api.grpc.messages import decode_request
 from services.api.grpc.server import SERVICE
+from speculation.errors import InvalidArgument
 from tests.contract.test_public_entry import KEY, ONCE, FakeRouter, serving
 from tests.patience import PATIENCE_S
+from tests.refusals import refuses
 
 GENERATE, MODELS, FORGET = f"/{SERVICE}/Generate", f"/{SERVICE}/ListModels", f"/{SERVICE}/Forget"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -150,3 +154,18 @@ async def test_who_watches_and_takes_nothing_holds_nobody_up() -> None:
     await asyncio.sleep(0.05)
     await asyncio.wait_for(servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING), 1)
     watching.cancel()
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage()] * 70_000)), "messages.messages", "70000 entries"),
+        (pb.GenerateRequest(sampling=pb.SamplingParams(stop=[""] * 70_000)), "sampling.stop", "70000 entries"),
+        (pb.GenerateRequest.FromString(b"\xd8\x3e\x01" * 30_000), "request", "90000 bytes of unknown fields"),
+        (pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(stop_token_ids=[1] * 1_100_000)), "stop_token_ids", "1100000 token ids"),
+    ],
+    ids=["messages", "texts", "unknown", "numbers"],
+)  # fmt: skip
+def test_millions_of_parts_are_refused_by_their_number(message: pb.GenerateRequest, field: str, value: str) -> None:
+    with refuses(InvalidArgument, field=field, value=value):
+        decode_request(entrance.only_known(message), tenant=None)

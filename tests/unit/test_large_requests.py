@@ -15,8 +15,9 @@ from outrider.v1 import generation_pb2 as pb
 from services.access.gate import Gate
 from services.access.key_ring import KeyRing
 from services.api.grpc.messages import decode_request
-from services.api.http.json_body import read_body
+from services.api.http.json_body import parse_object, read_body
 from services.api.http.openai.completion_request import read_completion
+from services.api.http.openai.errors import Refused
 from services.api.messages import ClientRequest, RequestedSampling
 from services.router.tokens import Tokens, length_of
 from speculation import limits
@@ -69,3 +70,14 @@ async def test_what_a_large_body_holds_is_checked_in_a_thread(count: int, aside:
 
     await read_body(receive, Headers({"content-type": "application/json"}), 60.0, read)
     assert [thread is not threading.main_thread() for thread in threads] == [aside]
+
+
+@pytest.mark.parametrize(
+    "many", [b'{"a": [' + b"[]," * 70_000 + b"[]]}", b"{" + b",".join(b'"%d":1' % n for n in range(70_000)) + b"}"]
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_read(many: bytes) -> None:
+    with refuses(Refused, field="body", value="it has more than 65536 objects, lists and members of objects"):
+        parse_object(many)
+    # In a text they are letters.
+    text = '[{":"}]' * 70_000
+    assert parse_object(json.dumps({"prompt": [text, '\\"' * 9]}).encode())["prompt"][0] == text

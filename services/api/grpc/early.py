@@ -15,10 +15,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from services.links.guarded_calls import Context, Handler
 from services.links.status import aborting
 from speculation.errors import DeadlineExceeded, InvalidArgument
+
+# Bytes of a message beyond which it is checked and read in a thread.
+LARGE = 64 << 10
 
 
 def early(
@@ -52,7 +56,9 @@ def early(
                     raise DeadlineExceeded(f"the call's message has not arrived within {arrives_s:g} s") from None
                 if request is grpc.aio.EOF:
                     raise InvalidArgument("request", "unset", "a message of the type that the method takes")
-                request = check(request)
+                # In a thread where it is large: it is looked through entry by entry.
+                large = request.ByteSize() > LARGE if isinstance(request, Message) else False
+                request = await asyncio.to_thread(check, request) if large else check(request)
             if inspect.isasyncgenfunction(method):
                 await _send_all(method(request, context), context, send_s)
             elif handler.response_streaming:

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.access.gate import Caller, Gate
 from services.api.config import PublicServerConfig
-from services.api.grpc.early import early
+from services.api.grpc.early import LARGE, early
 from services.links.auth import bearer_of
 from services.links.guarded_calls import Context, Handler, Next
 from speculation.errors import InvalidArgument, ResourceExhausted
@@ -109,6 +110,9 @@ class _Seats:
 
 
 _Message = TypeVar("_Message")
+# Entries of any field that are no numbers; every field has a limit of its own, far below.
+_MOST_ENTRIES = 1 << 16
+_NOT_NUMBERS = (FieldDescriptor.CPPTYPE_MESSAGE, FieldDescriptor.CPPTYPE_STRING)
 
 
 def only_known(message: _Message) -> _Message:
@@ -118,6 +122,14 @@ def only_known(message: _Message) -> _Message:
         InvalidArgument: it, or a message in it, has a field that this server does not know; names it by its number.
     """
     if isinstance(message, Message):
+        # Millions of empty texts, messages or unknown fields fit into a message: they are refused by their number.
+        _check_counts(message, "")
+        if (size := message.ByteSize()) > LARGE:
+            # Neither copied nor looked through: both take as long as the message is.
+            message.DiscardUnknownFields()
+            if unknown := size - message.ByteSize():
+                raise InvalidArgument("request", f"{unknown} bytes of unknown fields", "of fields that the server knows")
+            return message
         known = type(message)()
         known.CopyFrom(message)
         known.DiscardUnknownFields()
@@ -127,9 +139,18 @@ def only_known(message: _Message) -> _Message:
     return message
 
 
+def _check_counts(message: Message, path: str) -> None:
+    for field, value in message.ListFields():
+        name = f"{path}{field.name}"
+        if field.is_repeated and field.cpp_type in _NOT_NUMBERS and len(value) > _MOST_ENTRIES:
+            raise InvalidArgument(name, f"{len(value)} entries", f"at most {_MOST_ENTRIES} entries")
+        if field.message_type is not None and not field.is_repeated:
+            _check_counts(value, f"{name}.")
+
+
 def _check(message: Message, path: str) -> None:
     if len(unknown := UnknownFieldSet(message)):
-        number = min(unknown[index].field_number for index in range(len(unknown)))
+        number = unknown[0].field_number
         raise InvalidArgument(f"{path}#{number}", "set", f"unset: {message.DESCRIPTOR.name} has no field {number} here")
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:

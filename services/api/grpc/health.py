@@ -12,7 +12,7 @@ from services.links.guarded_calls import Context
 PERIOD_S = 1.0
 
 
-class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
+class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # the library has no types
     """Answers Check, Watch, and List, which the library declares and does not have.
 
     Args:

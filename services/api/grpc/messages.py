@@ -125,12 +125,18 @@ def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
     return RequestedSampling(
         **given,
         stop=tuple(wire.stop),
-        stop_token_ids=tuple(wire.stop_token_ids),
+        stop_token_ids=_ids("stop_token_ids", wire.stop_token_ids),
         logit_bias=dict(wire.logit_bias),
         structured_outputs=_decode_structured(wire.structured_outputs) if wire.HasField("structured_outputs") else None,
-        allowed_token_ids=tuple(wire.allowed_token_ids),
+        allowed_token_ids=_ids("allowed_token_ids", wire.allowed_token_ids),
         bad_words=tuple(wire.bad_words),
     )
+
+
+def _ids(field: str, values: Sequence[int]) -> tuple[int, ...]:
+    if len(values) > limits.MAX_SESSION_TOKENS:
+        raise InvalidArgument(field, f"{len(values)} token ids", f"at most {limits.MAX_SESSION_TOKENS} token ids")
+    return tuple(values)
 
 
 def _decode_structured(wire: pb.StructuredOutputs) -> StructuredOutputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -15,7 +16,7 @@ from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.gate import Gate, open_gate
 from services.api.config import PublicServerConfig, public_files
-from services.api.grpc.early import send
+from services.api.grpc.early import LARGE, send
 from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.health import PERIOD_S, HealthService
 from services.api.grpc.messages import decode_request, encode_event, encode_models
@@ -56,9 +57,14 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             context.set_trailing_metadata(named)
             await context.send_initial_metadata(named)
             caller = current_caller.get()
-            asked = decode_request(
-                request, tenant=caller.tenant, request_id=request_id, traceparent=traceparent_of(metadata)
+            decode = partial(
+                decode_request,
+                request,
+                tenant=caller.tenant,
+                request_id=request_id,
+                traceparent=traceparent_of(metadata),
             )
+            asked = await asyncio.to_thread(decode) if request.ByteSize() > LARGE else decode()
             padding = self._privacy.padding(asked.private)
             async with self._gate.admit(caller, asked) as visit, aclosing(self._router.generate(visit.request)) as events:
                 async for event in events:

@@ -67,9 +67,11 @@ class HttpCall:
             message["headers"] = [*message.get("headers", []), named, *limits]
         await self.send_raw(message)
 
-    async def answer(self, content: Any, status: int = 200, headers: HeaderList | None = None) -> None:
-        """Send the whole answer, as JSON."""
-        body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    async def answer(
+        self, content: Any, status: int = 200, headers: HeaderList | None = None, *, large: bool = False
+    ) -> None:
+        """Send the whole answer, as JSON. ``large``: it is written in a thread, so that it does not delay other requests."""
+        body = await asyncio.to_thread(_written, content) if large else _written(content)
         await self.answer_bytes(body, [("content-type", "application/json"), *(headers or [])], status)
 
     async def answer_bytes(self, body: bytes, headers: HeaderList, status: int = 200) -> None:
@@ -119,3 +121,7 @@ class HttpCall:
             request_id=self.request_id,
             traceparent=self.traceparent,
         )
+
+
+def _written(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

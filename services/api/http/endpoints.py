@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
 from services.api.http.page import page
-from services.api.messages import ModelCard, RouterPort
+from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
@@ -182,8 +182,8 @@ class Endpoints:
         request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
-        spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
-        await call.answer({**found, "token_strs": spelt})
+        spelt = await asyncio.to_thread(_names_of, await self._router.spell(ids)) if names else None
+        await call.answer({**found, "token_strs": spelt}, large=True)
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
@@ -220,3 +220,7 @@ class Endpoints:
 def _ignored(answer: AnswerInProgress) -> Headers:
     names = answer.prepared.ignored
     return [(_IGNORED, ", ".join(names))] if names else []
+
+
+def _names_of(tokens: Sequence[TokenSpelling]) -> list[str]:
+    return [token.data.decode(errors="replace") for token in tokens]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +17,9 @@ from speculation import limits
 from speculation.errors import Cancelled
 
 MAX_DEPTH = 100
+# Objects, lists and members of objects together. A million of them would stop the process for seconds while they are made.
+MAX_PARTS = 1 << 16
+_OUTSIDE = re.compile(rb'[^"]++|"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _Read = TypeVar("_Read")
 # Bytes beyond which JSON is read in a thread, so that it does not delay other requests.
 _LARGE = 64 << 10
@@ -78,6 +82,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         Refused: it is none; says why.
     """
+    _check_parts(body)
     infinite: list[str] = []
 
     def number(text: str) -> float:
@@ -101,6 +106,22 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if infinite:
         raise Refused(_infinite_in(found) or "body", infinite[0], "a number that a float of 64 bits can hold")
     return found
+
+
+def _check_parts(body: bytes) -> None:
+    # Texts may hold any number of these characters, but few do.
+    if _parts(body) <= MAX_PARTS:
+        return
+    found = 0
+    for piece in _OUTSIDE.finditer(body):
+        if not piece[0].startswith(b'"'):
+            found += _parts(piece[0])
+        if found > MAX_PARTS:
+            raise _not_json(f"it has more than {MAX_PARTS} objects, lists and members of objects")
+
+
+def _parts(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
 def _infinite_in(value: Any, path: str = "") -> str | None:

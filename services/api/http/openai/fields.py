@@ -12,6 +12,8 @@ from services.api.http.openai.errors import Refused
 _Kind = TypeVar("_Kind")
 # Fields of messages, of their parts and of tools that clients add for themselves or for other servers.
 WITHOUT_EFFECT = ("id", "object", "created", "index", "status", "cache_control", "provider_specific_fields")
+# Characters of a name that may be a known one misspelt.
+_LONGEST_NAME = 64
 
 
 class Fields:
@@ -122,7 +124,7 @@ class Fields:
         for key, value in self._left.items():
             hint = (hints or {}).get(key)
             if hint is None:
-                near = difflib.get_close_matches(key, known, n=1)
+                near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_NAME else []
                 hint = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near else ''}"
             shown = value if isinstance(value, str | int | float) else "set"
             raise self.refuse(key, shown if shown != "" else "empty", hint, "unknown_parameter")
