@@ -71,8 +71,8 @@ def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> b
     try:
         _pretend(target, "check", plan.context)
         passes = {rows: [_chain("check", plan.context, rows)] for rows in (1, few)}
-        # A slow model's measurement takes so long that brief disturbances do not matter. Whether it is slow, a pass says: the
-        # table may have been disturbed.
+        # A slow model is measured for so long that brief disturbances do not matter. A pass says whether it is slow, since
+        # the table may have been disturbed.
         if _seconds(target, {1: passes[1]}, repeats=0)[1] > _SLOW_S:
             return True
         measured = _seconds(target, passes)
