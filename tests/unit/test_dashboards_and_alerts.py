@@ -54,7 +54,8 @@ def test_dashboards_show_what_exists(path: Path) -> None:
         families = families_in(query)
         assert families, query
         assert query.count("${prefix}" + PREFIX) == len(families), "works on Ray and without"
-        labels = {label for family in families for label in family.labels} | {"le"}
+        # Prometheus adds the pod.
+        labels = {label for family in families for label in family.labels} | {"le", "pod"}
         for named in _BY.findall(query):
             assert set(re.findall(r"\w+", named)) <= labels, query
         # Counters are shown as rates, which a restart does not break.
@@ -67,7 +68,7 @@ def test_dashboards_show_what_exists(path: Path) -> None:
 def test_dashboards_fit_grafana(path: Path) -> None:
     content = dashboard(path)
     assert content["uid"] == f"outrider-{path.stem}"
-    assert {variable["name"] for variable in content["templating"]["list"]} == {"datasource", "prefix"}
+    assert {variable["name"] for variable in content["templating"]["list"]} == {"datasource", "prefix", "namespace", "release"}
     taken: set[tuple[int, int]] = set()
     for panel in content["panels"]:
         at = panel["gridPos"]
@@ -77,6 +78,25 @@ def test_dashboards_fit_grafana(path: Path) -> None:
         taken |= cells
     ids = [panel["id"] for panel in content["panels"]]
     assert len(ids) == len(set(ids))
+    assert [panel["title"] for panel in content["panels"] if panel["type"] != "row" and not panel["description"]] == []
+
+
+# Counters of these begin with the first such event: a panel of their sum would say "no data" until then, instead of 0.
+_RARE = ("errors?", "failures", "misses", "missed", "late", "malformed", "preemptions", "switches")
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_what_has_never_happened_is_zero(path: Path) -> None:
+    for query in expressions(path):
+        if " by " not in query and "histogram" not in query and re.search(rf"_({'|'.join(_RARE)})_total", query):
+            assert "or vector(0)" in query, query
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_every_query_is_of_the_chosen_release(path: Path) -> None:
+    for query in expressions(path):
+        chosen = 'namespace=~"$namespace", app_kubernetes_io_instance=~"$release"}'
+        assert query.count(chosen) == query.count("${prefix}"), query
 
 
 def test_no_metric_is_forgotten() -> None:
