@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speculation.colours import colour_of
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def check_installed() -> None:
         raise ConfigurationError("plots need matplotlib: pip install 'outrider-server[bench]'") from error
 
 
+def _colour(name: str, results: Results) -> str:
+    """A strategy's own colour, as everywhere; peers have greys, the later the lighter."""
+    peers = list(results["settings"]["peers"])
+    return f"{0.25 + 0.5 * peers.index(name) / len(peers):.2f}" if name in peers else colour_of(name)
+
+
 def _first(results: Results) -> list[dict[str, Any]]:
     least = min(results["settings"]["concurrency"])
     return [record for record in results["summary"] if record["concurrency"] == least]
@@ -75,7 +82,8 @@ def _speed_up(axes: Axes, results: Results) -> bool:
         medians = [values["median"] for _, values in known]
         low = [values["median"] - values["low"] for _, values in known]
         high = [values["high"] - values["median"] for _, values in known]
-        axes.bar(places, medians, width * 0.9, yerr=(low, high), capsize=2, label=record["contestant"])
+        name = record["contestant"]
+        axes.bar(places, medians, width * 0.9, yerr=(low, high), capsize=2, label=name, color=_colour(name, results))
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), [task.replace("_", "\n") for task in tasks])
     axes.set_ylabel(f"speed / {base}")
@@ -87,7 +95,8 @@ def _positions(axes: Axes, results: Results) -> bool:
     records = [record for record in _first(results) if record["acceptance_per_position"]]
     for record in records:
         shares = record["acceptance_per_position"]
-        axes.plot(range(1, len(shares) + 1), shares, marker="o", label=record["contestant"])
+        name = record["contestant"]
+        axes.plot(range(1, len(shares) + 1), shares, marker="o", label=name, color=_colour(name, results))
     axes.set_ylim(0, 1)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share of passes that accept it")
@@ -98,7 +107,7 @@ def _positions(axes: Axes, results: Results) -> bool:
 def _cumulative(axes: Axes, results: Results) -> bool:
     curves = results["cumulative_tokens"]
     for name, curve in curves.items():
-        axes.plot(range(1, len(curve) + 1), curve, label=name)
+        axes.plot(range(1, len(curve) + 1), curve, label=name, color=_colour(name, results))
     axes.set_xlabel("step (passes of one request)")
     axes.set_ylabel("tokens so far, mean over requests")
     axes.legend(frameon=False)
@@ -121,7 +130,9 @@ def _throughput(axes: Axes, results: Results) -> bool:
             [speed["median"] - speed["low"] for _, speed in own],
             [speed["high"] - speed["median"] for _, speed in own],
         )
-        axes.errorbar(at, medians, yerr=spread, marker="o", capsize=2, label=name)
+        dashed = "--" if name in results["settings"]["peers"] else "-"
+        colour = _colour(name, results)
+        axes.errorbar(at, medians, yerr=spread, marker="o", capsize=2, label=name, color=colour, linestyle=dashed)
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [str(level) for level in levels])
     axes.set_ylim(bottom=0)

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from benchmarks.bench.measures import FORMULAS
 from benchmarks.bench.plots import draw
 from benchmarks.bench.tables import Table, all_tables, markdown
+from benchmarks.bench.verdict_line import verdict_line
 
 Results = Mapping[str, Any]
 
@@ -25,7 +26,9 @@ def write_report(results: Results, folder: Path) -> None:
         ConfigurationError: matplotlib is not installed.
     """
     plots = draw(results, folder / "plots")
-    write_pages(folder, _title(results), _facts(results), all_tables(results), plots, FORMULAS)
+    write_pages(
+        folder, _title(results), _facts(results), all_tables(results), plots, FORMULAS, verdict=verdict_line(results)
+    )
 
 
 def write_pages(
@@ -35,18 +38,24 @@ def write_pages(
     tables: Sequence[Table],
     plots: Sequence[tuple[str, Path]],
     formulas: Mapping[str, str],
+    verdict: str = "",
 ) -> None:
-    """Write ``report.html``, with everything in it, and ``report.md`` beside the plots."""
+    """Write ``report.html``, with everything in it, and ``report.md`` beside the plots.
+
+    Args:
+        verdict: what all of it says, in a line; empty: nothing stands there.
+    """
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(["html"]))
     page = environment.get_template("report.html").render(
         title=title,
+        verdict=verdict,
         facts=facts,
         tables=tables,
         plots=[(name, Markup(_inline(path, index))) for index, (name, path) in enumerate(plots)],
         formulas=formulas,
     )
     (folder / "report.html").write_text(page)
-    (folder / "report.md").write_text(_markdown(title, facts, tables, plots))
+    (folder / "report.md").write_text(_markdown(title, verdict, facts, tables, plots))
 
 
 def _title(results: Results) -> str:
@@ -81,10 +90,14 @@ def _inline(path: Path, index: int) -> str:
 
 
 def _markdown(
-    title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], plots: Sequence[tuple[str, Path]]
+    title: str,
+    verdict: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    plots: Sequence[tuple[str, Path]],
 ) -> str:
-    parts = [f"## {title}", ""]
+    parts = [f"## {title}", "", *([verdict, ""] if verdict else [])]
+    parts += [f"![{html.escape(name)}](plots/{path.name})\n" for name, path in plots]
     parts += [f"- {name}: {value}" for name, value in facts] + [""]
     parts += [markdown(table) for table in tables]
-    parts += [f"![{html.escape(name)}](plots/{path.name})\n" for name, path in plots]
     return "\n".join(parts)

@@ -42,7 +42,8 @@ def write_report(record: Record, verdict: NeverSlowerVerdict, folder: Path) -> N
         for name in strategies
     )
     drawn = draw(record, folder / "plots", plots)
-    write_pages(folder, _title(record, verdict), _facts(record), all_tables(record, verdict), drawn, FORMULAS)
+    said = verdict_line(verdict)
+    write_pages(folder, _title(record, verdict), _facts(record), all_tables(record, verdict), drawn, FORMULAS, verdict=said)
 
 
 def all_tables(record: Record, verdict: NeverSlowerVerdict) -> list[Table]:

@@ -14,6 +14,7 @@ from benchmarks.bench.records import Cell, ContestantFailed, LoadOutcome, LoadPo
 from benchmarks.bench.results import cumulative_tokens
 from benchmarks.bench.summary import summarise
 from benchmarks.bench.tables import all_tables, ratio
+from benchmarks.bench.verdict_line import verdict_line
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 
@@ -250,3 +251,32 @@ def test_a_table_says_where_fewer_requests_than_wanted_were_at_once() -> None:
     }  # fmt: skip
     titles = [table.title for table in all_tables(results)]
     assert titles == ["Speed, 4 at once", "Speed, 16 at once: all 9 requests, there were no more"]
+
+
+@pytest.mark.parametrize(
+    ("equal", "said"), [(6, "all 6 answers equal plain decoding's"), (5, "NO: 1 of 6 answers differ from plain decoding")]
+)
+def test_the_verdict_names_the_worst_group_and_wrong_answers(equal: int, said: str) -> None:
+    """Of the fastest strategy; peers are neither strategies nor promised to be equal."""
+    seconds = {"plain": (2.0, 2.0), "slow": (1.9, 1.9), "fast": (0.5, 4.0), "hf": (0.1, 0.1)}
+    cells = [
+        cell(name, spent, task=task, repeat=repeat)
+        for name, of_tasks in seconds.items()
+        for task, spent in zip(("an_edit", "open"), of_tasks, strict=True)
+        for repeat in range(2)
+    ]
+    checks = [
+        {"contestant": "fast", "against": "plain", "equal": equal, "answers": 6},
+        {"contestant": "hf", "against": "plain", "equal": 0, "answers": 6},
+    ]
+    results = {
+        "settings": {"concurrency": [1], "base": "plain", "peers": ["hf"]},
+        "summary": summarise(cells, "plain", ["hf"]),
+        "lossless": {"checks": checks},
+    }
+    line = verdict_line(results)
+    assert line.endswith(f"{said}.")
+    assert line.startswith("slow is 1.05x")
+    assert "its worst group, an edit: 1.05x" in line
+    only_fast = results | {"summary": summarise([each for each in cells if each.contestant != "slow"], "plain", ["hf"])}
+    assert "its worst group, open: 0.50x" in verdict_line(only_fast)
