@@ -21,7 +21,7 @@ def test_the_demo_ends_well() -> None:
     assert "was killed in mid-answer" in ran.stdout
     answers = [line.split("│") for line in ran.stdout.splitlines() if line.startswith("│ ") and line.count("│") == 7]
     assert [row[1].strip() for row in answers] == [
-        "repeats its prompt",
+        "edit",
         "open question",
         "hostile drafter",
         "verifier killed",
