@@ -46,6 +46,8 @@ class PublicEntry:
         await asyncio.gather(self._grpc.stop(), *([] if self._http is None else [self._http.stop()]))
         self._closed_last.close()
         await self._ops.stop()
+        # What is frozen when Python ends is never freed, and libraries complain of it.
+        gc.unfreeze()
 
 
 async def open_entry(router: RouterPort, settings: Settings, observing: Observing, *, service: str = "") -> PublicEntry:

@@ -73,7 +73,7 @@ def kill(console: Console, found: Findings, service: RayService) -> Recording:
 def table(found: Findings, killed: Recording) -> Table:
     """All of it."""
     made = Table(title="Greedy, the default model, this machine", title_justify="left")
-    for column in ("answer", "tokens", "passes plainly", "passes", "speed", "tokens that differ"):
+    for column in ("answer", "tokens", "plain passes", "passes", "x plain", "wrong"):
         made.add_column(column, justify="left" if column == "answer" else "right")
     for name, pairs in (("edit", found.edit), ("open question", found.open)):
         _row(made, name, pairs.plain[0], pairs.ours[0], _speed(pairs), pairs.differ)

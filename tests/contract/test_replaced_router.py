@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -116,3 +117,11 @@ async def test_many_come_at_once() -> None:
 async def test_an_ops_host_of_another_machine_is_no_matter_of_patience() -> None:
     with refuses(ConfigurationError, says="server.ops_host must be the address"):
         await opened(settings_with("server.ops_host=192.0.2.1"))
+
+
+async def test_nothing_is_kept_from_garbage_collection_after_its_end() -> None:
+    """What is frozen when Python ends is never freed: bindings then print a page about leaks behind every answer."""
+    entry = await opened(settings_with())
+    assert gc.get_freeze_count() > 0
+    await stopped(entry)
+    assert gc.get_freeze_count() == 0
