@@ -68,7 +68,12 @@ def test_dashboards_show_what_exists(path: Path) -> None:
 def test_dashboards_fit_grafana(path: Path) -> None:
     content = dashboard(path)
     assert content["uid"] == f"outrider-{path.stem}"
-    assert {variable["name"] for variable in content["templating"]["list"]} == {"datasource", "prefix", "namespace", "release"}
+    assert {variable["name"] for variable in content["templating"]["list"]} == {
+        "datasource",
+        "prefix",
+        "namespace",
+        "release",
+    }
     taken: set[tuple[int, int]] = set()
     for panel in content["panels"]:
         at = panel["gridPos"]
