@@ -73,7 +73,7 @@ def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> b
         passes = {rows: [_chain("check", plan.context, rows)] for rows in (1, few)}
         # A slow model is measured for so long that brief disturbances do not matter. A pass says whether it is slow, since
         # the table may have been disturbed.
-        if _seconds(target, {1: passes[1]}, repeats=0)[1] > _SLOW_S:
+        if _seconds(target, {1: passes[1]}, repeats=1)[1] > _SLOW_S:
             return True
         measured = _seconds(target, passes)
     finally:
