@@ -16,7 +16,6 @@ class Hermes:
     name = "hermes"
     opening = "<tool_call>"
     closing = "</tool_call>"
-    special: tuple[str, ...] = ()
 
     def read(self, text: str, schemas: Mapping[str, Any], *, ended: bool) -> Read | None:
         begin = len(self.opening)

@@ -39,13 +39,11 @@ class ToolFormat(Protocol):
         name: of the form.
         opening: a call begins with it. Empty: only the whole answer can be calls.
         closing: ends a call, which is a JSON object with ``name`` and then ``arguments``; empty: it is written otherwise.
-        special: special tokens that calls are written with, which a text shows only if it is asked to.
     """
 
     name: str
     opening: str
     closing: str
-    special: tuple[str, ...]
 
     def read(self, text: str, schemas: Mapping[str, Any], *, ended: bool) -> Read | None:
         """What a text begins with, from ``opening`` on; None: more text must come before that is known.
