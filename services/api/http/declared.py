@@ -1,0 +1,77 @@
+"""Bodies that are declared as pydantic models, and their errors as ours: a field, its value, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from services.api.http.openai.errors import Refused
+
+# Characters of a name that may be a known one misspelt.
+_LONGEST_NAME = 64
+_SHOULD = "Input should be "
+
+
+class Declared(BaseModel):
+    """An object of a request. What it does not declare is refused, and no value is turned into one of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _whole(value: object) -> object:
+    """2.0 is a whole number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+_Body = TypeVar("_Body", bound=Declared)
+
+
+def read_declared(
+    kind: type[_Body], content: Mapping[str, Any], path: str = "", hints: Mapping[str, str] | None = None
+) -> _Body:
+    """An object as it is declared.
+
+    Args:
+        path: the object's own name in errors, such as "tools[0]"; empty: the whole body.
+        hints: for fields of other servers, what to say instead of "there is no such field".
+
+    Raises:
+        Refused: a field is wrong, missing or unknown; names the first.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise _refused(kind, error, path, hints or {}) from None
+
+
+def _refused(kind: type[Declared], error: ValidationError, path: str, hints: Mapping[str, str]) -> Refused:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where, problem = first["loc"], first["type"]
+    field = _named(path, where)
+    if problem == "missing":
+        return Refused(field, "unset", "set", "missing_required_parameter")
+    value = first["input"]
+    shown = value if isinstance(value, str | int | float) and value != "" else _shown(value)
+    if problem == "extra_forbidden":
+        name = str(where[-1])
+        near = difflib.get_close_matches(name, kind.model_fields, n=1) if len(name) <= _LONGEST_NAME else []
+        unknown = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near and len(where) == 1 else ''}"
+        return Refused(field, shown, hints.get(field, unknown), "unknown_parameter")
+    code = "invalid_type" if problem.endswith("_type") else "invalid_value"
+    return Refused(field, shown, first["msg"].removeprefix(_SHOULD), code)
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else "empty" if value == "" else "set"
+
+
+def _named(path: str, where: tuple[int | str, ...]) -> str:
+    """ "input[0].content" of ("input", 0, "content")."""
+    name = path
+    for part in where:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
