@@ -86,6 +86,14 @@ TopK = Annotated[int | None, typer.Option(help="Keep only this many of the likel
 MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. Repeatable.")]
 Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
+EffortName = Annotated[
+    str | None,
+    typer.Option(
+        "--effort",
+        help="paper: each step waits for a draft and checks all of it; measured: as far as that pays. Default: measured for "
+        "auto and blend, paper for other strategies.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
 Sources = Annotated[
     bool,
@@ -133,6 +141,7 @@ def generate(
     min_p: MinP = None,
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
+    effort: EffortName = None,
     sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
@@ -148,7 +157,8 @@ def generate(
     """Continue a text. Needs a running server, or --in-process."""
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
-        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, report="sources" if sources else None,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
+        report="sources" if sources else None,
     )  # fmt: skip
     with _client(
         address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
@@ -171,6 +181,7 @@ def chat(
     min_p: MinP = None,
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
+    effort: EffortName = None,
     sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
@@ -190,7 +201,8 @@ def chat(
         raise ConfigurationError("a conversation is no JSON object; give it a message", field="--json")
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
-        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, report="sources" if sources else None,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
+        report="sources" if sources else None,
     )  # fmt: skip
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     asked: list[Message] = [*messages, {"role": "user", "content": message or "Hello!"}]

@@ -72,6 +72,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("spectra_retrieval", "rest"), ("retrieval",)),
     **{name: (name,) for name in ("semantic", "draft_model", "eagle", "eagle3", "fspad", "streaming", "medusa")},
 }
+# Strategies that draft as far as that pays; the others draft as their papers do, unless a request says otherwise.
+MEASURED = (AUTO, "blend", "autoregressive")
 # Sources that a strategy uses as well, on servers with a retrieval index that suits them.
 WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("retrieval", "semantic"))
 # The source that a strategy uses as well, and first, where a request has a prediction of its answer.

@@ -15,6 +15,8 @@ AcceptanceRule = Literal["walk", "rejection"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar"]
 # What an answer tells of its drafts: nothing; for each token, who guessed it; and each pass's tree as well.
 Report = Literal["none", "sources", "trees"]
+# How much is drafted: as the strategy's paper has it, at every step; or what pays by measurement.
+Effort = Literal["paper", "measured"]
 DEFAULT_MAX_TOKENS = 256
 
 
@@ -173,7 +175,8 @@ class Plan:
     ``sources`` draft. A step checks at most ``max_nodes`` nodes, and accepts them by the rule ``acceptance``. It reports to
     the sources the ``observe_top_k`` likeliest ids per node (0: none), and the hidden states of ``observe_layers`` (see
     ``Features.layers``) at committed positions; with ``observe_prompt`` also those of the prompt. ``report_passes``: each
-    step's ``Progress`` says what its pass checked.
+    step's ``Progress`` says what its pass checked. ``effort``: "paper": every step waits for a draft and checks
+    all of it; "measured": as far as that pays.
     """
 
     strategy: str
@@ -184,11 +187,17 @@ class Plan:
     observe_layers: tuple[int, ...] = ()
     observe_prompt: bool = False
     report_passes: bool = False
+    effort: Effort = "measured"
 
     @property
     def speculates(self) -> bool:
         """Whether any drafting is asked for."""
         return bool(self.sources) and self.max_nodes > 0
+
+    @property
+    def by_paper(self) -> bool:
+        """Whether every step is drafted for, whatever that costs."""
+        return self.speculates and self.effort == "paper"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

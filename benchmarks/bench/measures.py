@@ -168,10 +168,13 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     seconds: dict[str, float] = {}
     nodes: dict[str, int] = {}
     accepted: dict[str, int] = {}
+    left_out: dict[str, dict[str, int]] = {}
     for loop in loops:
         _add(seconds, loop["times"]["seconds"])
         _add(nodes, loop["nodes_by_source"])
         _add(accepted, loop["accepted_by_source"])
+        for source, reasons in loop["source_choices"].items():
+            _add(left_out.setdefault(source, {}), reasons)
     passes = sum(loop["times"]["steps"] for loop in loops)
     used = sum(loop["drafts_used"] for loop in loops)
     waited = seconds.get("draft_wait", 0.0)
@@ -181,6 +184,7 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     return {
         "passes": passes,
         "nodes_per_pass": sum(nodes.values()) / passes if passes else 0.0,
+        "source_choices": left_out,
         "acceptance_by_source": {source: accepted.get(source, 0) / count for source, count in nodes.items() if count},
         "shares": {
             "draft": drafting / wall,

@@ -199,7 +199,22 @@ def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -
             "acceptance at 1, 2, ...", "per source",
         ),
         rows=tuple(rows),
+        note="; ".join(filter(None, map(_left_out, records))),
     )  # fmt: skip
+
+
+def _left_out(record: dict[str, Any]) -> str:
+    """What a contestant's requests went without because it did not pay."""
+    parts = []
+    # Results that were written before have none.
+    for source, reasons in (record["loop"] or {}).get("source_choices", {}).items():
+        without, given_up = reasons.get("too_costly", 0), reasons.get("given_up", 0)
+        begun = without + reasons.get("trial", 0) + reasons.get("pays", 0)
+        if without:
+            parts.append(f"left {source} out of {without} of {begun} answers")
+        if given_up:
+            parts.append(f"gave {source} up in {given_up} of {begun}")
+    return f"{record['contestant']}: {', '.join(parts)}, where it did not pay" if parts else ""
 
 
 def _by_task(results: Results, measure: str, title: str) -> Table:

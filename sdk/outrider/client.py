@@ -113,6 +113,8 @@ class Client:
             num_speculative_tokens: most drafted tokens to check in one pass; 0 is plain decoding.
             acceptance: "walk" (default): a seed gives the same tokens under any strategy; or "rejection", the classic rule:
                 the same distribution, but which tokens are drawn depends on the drafts.
+            effort: "paper": each step waits for a draft and checks all of it, as the strategy's paper has it; "measured": as
+                far as that makes the answer faster. Default: "measured" for auto and blend, "paper" for other strategies.
             report: "sources": say who guessed each token, in ``Chunk.origins`` and ``Generation.origins``; "trees": also
                 what each pass checked, in ``passes`` of both. Default: "none".
             compare: names of up to 8 strategies; ``Generation.comparisons`` says what they would have made of the answer.

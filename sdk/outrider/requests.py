@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     strategy: str | None
     num_speculative_tokens: int | None
     acceptance: str | None
+    effort: str | None
     report: str | None
     compare: str | Sequence[str] | None
     temperature: float | None
@@ -80,7 +81,7 @@ class Options(TypedDict, total=False):
     privacy: str | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report", "compare")
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "effort", "report", "compare")
 
 
 def build_request(

@@ -16,6 +16,7 @@ from speculation.errors import InvalidArgument
 from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
+    Effort,
     FinishReason,
     Report,
     SamplingDefaults,
@@ -149,6 +150,7 @@ class ClientRequest:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
+    effort: Effort | None = None
     chat: ChatOptions = ChatOptions()
     of_conversation: bool = False
     prediction: str = ""

@@ -12,6 +12,7 @@ from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import (
     AUTO,
+    MEASURED,
     SOURCES,
     STRATEGIES,
     STRATEGY_NODES,
@@ -20,7 +21,7 @@ from speculation.sources import (
     WHERE_TRAINED,
     SourceSpec,
 )
-from speculation.types import AcceptanceRule, Plan
+from speculation.types import AcceptanceRule, Effort, Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,14 @@ class StrategyConfig:
             "rejection sampling, where answers depend on what drafters say"
         ),
     ] = "walk"
+    effort: Annotated[
+        Effort | None,
+        Setting(
+            "how much is drafted for requests that do not say; paper: every step waits for a draft and checks all of it; "
+            "measured: as far as that makes answers faster; null: measured for auto and blend, paper for strategies with "
+            "another name"
+        ),
+    ] = None
     retrieval: bool = False
     semantic: bool = False
     trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -117,7 +126,13 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
         report_passes=request.report == "trees",
+        effort=request.effort or config.effort or _usual_effort(strategy),
     )
+
+
+def _usual_effort(strategy: str) -> Effort:
+    """Who names a strategy wants that one; ``auto`` and ``blend`` are for who wants the fastest answer."""
+    return "measured" if strategy in MEASURED else "paper"
 
 
 def _predicted(strategy: str, prediction: str, nodes: int) -> str:

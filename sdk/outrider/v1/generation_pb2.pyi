@@ -445,6 +445,7 @@ class SpeculationParams(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     COMPARE_FIELD_NUMBER: _builtins.int
+    EFFORT_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """Name of a strategy (see ListModels). Unset: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -456,6 +457,11 @@ class SpeculationParams(_message.Message):
     report: _builtins.str
     """What the answer tells of its drafts; it is the same answer. "none" (default): nothing. "sources": who guessed each token
     (Chunk.origins). "trees": also what each pass checked (Chunk.passes). Refused of private answers.
+    """
+    effort: _builtins.str
+    """How much is drafted. "paper": each step waits for a draft and checks all of it, as the strategy's paper has it; "measured":
+    as far as that makes the answer faster. Unset: "measured" for auto and blend, "paper" for other strategies. It is the same
+    answer.
     """
     @_builtins.property
     def compare(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -472,13 +478,16 @@ class SpeculationParams(_message.Message):
         acceptance: _builtins.str | None = ...,
         report: _builtins.str | None = ...,
         compare: _abc.Iterable[_builtins.str] | None = ...,
+        effort: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "effort", b"effort", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "effort", b"effort", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__effort: _TypeAlias = _typing.Literal["effort"]  # noqa: Y015
+    _WhichOneofArgType__effort: _TypeAlias = _typing.Literal["_effort", b"_effort"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
     _WhichOneofReturnType__report: _TypeAlias = _typing.Literal["report"]  # noqa: Y015
@@ -487,6 +496,8 @@ class SpeculationParams(_message.Message):
     _WhichOneofArgType__strategy: _TypeAlias = _typing.Literal["_strategy", b"_strategy"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__effort) -> _WhichOneofReturnType__effort | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
     @_typing.overload

@@ -22,7 +22,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.types import FinishReason, Report, StructuredOutputs, TokenLogprobs
+from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
@@ -74,6 +74,7 @@ def decode_request(
         private=privacy_of(wire.privacy),
         compare=tuple(speculation.compare),
         report=_report(speculation.report) if speculation.HasField("report") else "none",
+        effort=_effort(speculation.effort) if speculation.HasField("effort") else None,
     )
 
 
@@ -92,6 +93,12 @@ def _report(asked: str) -> Report:
     if asked not in get_args(Report):
         raise InvalidArgument("speculation.report", asked or "empty", f"one of {', '.join(get_args(Report))}")
     return cast(Report, asked)
+
+
+def _effort(asked: str) -> Effort:
+    if asked not in get_args(Effort):
+        raise InvalidArgument("speculation.effort", asked or "empty", f"one of {', '.join(get_args(Effort))}")
+    return cast(Effort, asked)
 
 
 def _salt(salt: str) -> str:

@@ -22,6 +22,7 @@ from speculation.messages import (
 )
 from speculation.types import (
     AcceptanceRule,
+    Effort,
     FinishReason,
     GrammarKind,
     Plan,
@@ -41,7 +42,7 @@ _REASONS_BACK = {wire: reason for reason, wire in _REASONS.items()}
 _SAMPLING = SameFields(
     SamplingParams, verification_pb2.SamplingParams, by_hand=("logit_bias", "structured_outputs", "bad_words")
 )
-_PLAN = SameFields(Plan, verification_pb2.Plan, by_hand=("acceptance",))
+_PLAN = SameFields(Plan, verification_pb2.Plan, by_hand=("acceptance", "effort"))
 _REQUEST = SameFields(
     GenerationRequest,
     verification_pb2.VerifyRequest,
@@ -80,7 +81,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
 
 
 def _encode_plan(plan: Plan) -> verification_pb2.Plan:
-    return _PLAN.encode(plan, acceptance=plan.acceptance)
+    return _PLAN.encode(plan, acceptance=plan.acceptance, effort=plan.effort)
 
 
 def _encode_structured(form: StructuredOutputs | None) -> verification_pb2.StructuredOutputs | None:
@@ -127,7 +128,7 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
     check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
-    return _PLAN.decode(wire, acceptance=acceptance_rule(wire.acceptance))
+    return _PLAN.decode(wire, acceptance=acceptance_rule(wire.acceptance), effort=_effort(wire.effort))
 
 
 def encode_comparing(message: GenerationRequest, plans: Sequence[Plan]) -> verification_pb2.CompareRequest:
@@ -172,6 +173,14 @@ def acceptance_rule(name: str) -> AcceptanceRule:
     if name not in ("walk", "rejection"):
         raise InvalidArgument("acceptance", name, "walk or rejection")
     return cast(AcceptanceRule, name)
+
+
+def _effort(name: str) -> Effort:
+    # A router of an earlier version says nothing.
+    name = name or "measured"
+    if name not in get_args(Effort):
+        raise InvalidArgument("plan.effort", name, f"one of {', '.join(get_args(Effort))}")
+    return cast(Effort, name)
 
 
 def encode_generation_event(message: Progress | Finished) -> verification_pb2.VerifyResponse:

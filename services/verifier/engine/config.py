@@ -44,6 +44,19 @@ class LoopConfig:
     draft_deadline_s: Annotated[
         float, Setting("longest wait of a step for drafts, in seconds, where waiting pays", ge=0, le=10)
     ] = 0.025
+    named_deadline_s: Annotated[
+        float,
+        Setting("longest wait of a step for drafts of requests whose effort is paper, in seconds", ge=0, le=60),
+    ] = 1.0
+    named_share: Annotated[
+        float,
+        Setting(
+            "share of the time of passes that requests whose effort is paper may add for the other requests in them: by "
+            "waits, and by rows that do not pay",
+            ge=0,
+            le=10,
+        ),
+    ] = 0.05
     pass_deadline_s: Annotated[
         float,
         Setting("seconds after which a pass counts as hung, if it also takes far longer than recent passes", gt=0),

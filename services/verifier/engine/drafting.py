@@ -67,7 +67,8 @@ class Drafting:
 
     Attributes:
         came: set when an origin has replied for a live request.
-        quiet: nobody is asked for drafts or told anything, and no session is opened, until this is unset.
+        quiet: nobody is asked for drafts or told anything, and no session is opened, until this is unset; requests by their
+            paper's rule are excepted.
     """
 
     def __init__(
@@ -136,14 +137,19 @@ class Drafting:
         Args:
             prices: with this request in the batch; None where time does not count.
         """
-        if self.quiet:
+        if request.by_paper:
+            # Its drafts need not pay.
+            prices = None
+        elif self.quiet:
             self._miss(request)
             return
         if prices is not None:
             self._costly.begin(request, prices.requests, now())
         for origin in self._origins.values():
             if origin.serves(request.sources):
-                self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
+                # The prompt's pass does not wait: a slow drafter's first draft would keep it from making the second in time.
+                asks = not request.by_paper and (prices is None or self._asks_at_once(origin, request, prices))
+                self._open(origin, request, asks=asks)
 
     def open_missed(self, prices: Prices | None) -> None:
         """Open the sessions of requests that began in quiet, once it has ended.
@@ -178,7 +184,7 @@ class Drafting:
         return opening_pays(gain_of_drafts(drafted, prices), self._cost.of(origin.name, costly=False), prices)
 
     def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
-        if self.quiet:
+        if self.quiet and not request.by_paper:
             request.mailboxes.pop(origin.name, None)
             self._miss(request)
             return
@@ -204,15 +210,17 @@ class Drafting:
         if verdict.observation is not None and verdict.observation.features is not None:
             features = self._keep(request, verdict.observation.features)
             verdict = replace(verdict, observation=replace(verdict.observation, features=None))
-        if self.quiet:
+        if self.quiet and not request.by_paper:
             self._hold(request, verdict, wanted, features)
             return
+        if request.by_paper:
+            prices = None
         at, reopened = now(), self._leave_out(request)
         for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
                 continue
             # Where time does not count, each step waits for its own draft, so none may go without being asked for.
-            free = prices is None or mailbox.asks(at)
+            free = (prices is None and not request.by_paper) or mailbox.asks(at)
             cost = self._cost.of(origin.name, costly=bool(request.used))
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
@@ -280,7 +288,8 @@ class Drafting:
         self._settling = max(0, self._settling - 1)
         if self._settling:
             return
-        if math.isinf(expected_s) or any(part.chain > 1 for part in parts):
+        if math.isinf(expected_s) or any(part.chain > 1 or part.request.by_paper for part in parts):
+            # What a request by its paper costs says nothing about the others, who may leave out what it uses.
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
         self._cost.learn(parts, seconds, expected_s)

@@ -59,6 +59,7 @@ class LiveRequest:
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
+        by_paper: every step waits for its drafts and checks all of them, whatever that costs.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
         missed: an origin has not heard of it, because nobody may draft now.
@@ -95,6 +96,7 @@ class LiveRequest:
         self.computed = 0
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
+        self.by_paper = message.plan.by_paper
         self.sources = message.plan.sources if message.plan.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
@@ -320,7 +322,7 @@ class LiveRequest:
         Drafts sent ahead may be as large as allowed: no step waits for them, and what remains of a large tree serves the
         next step.
         """
-        if mailbox.ahead:
+        if mailbox.ahead or self.by_paper:
             return self.max_nodes
         return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
 
@@ -364,7 +366,7 @@ class LiveRequest:
             prefix_hash=self.prefixes.hash,
             accepted_path=verdict.accepted_path,
             max_nodes=self._wanted_nodes(mailbox, wanted) if asks else 0,
-            min_probability=0.0 if mailbox.ahead else wanted.min_probability,
+            min_probability=0.0 if mailbox.ahead or self.by_paper else wanted.min_probability,
             observation=verdict.observation,
         )
 

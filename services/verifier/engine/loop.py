@@ -26,6 +26,7 @@ from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
 from services.verifier.engine.deciding.draft_wait import DraftWait
+from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
@@ -83,7 +84,15 @@ class DecodingLoop:
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
         self._contest = StepContest(budget, self._drafting)
-        self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
+        self._named = NamedShare(config.named_share)
+        self._draft_wait = DraftWait(
+            self._drafting,
+            budget,
+            self.stats,
+            self._named,
+            most_s=config.draft_deadline_s,
+            most_named_s=config.named_deadline_s,
+        )
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
@@ -253,13 +262,13 @@ class DecodingLoop:
         if not batch:
             return False
         asked_at = now()
-        if not self._drafting.quiet:
+        if not self._drafting.quiet or any(request.by_paper for request in batch):
             await self._wait_for_drafts(batch)
         waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
             everybody = decoding_load(self._requests.running.values())
             rows = self.config.max_batched_tokens
-            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet)
+            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet, named=self._named)
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
         if parts:
@@ -316,8 +325,14 @@ class DecodingLoop:
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
+        named = sum(part.request.by_paper for part in parts)
+        if named and named < len(parts):
+            self._named.passed(seconds)
         if any(part.chain > 1 for part in parts):
             self._budget.learn_prompts(load_of(parts), seconds)
+            return
+        if named:
+            # What its drafters take of the target's cores is not measured.
             return
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
         # The table holds what rows cost while nobody drafts.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
 from services.verifier.engine.deciding.asking import prices_of
+from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
@@ -51,14 +53,22 @@ Failed = tuple[LiveRequest, Exception]
 
 
 def plan_parts(
-    requests: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load, *, quiet: bool = False
+    requests: Iterable[LiveRequest],
+    budget: Budget,
+    prompt_rows: int,
+    everybody: Load,
+    *,
+    quiet: bool = False,
+    named: NamedShare | None = None,
 ) -> tuple[list[Part], list[Failed]]:
     """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
 
     Args:
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
         everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
-        quiet: no drafts are checked, and nothing is read for drafters but hidden states.
+        quiet: no drafts are checked, and nothing is read for drafters but hidden states; requests by their paper's rule are
+            excepted.
+        named: what these may cost the others; None: anything.
     """
     requests = list(requests)
     farthest = max((request.computed for request in requests if len(request.tokens) - request.computed > 1), default=0)
@@ -72,17 +82,25 @@ def plan_parts(
     )
     keys = [request.computed for request, chain in chains if _verified(request, chain)]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-    if quiet:
+    if quiet and not any(request.by_paper for request, _ in chains):
         return [_part(request, chain, EMPTY_TREE, (), EMPTY_TREE, top_k=0) for request, chain in chains], []
-    trees, failed = _trees([request for request, chain in chains if _verified(request, chain)], budget)
-    chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
+    drafted = [request for request, chain in chains if _verified(request, chain) and (request.by_paper or not quiet)]
+    trees, failed = _trees(drafted, budget)
+    chosen = _choose(trees, budget, load, decoding, named if any(not request.by_paper for request, _ in chains) else None)
     for request, tree in trees.items():
         if tree is not EMPTY_TREE:
             request.note_choice(len(tree), len(chosen[request]))
     ends = _ends(chosen, budget, decoding)
     lost = {request.id for request, _ in failed}
     parts = [
-        _part(request, chain, chosen.get(request, EMPTY_TREE), ends.get(request.id, ()), trees.get(request, EMPTY_TREE))
+        _part(
+            request,
+            chain,
+            chosen.get(request, EMPTY_TREE),
+            ends.get(request.id, ()),
+            trees.get(request, EMPTY_TREE),
+            top_k=0 if quiet and not request.by_paper else None,
+        )
         for request, chain in chains
         if request.id not in lost
     ]
@@ -114,12 +132,30 @@ def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[LiveRe
     return trees, failed
 
 
-def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) -> list[TokenTree]:
+def _choose(
+    trees: Mapping[LiveRequest, TokenTree], budget: Budget, load: Load, decoding: Load, named: NamedShare | None
+) -> dict[LiveRequest, TokenTree]:
+    """The part of each tree that the pass checks.
+
+    Args:
+        named: pays for the trees of requests by their paper's rule, where others share the pass; None: they cost nobody
+            anything.
+    """
     try:
-        return budget.choose(trees, load, decoding)
+        whole = {request: tree for request, tree in trees.items() if request.by_paper and tree.tokens}
+        rows = sum(map(len, whole.values()))
+        if whole and named is not None:
+            cost_s = budget.seconds(load.plus(rows)) - budget.seconds(load)
+            if math.isfinite(cost_s) and cost_s > named.left_s:
+                whole, rows = {}, 0
+            else:
+                named.spend(cost_s if math.isfinite(cost_s) else 0.0)
+        rest = [EMPTY_TREE if request in whole else tree for request, tree in trees.items()]
+        found = budget.choose(rest, load.plus(rows), decoding.plus(rows))
+        return {request: whole.get(request, tree) for request, tree in zip(trees, found, strict=True)}
     except Exception:
         log.exception("choosing nodes failed; this pass checks no drafts")
-        return [EMPTY_TREE] * len(trees)
+        return dict.fromkeys(trees, EMPTY_TREE)
 
 
 def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load) -> dict[str, tuple[int, ...]]:
@@ -129,7 +165,10 @@ def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load
         return {}
     try:
         prices = prices_of(decoding, budget)
-        return {request.id: request.take_ends(tree, budget, prices) for request, tree in streaming.items()}
+        return {
+            request.id: request.take_ends(tree, budget, None if request.by_paper else prices)
+            for request, tree in streaming.items()
+        }
     except Exception:
         log.exception("choosing rows for streams failed; this pass has no streams")
         return {}

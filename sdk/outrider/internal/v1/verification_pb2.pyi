@@ -295,6 +295,7 @@ class Plan(_message.Message):
     OBSERVE_LAYERS_FIELD_NUMBER: _builtins.int
     OBSERVE_PROMPT_FIELD_NUMBER: _builtins.int
     REPORT_PASSES_FIELD_NUMBER: _builtins.int
+    EFFORT_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     max_nodes: _builtins.int
     acceptance: _builtins.str
@@ -305,6 +306,8 @@ class Plan(_message.Message):
     """Those of the prompt's positions, too."""
     report_passes: _builtins.bool
     """Each Progress says what its pass checked."""
+    effort: _builtins.str
+    """"paper" or "measured"."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -322,10 +325,11 @@ class Plan(_message.Message):
         observe_layers: _abc.Iterable[_builtins.int] | None = ...,
         observe_prompt: _builtins.bool = ...,
         report_passes: _builtins.bool = ...,
+        effort: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "report_passes", b"report_passes", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "effort", b"effort", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "report_passes", b"report_passes", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,7 +41,7 @@ _SHARED: dict[str, str] = {
     "stream_options": "without effect where stream is not true",
     "stream_interval": "",
     "prediction": "drafted from",
-    "speculation": "strategy, num_speculative_tokens, acceptance",
+    "speculation": "strategy, num_speculative_tokens, acceptance, effort, report, compare",
     "truncate_prompt_tokens": "",
     "truncation_side": "left unless it says right: which side is cut off",
     "privacy": "",

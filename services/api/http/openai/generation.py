@@ -110,6 +110,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                     strategy=asked.strategy,
                     num_speculative_tokens=asked.num_speculative_tokens,
                     acceptance=asked.acceptance,
+                    effort=asked.effort,
                     report=asked.report,
                     compare=asked.compare,
                     prediction=asked.prediction,

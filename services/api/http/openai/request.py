@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, RequestedSampling
-from speculation.types import AcceptanceRule, Report
+from speculation.types import AcceptanceRule, Effort, Report
 
 Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
 
@@ -54,6 +54,7 @@ class Asked:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
+    effort: Effort | None = None
     report: Report = "none"
     compare: tuple[str, ...] = ()
     chat: ChatOptions = field(default_factory=ChatOptions)

@@ -10,7 +10,7 @@ from services.api.http.openai.fields import WITHOUT_EFFECT, Fields
 from services.api.http.openai.request import StreamOptions
 from services.api.messages import MAX_SALT_CHARACTERS
 from speculation import limits
-from speculation.types import AcceptanceRule, Report
+from speculation.types import AcceptanceRule, Effort, Report
 
 MAX_CHOICES = 16
 _MOST_IDS = 128
@@ -142,6 +142,7 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         "strategy": below.text("strategy", 64),
         "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
+        "effort": cast(Effort | None, below.one_of("effort", get_args(Effort))),
         "report": cast(Report | None, below.one_of("report", get_args(Report))),
         "compare": _compared(below),
     }

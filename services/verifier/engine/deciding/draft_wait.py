@@ -1,4 +1,8 @@
-"""Before a pass: waits for missing drafts while that pays, and measures what the wait gained."""
+"""Before a pass: waits for missing drafts while that pays, and measures what the wait gained.
+
+Drafts of requests by their paper's rule are waited for whatever that costs, up to a deadline; where other requests share the
+pass, as far as ``NamedShare`` allows.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from services.verifier.engine.clock import now
+from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.waiting import Missing, Waiting, best_wait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.live_request import LiveRequest
@@ -27,14 +32,18 @@ class DraftWait:
     """Carries out the waits that ``waiting`` decides on, with the event loop's clock.
 
     Args:
-        most_s: longest wait of a step, in seconds.
+        most_s: longest wait of a step, in seconds; ``most_named_s``: for drafts of requests by their paper's rule.
     """
 
-    def __init__(self, drafting: Drafting, budget: Budget, stats: LoopStats, most_s: float) -> None:
+    def __init__(
+        self, drafting: Drafting, budget: Budget, stats: LoopStats, named: NamedShare, *, most_s: float, most_named_s: float
+    ) -> None:
         self._drafting = drafting
         self._budget = budget
         self._stats = stats
         self._waiting = Waiting(most_s)
+        self._named = named
+        self._most_named_s = most_named_s
         # Tokens per second of the current batch: the price of waiting.
         self._rate = 0.0
 
@@ -47,6 +56,41 @@ class DraftWait:
             meanwhile: called before the wait, if there is one.
         """
         drafted = [request for request in batch if request.decoding and not request.undrafted and not request.closed]
+        named = [request for request in drafted if request.by_paper]
+        alone = all(request.by_paper for request in batch)
+        if not alone and not self._drafting.quiet:
+            await self._while_it_pays(batch, drafted, load, meanwhile)
+        if named:
+            await self._for_named(batch, named, load, meanwhile, alone=alone)
+
+    async def _for_named(
+        self,
+        batch: Sequence[LiveRequest],
+        named: Sequence[LiveRequest],
+        load: Load,
+        meanwhile: Callable[[], None],
+        *,
+        alone: bool,
+    ) -> None:
+        most_s = self._most_named_s if alone else min(self._most_named_s, self._named.left_s)
+        missing = self._missing(named, load)
+        if alone:
+            waits = any(not self._drafting.experience_of(*name).silent for name in missing)
+        else:
+            waits = any(each.left and each.left[0] <= most_s for each in missing.values())
+        if waits:
+            meanwhile()
+            began = now()
+            await self._wait(batch, named, load, missing, began + most_s, pass_s=math.inf)
+            if not alone:
+                self._named.spend(now() - began)
+        for request in named:
+            ready = sorted(request.ready().values(), key=lambda found: found.late)
+            self._stats.count_draft(ready[0].draft if ready else None)
+
+    async def _while_it_pays(
+        self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]
+    ) -> None:
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
@@ -58,9 +102,9 @@ class DraftWait:
             began = now()
             for request in drafted:
                 request.waited_since = None if others else (began, request.expected())
-            still = await self._wait(batch, drafted, load, missing, began + longest)
+            still = await self._wait(batch, drafted, load, missing, began + longest, pass_s=pass_s)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
-        for request in drafted:
+        for request in (each for each in drafted if not each.by_paper):
             # Where drafting does not pay, an absent draft does not count as missed.
             ready = sorted(request.ready().values(), key=lambda found: found.late)
             if pays or any(not found.late for found in ready):
@@ -73,9 +117,10 @@ class DraftWait:
         load: Load,
         missing: dict[_Group, Missing],
         deadline: float,
+        *,
+        pass_s: float,
     ) -> dict[_Group, Missing]:
         """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns the missing ones."""
-        pass_s = self._budget.seconds(load)
         while missing:
             left = deadline - now()
             if left <= 0:

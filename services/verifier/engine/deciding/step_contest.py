@@ -39,6 +39,9 @@ class StepContest:
         expected = {"seconds": whole_s, "plain_s": plain_s, "prompt_s": prompt_s}
         if not speculates:
             self._contest.learn_plain(requests=len(decoded), **expected)
+        elif any(request.by_paper for request in decoded):
+            # They draft in either case, so the step says nothing of the others.
+            pass
         elif self._drafting.quiet or not any(use.trial for request in decoded for use in request.used.values()):
             # A costly source that is tried pays for it, or goes, by its own account.
             busy, repeats = self._drafting.busy(parts), any(request.repetition.begins for request in decoded)

@@ -90,6 +90,11 @@ class Experience:
         self._note(math.inf)
 
     @property
+    def silent(self) -> bool:
+        """Whether the latest waits were all wasted, and the origin has not replied since."""
+        return self._wasted >= _WASTED
+
+    @property
     def typical_s(self) -> float:
         """Seconds that a draft takes; infinite if most waits are wasted."""
         return self._typical_s
@@ -103,7 +108,7 @@ class Experience:
 
         There is one for each earlier draft that took longer than ``age_s``, and none after too many wasted waits.
         """
-        if self._wasted >= _WASTED:
+        if self.silent:
             return []
         if not self._took:
             return [self._guess - age_s] if self._guess > age_s else []

@@ -1,0 +1,41 @@
+"""Bounds what requests that are drafted for by their paper's rule cost the other requests of their passes.
+
+Alone, or among themselves, such requests wait for every draft and check all of it. In a pass that others share, the time
+that this adds is paid from an account, which earns a share of the time of such passes. What it cannot pay does not happen:
+the step goes on without the draft, and the nodes are chosen as for any other request. Uses no clock.
+"""
+
+from __future__ import annotations
+
+# The account holds at most what so many seconds of shared passes earn, so that a long peace pays for no long stall.
+_MOST_S = 10.0
+
+
+class NamedShare:
+    """The account of one loop.
+
+    Args:
+        share: what it earns of the time of shared passes.
+
+    Attributes:
+        spent_s: seconds that the other requests' passes have been made longer, in all.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._account_s = 0.0
+        self.spent_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the coming pass may be made longer."""
+        return max(0.0, self._account_s)
+
+    def passed(self, seconds: float) -> None:
+        """Credit a shared pass."""
+        self._account_s = min(self._share * _MOST_S, self._account_s + self._share * seconds)
+
+    def spend(self, seconds: float) -> None:
+        """Debit time that has been added to a shared pass."""
+        self._account_s -= seconds
+        self.spent_s += seconds

@@ -1,0 +1,139 @@
+"""Requests by their paper's rule are drafted for at every step, whatever that costs; others pay a bounded share for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from services.api.messages import ClientRequest, RequestedSampling
+from services.links.in_process import InProcessDraftLink
+from services.router.strategies import StrategyConfig, make_plan
+from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.deciding.named_share import NamedShare
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.stats import LoopStats
+from services.verifier.model.target_port import Rows
+from speculation.budget import MeasuredBudget
+from speculation.costs import CostTable
+from speculation.types import Plan
+from tests.fakes import PLAIN, ToyTarget, collect, origin, request
+from tests.simulated import SimulatedWorker, SlowDrafter, run
+
+# A pass over one row, and what each further row adds: so dear that no random draft pays.
+PASS_S, ROW_S = 0.010, 0.004
+TOKENS = 200
+MEASURED = Plan(strategy="test", sources=("test",), max_nodes=6)
+PAPER = replace(MEASURED, effort="paper")
+
+
+class Counting(ToyTarget):
+    """Knows how long its next pass takes."""
+
+    seconds = PASS_S
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        self.seconds = PASS_S + ROW_S * (sum(len(rows.tokens) for rows in batch if rows.context > 3) - 1)
+        super().begin(batch)
+
+
+@dataclass
+class Run:
+    took: dict[str, float]
+    stats: LoopStats
+
+
+async def answered(plans: dict[str, Plan], *, draft_s: float, mood: str = "random", **limits: float) -> Run:
+    """Answers at once, one for each plan."""
+    target, clock = Counting(), asyncio.get_running_loop()
+    budget = MeasuredBudget(
+        CostTable(by_rows={1: PASS_S, 64: PASS_S + 63 * ROW_S}, per_request=0.0, per_key=0.0), max_nodes=6
+    )
+    drafter = SlowDrafter(lambda: draft_s, mood)
+    config = LoopConfig(draft_deadline_s=0.025, **limits)  # type: ignore[arg-type]
+    loop = DecodingLoop(
+        target, [origin(InProcessDraftLink(drafter))], budget, config, SimulatedWorker(lambda: target.seconds)
+    )
+    await loop.start()
+
+    async def ended(name: str, plan: Plan) -> tuple[str, float]:
+        answer, _, _ = await collect(loop, request(name, [1, 2, 3], plan, max_tokens=TOKENS, ignore_eos=True))
+        assert len(answer) == TOKENS
+        return name, clock.time()
+
+    took = dict(await asyncio.gather(*(ended(name, plan) for name, plan in plans.items())))
+    await loop.stop()
+    return Run(took, loop.stats)
+
+
+def nodes(found: Run) -> int:
+    return sum(found.stats.nodes_by_source.values())
+
+
+@pytest.mark.parametrize("draft_s", [0.0005, 0.1])
+def test_each_step_has_its_draft_alone(draft_s: float) -> None:
+    """It brings nothing, and it is slow: who measures leaves it out, who names it has it at every step."""
+    paper = run(answered({"a": PAPER}, draft_s=draft_s))
+    assert paper.stats.drafts_missed == 0
+    assert paper.stats.drafts_used >= 0.8 * TOKENS
+    assert nodes(paper) >= 2.5 * paper.stats.drafts_used
+    measured = run(answered({"a": MEASURED}, draft_s=draft_s))
+    assert nodes(measured) < 0.1 * nodes(paper)
+
+
+def test_a_drafter_that_never_answers_is_waited_for_a_few_times_only() -> None:
+    found = run(answered({"a": PAPER}, draft_s=1e6, named_deadline_s=0.5))
+    assert found.took["a"] < TOKENS * PASS_S + 10 * 0.5
+
+
+@pytest.mark.parametrize("draft_s", [0.0005, 0.02, 0.1])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_others_pay_a_bounded_share(draft_s: float, share: float) -> None:
+    """The first to end is the plain one, or both end together, since drafts bring nothing."""
+    plain = run(answered({"plain": PLAIN, "other": PLAIN}, draft_s=draft_s))
+    mixed = run(answered({"plain": PLAIN, "named": PAPER}, draft_s=draft_s, named_share=share))
+    longer = mixed.took["plain"] / plain.took["plain"] - 1.0
+    assert longer <= 1.1 * share
+    # What is allowed is used, if it can pay for a wait and the rows behind it.
+    assert nodes(mixed) > 0 or draft_s > 0.01
+
+
+def test_without_a_share_nothing_is_added() -> None:
+    plain = run(answered({"plain": PLAIN, "other": PLAIN}, draft_s=0.0005))
+    mixed = run(answered({"plain": PLAIN, "named": PAPER}, draft_s=0.0005, named_share=0.0))
+    assert mixed.took["plain"] <= 1.02 * plain.took["plain"]
+
+
+def test_the_account() -> None:
+    share = NamedShare(0.1)
+    assert share.left_s == 0.0
+    for _ in range(10):
+        share.passed(0.010)
+    assert share.left_s == pytest.approx(0.010)
+    share.spend(0.015)
+    assert (share.left_s, share.spent_s) == (0.0, 0.015)
+    for _ in range(10_000):
+        share.passed(1.0)
+    assert share.left_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "configured", "effort"),
+    [
+        ("auto", None, None, "measured"),
+        ("blend", None, None, "measured"),
+        ("autoregressive", None, None, "measured"),
+        ("suffix", None, None, "paper"),
+        ("lookahead", None, None, "paper"),
+        ("lookahead", None, "measured", "measured"),
+        ("lookahead", "paper", "measured", "paper"),
+        ("auto", "paper", None, "paper"),
+    ],
+)
+def test_who_names_a_strategy_has_it(strategy: str, asked: str | None, configured: str | None, effort: str) -> None:
+    config = StrategyConfig(effort=configured)  # type: ignore[arg-type]
+    plan = make_plan(ClientRequest(input="x", sampling=RequestedSampling(), strategy=strategy, effort=asked), config)  # type: ignore[arg-type]
+    assert plan.effort == effort
+    assert plan.by_paper == (effort == "paper")
