@@ -173,7 +173,7 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
         _add(seconds, loop["times"]["seconds"])
         _add(nodes, loop["nodes_by_source"])
         _add(accepted, loop["accepted_by_source"])
-        for source, reasons in loop["source_choices"].items():
+        for source, reasons in loop.get("source_choices", {}).items():
             _add(left_out.setdefault(source, {}), reasons)
     passes = sum(loop["times"]["steps"] for loop in loops)
     used = sum(loop["drafts_used"] for loop in loops)

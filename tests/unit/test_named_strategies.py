@@ -95,7 +95,8 @@ def test_others_pay_a_bounded_share(draft_s: float, share: float) -> None:
     plain = run(answered({"plain": PLAIN, "other": PLAIN}, draft_s=draft_s))
     mixed = run(answered({"plain": PLAIN, "named": PAPER}, draft_s=draft_s, named_share=share))
     longer = mixed.took["plain"] / plain.took["plain"] - 1.0
-    assert longer <= 1.1 * share
+    # A node now and then is checked for anybody, so that it is known whether drafts have become better.
+    assert longer <= share + 0.02
     # What is allowed is used, if it can pay for a wait and the rows behind it.
     assert nodes(mixed) > 0 or draft_s > 0.01
 

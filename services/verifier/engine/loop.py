@@ -36,7 +36,7 @@ from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures, report_of
-from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, plan_parts
+from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, named_parts, plan_parts
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -85,14 +85,7 @@ class DecodingLoop:
         )
         self._contest = StepContest(budget, self._drafting)
         self._named = NamedShare(config.named_share)
-        self._draft_wait = DraftWait(
-            self._drafting,
-            budget,
-            self.stats,
-            self._named,
-            most_s=config.draft_deadline_s,
-            most_named_s=config.named_deadline_s,
-        )
+        self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
@@ -295,6 +288,8 @@ class DecodingLoop:
             prices = self._prices(parts, seconds, whole_s, load)
             self._contest.learn(parts, whole_s, speculates=self._speculates)
             self._learn(parts, took)
+            if 0 < named_parts(parts) < len(parts):
+                self._named.passed(seconds)
             wanted = self._budget.wanted(load)
             figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
             for part in parts:
@@ -325,18 +320,18 @@ class DecodingLoop:
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
-        named = sum(part.request.by_paper for part in parts)
-        if named and named < len(parts):
-            self._named.passed(seconds)
         if any(part.chain > 1 for part in parts):
             self._budget.learn_prompts(load_of(parts), seconds)
             return
-        if named:
-            # What its drafters take of the target's cores is not measured.
-            return
+        load = load_of(parts)
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
-        # The table holds what rows cost while nobody drafts.
-        self._budget.learn(load_of(parts), max(0.5 * seconds, seconds - self._drafting.slowed_s(parts)), outcomes)
+        # The table holds what rows cost while nobody drafts. What named requests' drafters take of the cores is not known.
+        alone_s = (
+            self._budget.seconds(load)
+            if named_parts(parts)
+            else max(0.5 * seconds, seconds - self._drafting.slowed_s(parts))
+        )
+        self._budget.learn(load, alone_s, outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict

@@ -224,6 +224,11 @@ def load_of(parts: Sequence[Part]) -> Load:
     )
 
 
+def named_parts(parts: Sequence[Part]) -> int:
+    """How many parts are of requests by their paper's rule."""
+    return sum(part.request.by_paper for part in parts)
+
+
 def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     """Finish the oldest pass and verify its trees. Runs in the target's thread; touches only the target and the parts.
 

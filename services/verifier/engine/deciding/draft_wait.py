@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from services.verifier.engine.clock import now
+from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.waiting import Missing, Waiting, best_wait
 from services.verifier.engine.drafting import Drafting
@@ -32,18 +33,17 @@ class DraftWait:
     """Carries out the waits that ``waiting`` decides on, with the event loop's clock.
 
     Args:
-        most_s: longest wait of a step, in seconds; ``most_named_s``: for drafts of requests by their paper's rule.
+        named: pays for what requests by their paper's rule make others wait.
+        config: has the longest waits.
     """
 
-    def __init__(
-        self, drafting: Drafting, budget: Budget, stats: LoopStats, named: NamedShare, *, most_s: float, most_named_s: float
-    ) -> None:
+    def __init__(self, drafting: Drafting, budget: Budget, stats: LoopStats, named: NamedShare, config: LoopConfig) -> None:
         self._drafting = drafting
         self._budget = budget
         self._stats = stats
-        self._waiting = Waiting(most_s)
+        self._waiting = Waiting(config.draft_deadline_s)
         self._named = named
-        self._most_named_s = most_named_s
+        self._most_named_s = config.named_deadline_s
         # Tokens per second of the current batch: the price of waiting.
         self._rate = 0.0
 

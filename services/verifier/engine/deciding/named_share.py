@@ -24,6 +24,8 @@ class NamedShare:
     def __init__(self, share: float) -> None:
         self._share = share
         self._account_s = 0.0
+        # Since the last pass.
+        self._added_s = 0.0
         self.spent_s = 0.0
 
     @property
@@ -32,10 +34,12 @@ class NamedShare:
         return max(0.0, self._account_s)
 
     def passed(self, seconds: float) -> None:
-        """Credit a shared pass."""
-        self._account_s = min(self._share * _MOST_S, self._account_s + self._share * seconds)
+        """Credit a shared pass, but for the time that was added to it."""
+        own_s, self._added_s = max(0.0, seconds - self._added_s), 0.0
+        self._account_s = min(self._share * _MOST_S, self._account_s + self._share * own_s)
 
     def spend(self, seconds: float) -> None:
         """Debit time that has been added to a shared pass."""
         self._account_s -= seconds
+        self._added_s += seconds
         self.spent_s += seconds
