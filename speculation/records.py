@@ -25,7 +25,7 @@ def quickly_made(made: type[_T]) -> type[_T]:
     """
     known: Any = made
     checks = {"__post_init__": known.__post_init__} if hasattr(known, "__post_init__") else {}
-    plain = make_dataclass(
+    plain: Any = make_dataclass(
         made.__name__, [(each.name, each.type, each) for each in fields(known)], kw_only=True, namespace=checks
     )
     known.__init__ = plain.__init__

@@ -19,11 +19,14 @@ class Events:
         self._ready: deque[Event] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
-    def put(self, event: Event) -> None:
-        """Add an event, and wake the reader."""
+    def add(self, event: Event) -> None:
+        """Add an event; a reader that waits is told by ``wake``."""
         self._ready.append(event)
+
+    def wake(self) -> None:
+        """Wake the reader, if there is something to read."""
         waiting = self._waiting
-        if waiting is not None and not waiting.done():
+        if waiting is not None and self._ready and not waiting.done():
             waiting.set_result(None)
 
     async def get(self) -> Event:

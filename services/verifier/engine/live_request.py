@@ -54,7 +54,7 @@ class LiveRequest:
         grammar: of the answer, with what is committed of it; None: it may be anything.
         rule: bars tokens: the grammar, and the request's allowed tokens and bad words; None: all may be chosen.
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
-        computed: tokens whose keys and values the target holds.
+        computed: tokens whose keys and values the target holds; ``room``: rows that it has of the target's cache.
         max_nodes: most nodes of its tree.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
@@ -93,6 +93,7 @@ class LiveRequest:
         self.tenant = message.tenant
         self.tokens = [*message.prompt, *message.committed]
         self.computed = 0
+        self.room = 0
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
         self.sources = message.plan.sources if message.plan.speculates else ()
@@ -122,7 +123,6 @@ class LiveRequest:
         self.rule: TokenRule | None = self._words or grammar
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
-        self._unsent: list[Progress | Finished] = []
         self.scores = PromptScores(wanted=message.sampling.prompt_logprobs is not None and not message.committed)
 
     def forget_tenant(self) -> None:
@@ -163,13 +163,13 @@ class LiveRequest:
     @property
     def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
-        return self._streams if _STREAMING in self.sources else None
+        return self._streams if self._streams is not None and _STREAMING in self.sources else None
 
     @property
     def rows_wanted(self) -> int:
         """Rows of the KV cache that the next pass needs: those of the tokens, the largest tree and the streams on it."""
-        streams = 0 if self.streams is None else MOST_ENDS * self.streams.rows
-        return len(self.tokens) + self.max_nodes + streams
+        streams = self.streams
+        return len(self.tokens) + self.max_nodes + (0 if streams is None else MOST_ENDS * streams.rows)
 
     @property
     def observes(self) -> Observes:
@@ -253,14 +253,17 @@ class LiveRequest:
         """Most accepted tokens that a draft is credited with: the most nodes that the budget chose in recent steps."""
         return max(self._chosen)
 
+    @property
+    def may_have_tree(self) -> bool:
+        """Whether there may be anything to verify: drafts, or tokens that the answer's grammar demands."""
+        return bool(self.mailboxes) or self.grammar is not None
+
     def take_tree(self, probabilities: Callable[[TokenTree], list[float]]) -> TokenTree:
         """The tree that the coming step may verify: the drafts of all origins, merged and pruned.
 
         Args:
             probabilities: gives for each node of a tree the probability that the target accepts the path to it.
         """
-        if not self.mailboxes and self.grammar is None:
-            return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         trees = [found.tree for found in self.ready().values() if len(found.tree)]
@@ -369,14 +372,12 @@ class LiveRequest:
         )
 
     def say(self, event: Progress | Finished) -> None:
-        """Queue an event; the next ``flush`` delivers it."""
-        self._unsent.append(event)
+        """Queue an event; the next ``flush`` tells the consumer."""
+        self.events.add(event)
 
     def flush(self) -> None:
-        """Deliver the queued events to the consumer."""
-        for event in self._unsent:
-            self.events.put(event)
-        self._unsent.clear()
+        """Let the consumer read the queued events."""
+        self.events.wake()
 
     def finish(self, reason: FinishReason) -> None:
         """End the answer; the next ``flush`` delivers ``Finished``."""
@@ -387,5 +388,5 @@ class LiveRequest:
         """Deliver the queued events, then ``error``. Does nothing if the request has ended."""
         if not self.ended:
             self.ended = True
-            self.flush()
-            self.events.put(error)
+            self.events.add(error)
+            self.events.wake()

@@ -288,6 +288,7 @@ class DecodingLoop:
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
             figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
+            self.stats.count_rows([part.rows for part in parts], sum([part.stream_rows for part in parts]))
             for part in parts:
                 try:
                     self._deliver(part, wanted, prices, figures)
@@ -325,7 +326,6 @@ class DecodingLoop:
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict
-        self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
@@ -336,24 +336,27 @@ class DecodingLoop:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
-        request.computed += len(verdict.accepted_path)
-        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
+        plan, accepted = request.message.plan, verdict.accepted_path
+        request.computed += len(accepted)
+        self.stats.count_pass(part.tree, verdict, plan.strategy)
         self.stats.saved_s += part.saved_s
-        self._draft_wait.learn(request, verdict)
-        self._drafting.rate(request, verdict)
+        if request.waited_since is not None:
+            self._draft_wait.learn(request, verdict)
+        if request.used:
+            self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
         request.say(
             Progress(
                 token_ids=verdict.committed,
                 queue_s=request.queue_s,
                 cached_tokens=request.cached,
-                num_drafted=len(part.tree) - len(part.tree.probes),
-                accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
+                num_drafted=len(part.tree.tokens) - len(part.tree.probes),
+                accepted_sources=tuple([part.tree.sources[node] for node in accepted]) if accepted else (),
                 logprobs=verdict.logprobs,
-                prompt_logprobs=request.scores.take(),
+                prompt_logprobs=request.scores.take() if request.scores.wanted else (),
                 switches=request.take_switches(),
                 saved_s=part.saved_s,
-                report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,
+                report=report_of(part, verdict, figures) if plan.report_passes else None,
             )
         )
         self._told.append(request)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import mul
 
 from services.verifier.engine.deciding.asking import prices_of
@@ -25,7 +25,10 @@ class Part:
 
     Attributes:
         chain: how many of its rows are no nodes.
+        verified: the chain reaches the pending token, so that the pass yields a new one.
+        rows: set once its nodes are chosen.
         drafted: the nodes at hand, of which ``tree`` holds those that the budget chose.
+        ends: those of the tree's nodes, and ``ROOT``, that have streams.
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
@@ -35,10 +38,12 @@ class Part:
     """
 
     request: LiveRequest
-    rows: Rows
     chain: int
+    verified: bool
+    rows: Rows = field(init=False)
     tree: TokenTree = EMPTY_TREE
     drafted: TokenTree = EMPTY_TREE
+    ends: tuple[int, ...] = ()
     stream_rows: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
@@ -51,7 +56,7 @@ Failed = tuple[LiveRequest, Exception]
 
 
 def plan_parts(
-    requests: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load, *, quiet: bool = False
+    requests: Sequence[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load, *, quiet: bool = False
 ) -> tuple[list[Part], list[Failed]]:
     """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
 
@@ -60,58 +65,50 @@ def plan_parts(
         everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
         quiet: no drafts are checked, and nothing is read for drafters but hidden states.
     """
-    requests = list(requests)
-    farthest = max((request.computed for request in requests if len(request.tokens) - request.computed > 1), default=0)
-    chains = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
-    contexts = [request.computed for request, _ in chains]
-    load = Load(
-        rows=sum([chain for _, chain in chains]),
-        requests=len(chains),
-        keys=sum(contexts),
-        row_keys=sum([context * chain for context, (_, chain) in zip(contexts, chains, strict=True)]),
-    )
-    keys = [request.computed for request, chain in chains if _verified(request, chain)]
-    decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-    if quiet:
-        return [_part(request, chain, EMPTY_TREE, (), EMPTY_TREE, top_k=0) for request, chain in chains], []
-    trees, failed = _trees([request for request, chain in chains if _verified(request, chain)], budget)
-    chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
-    for request, tree in trees.items():
-        if tree is not EMPTY_TREE:
-            request.note_choice(len(tree), len(chosen[request]))
-    ends = _ends(chosen, budget, decoding)
-    lost = {request.id for request, _ in failed}
-    parts = [
-        _part(request, chain, chosen.get(request, EMPTY_TREE), ends.get(request.id, ()), trees.get(request, EMPTY_TREE))
-        for request, chain in chains
-        if request.id not in lost
-    ]
+    farthest = max([request.computed for request in requests if len(request.tokens) - request.computed > 1], default=0)
+    parts = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
+    failed: list[Failed] = []
+    if not quiet:
+        failed = _draft(parts, budget)
+        parts = [part for part in parts if part.error is None]
+    for part in parts:
+        part.rows = _rows(part, quiet)
     return parts, failed
 
 
-def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[tuple[LiveRequest, int]]:
+def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[Part]:
     """How many tokens of each request the pass computes; those of prompts are at most ``prompt_rows`` in all."""
-    chains: list[tuple[LiveRequest, int]] = []
+    parts: list[Part] = []
     for request in requests:
-        chain = len(request.tokens) - request.computed
-        if chain > 1:
-            chain = min(chain, prompt_rows)
+        left = chain = len(request.tokens) - request.computed
+        if left > 1:
+            chain = min(left, prompt_rows)
             prompt_rows -= chain
         if chain:
-            chains.append((request, chain))
-    return chains
+            parts.append(Part(request=request, chain=chain, verified=chain == left))
+    return parts
 
 
-def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[LiveRequest, TokenTree], list[Failed]]:
-    """Every request's tree. An error in one does not affect the others."""
-    trees: dict[LiveRequest, TokenTree] = {}
+def _draft(parts: Sequence[Part], budget: Budget) -> list[Failed]:
+    """Choose the nodes of every part that yields a token, and which of its rows have streams. Returns those that failed."""
+    yielding = [part for part in parts if part.verified]
     failed: list[Failed] = []
-    for request in requests:
-        try:
-            trees[request] = request.take_tree(budget.probabilities)
-        except Exception as error:
-            failed.append((request, error))
-    return trees, failed
+    for part in yielding:
+        if part.request.may_have_tree:
+            try:
+                part.drafted = part.request.take_tree(budget.probabilities)
+            except Exception as error:
+                part.error = error
+                failed.append((part.request, error))
+    yielding = [part for part in yielding if part.error is None]
+    decoding = _load([part.request.computed for part in yielding], [1] * len(yielding))
+    load = _load([part.request.computed for part in parts], [part.chain for part in parts])
+    for part, tree in zip(yielding, _choose([part.drafted for part in yielding], budget, load, decoding), strict=True):
+        if part.drafted is not EMPTY_TREE:
+            part.tree = tree
+            part.request.note_choice(len(part.drafted), len(tree))
+    _choose_ends([part for part in yielding if part.request.streams is not None], budget, decoding)
+    return failed
 
 
 def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) -> list[TokenTree]:
@@ -122,67 +119,64 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
         return [EMPTY_TREE] * len(trees)
 
 
-def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load) -> dict[str, tuple[int, ...]]:
-    """Which rows of requests have streams, by request id. Errors cost speed, and nothing else."""
-    streaming = {request: tree for request, tree in trees.items() if request.streams is not None}
+def _choose_ends(streaming: Sequence[Part], budget: Budget, decoding: Load) -> None:
+    """Which rows have streams. Errors cost speed, and nothing else."""
     if not streaming:
-        return {}
+        return
     try:
         prices = prices_of(decoding, budget)
-        return {request.id: request.take_ends(tree, budget, prices) for request, tree in streaming.items()}
+        for part in streaming:
+            part.ends = part.request.take_ends(part.tree, budget, prices)
     except Exception:
         log.exception("choosing rows for streams failed; this pass has no streams")
-        return {}
+        for part in streaming:
+            part.ends = ()
+
+
+def _rows(part: Part, quiet: bool) -> Rows:
+    """What the target is to compute for a part whose tree is chosen."""
+    request, tree, chain = part.request, part.tree, part.chain
+    computed, wants, ends = request.computed, request.observes, part.ends
+    end, verified, streams = computed + chain, part.verified, request.streams
+    if streams is not None:
+        part.stream_rows = len(ends) * streams.rows * streams.share
+    return Rows(
+        request_id=request.id,
+        context=computed,
+        tokens=(*request.tokens[computed:end], *tree.tokens),
+        parents=tree.parents,
+        logits=1 + len(tree.tokens) if verified else 0,
+        top_k=0 if quiet else wants.top_k,
+        tried=tree if request.message.plan.acceptance == "rejection" else None,
+        layers=wants.layers if verified or wants.prompt else (),
+        ends=tuple([chain + each for each in ends]) if ends else (),
+        scored=request.scores.of_pass(request.tokens, computed, end, verified=verified) if request.scores.wanted else (),
+    )
 
 
 def decoding_load(requests: Iterable[LiveRequest]) -> Load:
     """The load of the requests with only the pending token left to compute, without drafts."""
     keys = [request.computed for request in requests if len(request.tokens) - request.computed == 1]
-    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
+    return _load(keys, [1] * len(keys))
 
 
 def load_to_come(requests: Iterable[LiveRequest]) -> Load:
     """The load once all these requests decode, without drafts."""
     keys = [len(request.tokens) for request in requests]
-    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-
-
-def _verified(request: LiveRequest, chain: int) -> bool:
-    """Whether a pass over ``chain`` rows reaches the pending token and so yields a new one."""
-    return request.computed + chain == len(request.tokens)
-
-
-def _part(
-    request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], drafted: TokenTree, top_k: int | None = None
-) -> Part:
-    end, plan, streams = request.computed + chain, request.message.plan, request.streams
-    wants, verified = request.observes, _verified(request, chain)
-    tokens = tuple(request.tokens[request.computed : end])
-    rows = Rows(
-        request_id=request.id,
-        context=request.computed,
-        tokens=tokens + tree.tokens,
-        parents=tree.parents,
-        logits=1 + len(tree.tokens) if verified else 0,
-        top_k=wants.top_k if top_k is None else top_k,
-        tried=tree if plan.acceptance == "rejection" else None,
-        layers=wants.layers if wants.prompt or verified else (),
-        ends=tuple([chain + end for end in ends]) if ends else (),
-        scored=request.scores.of_pass(request.tokens, request.computed, end, verified=verified),
-    )
-    stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
-    return Part(request=request, rows=rows, chain=chain, tree=tree, drafted=drafted, stream_rows=stream_rows)
+    return _load(keys, [1] * len(keys))
 
 
 def load_of(parts: Sequence[Part]) -> Load:
     """The load of a pass over ``parts``, tree nodes and streams included."""
-    counts, contexts = [len(part.rows.tokens) for part in parts], [part.rows.context for part in parts]
-    return Load(
-        rows=sum(counts) + round(sum([part.stream_rows for part in parts])),
-        requests=len(parts),
-        keys=sum(contexts),
-        row_keys=sum(map(mul, contexts, counts)),
-    )
+    load = _load([part.rows.context for part in parts], [len(part.rows.tokens) for part in parts])
+    streams = round(sum([part.stream_rows for part in parts]))
+    return replace(load, rows=load.rows + streams) if streams else load
+
+
+def _load(contexts: Sequence[int], rows: Sequence[int]) -> Load:
+    """The load of requests with so many committed tokens before their rows."""
+    row_keys = sum(map(mul, contexts, rows))
+    return Load(rows=sum(rows), requests=len(rows), keys=sum(contexts), row_keys=row_keys)
 
 
 def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
@@ -195,33 +189,27 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     times.move(target.choosing_s, "forward", "choose")
     with times.measure("choose"):
         kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
-    observed = {
-        part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :]
-        for part, rows in zip(parts, kept, strict=True)
-        if part.rows.layers and part.error is None
-    }
-    if observed:
-        target.fetch_features(observed)
-        for part, rows in zip(parts, kept, strict=True):
-            if part.rows.layers and part.error is None:
-                _observe(target, part, rows)
+    if any(part.rows.layers for part in parts):
+        _observe_all(target, parts, kept)
     with times.measure("keep"):
-        for part, rows in zip(parts, kept, strict=True):
+        for part, kept_rows in zip(parts, kept, strict=True):
             if part.error is None:
-                target.keep(part.request.id, part.rows.context, rows)
+                target.keep(part.rows.request_id, part.rows.context, kept_rows)
 
 
 def _decided(part: Part, outcome: Outcome) -> list[int]:
     """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
-    rows = list(range(part.chain))
+    chain = part.chain
+    rows = list(range(chain))
     part.scored = outcome.scored
-    if part.rows.logits:
+    if part.verified:
         try:
-            part.verdict = verify(part.request, part.tree, outcome)
+            verdict = part.verdict = verify(part.request, part.tree, outcome)
         except Exception as error:
             part.error = error
             return rows
-        rows += [part.chain + node for node in part.verdict.accepted_path]
+        for node in verdict.accepted_path:
+            rows.append(chain + node)
     return rows
 
 
@@ -230,6 +218,17 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     with times.measure("begin"):
         target.begin([part.rows for part in parts])
     finish_pass(target, parts, times)
+
+
+def _observe_all(target: Target, parts: Sequence[Part], kept: Sequence[Sequence[int]]) -> None:
+    """Take the hidden states that parts ask for, with one wait for them all."""
+    asking = [(part, rows) for part, rows in zip(parts, kept, strict=True) if part.rows.layers and part.error is None]
+    if not asking:
+        return
+    asked = {part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :] for part, rows in asking}
+    target.fetch_features(asked)
+    for part, rows in asking:
+        _observe(target, part, rows)
 
 
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:

@@ -196,8 +196,8 @@ class Target(Protocol):
     def computed(self, request_id: str) -> int:
         """How many of the request's first tokens the KV cache already holds; 0 if it shares nothing."""
 
-    def grow(self, request_id: str, rows: int) -> bool:
-        """Make room for ``rows`` rows in all; False if there is none now."""
+    def grow(self, request_id: str, rows: int) -> int:
+        """Make room for ``rows`` rows in all. Returns for how many there is room then; 0 if there is none now."""
 
     def begin(self, batch: Sequence[Rows]) -> None:
         """Start a pass. A request may be in one pass at a time."""

@@ -46,7 +46,14 @@ class DraftWait:
             load: the decoding requests of ``batch``, without drafts.
             meanwhile: called before the wait, if there is one.
         """
-        drafted = [request for request in batch if request.decoding and not request.undrafted and not request.closed]
+        drafted = [
+            request
+            for request in batch
+            if request.mailboxes and request.decoding and not request.undrafted and not request.closed
+        ]
+        if not drafted:
+            self._waiting.pass_begins(self._budget.seconds(load))
+            return
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
