@@ -124,6 +124,8 @@ class Chooser:
         rows, choices, top = walk.rows, tuple(walk.choices), walk.request.params.logprobs
         scored = made.scored(walk) if rows.scored else ()
         if top is None and rows.tried is None:
+            if not (top_ids or scored or walk.error):
+                return Outcome(choices=choices)
             return Outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:

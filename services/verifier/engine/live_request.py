@@ -56,6 +56,7 @@ class LiveRequest:
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds; ``room``: rows that it has of the target's cache.
         max_nodes: most nodes of its tree.
+        plain: nothing but its next token is ever wanted of its passes: nobody drafts, and no grammar demands tokens.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
@@ -89,6 +90,9 @@ class LiveRequest:
         self.id = message.request_id
         self.grammar = grammar
         self._streams = streams
+        plan = message.plan
+        observes = plan.sources or plan.observe_top_k or plan.observe_layers
+        self.plain = not observes and plan.acceptance == "walk" and grammar is None
         self.without_streams = 0
         self.tenant = message.tenant
         self.tokens = [*message.prompt, *message.committed]
@@ -253,17 +257,14 @@ class LiveRequest:
         """Most accepted tokens that a draft is credited with: the most nodes that the budget chose in recent steps."""
         return max(self._chosen)
 
-    @property
-    def may_have_tree(self) -> bool:
-        """Whether there may be anything to verify: drafts, or tokens that the answer's grammar demands."""
-        return bool(self.mailboxes) or self.grammar is not None
-
     def take_tree(self, probabilities: Callable[[TokenTree], list[float]]) -> TokenTree:
         """The tree that the coming step may verify: the drafts of all origins, merged and pruned.
 
         Args:
             probabilities: gives for each node of a tree the probability that the target accepts the path to it.
         """
+        if not self.mailboxes and self.grammar is None:
+            return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         trees = [found.tree for found in self.ready().values() if len(found.tree)]

@@ -140,13 +140,18 @@ class DecodingLoop:
         """Decode one request; see ``VerifierPort.generate``."""
         request = self._submit(message, await self._open_grammar(message))
         try:
+            events = request.events
             while True:
-                event = await request.events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
+                event = events.take()
+                if isinstance(event, Progress):
+                    yield event
+                elif event is None:
+                    await events.came()
+                elif isinstance(event, Finished):
+                    yield event
                     return
+                else:
+                    raise event
         finally:
             request.closed = True
             self._wake.set()
@@ -363,7 +368,7 @@ class DecodingLoop:
         if verdict.finish_reason is not None:
             request.finish(verdict.finish_reason)
             self._release(request)
-        else:
+        elif not request.plain:
             self._drafting.report(request, verdict, wanted, prices)
 
     def _hung(self) -> None:

@@ -94,7 +94,7 @@ def _draft(parts: Sequence[Part], budget: Budget) -> list[Failed]:
     yielding = [part for part in parts if part.verified]
     failed: list[Failed] = []
     for part in yielding:
-        if part.request.may_have_tree:
+        if not part.request.plain:
             try:
                 part.drafted = part.request.take_tree(budget.probabilities)
             except Exception as error:
@@ -107,7 +107,7 @@ def _draft(parts: Sequence[Part], budget: Budget) -> list[Failed]:
         if part.drafted is not EMPTY_TREE:
             part.tree = tree
             part.request.note_choice(len(part.drafted), len(tree))
-    _choose_ends([part for part in yielding if part.request.streams is not None], budget, decoding)
+    _choose_ends([part for part in yielding if not part.request.plain and part.request.streams], budget, decoding)
     return failed
 
 
@@ -135,9 +135,14 @@ def _choose_ends(streaming: Sequence[Part], budget: Budget, decoding: Load) -> N
 
 def _rows(part: Part, quiet: bool) -> Rows:
     """What the target is to compute for a part whose tree is chosen."""
-    request, tree, chain = part.request, part.tree, part.chain
-    computed, wants, ends = request.computed, request.observes, part.ends
-    end, verified, streams = computed + chain, part.verified, request.streams
+    request, tree, chain, verified = part.request, part.tree, part.chain, part.verified
+    computed = request.computed
+    end = computed + chain
+    if request.plain and not request.scores.wanted:
+        return Rows(
+            request_id=request.id, context=computed, tokens=tuple(request.tokens[computed:end]), logits=int(verified)
+        )
+    wants, ends, streams = request.observes, part.ends, request.streams
     if streams is not None:
         part.stream_rows = len(ends) * streams.rows * streams.share
     return Rows(
@@ -200,7 +205,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 def _decided(part: Part, outcome: Outcome) -> list[int]:
     """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
     chain = part.chain
-    rows = list(range(chain))
+    rows = [0] if chain == 1 else list(range(chain))
     part.scored = outcome.scored
     if part.verified:
         try:
