@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from speculation.records import quickly_made
 from speculation.tree import ROOT, child_with, children
 from speculation.types import FinishReason, SamplingParams, TokenTree
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
     """The tokens that a pass commits: those of ``path``, then the bonus token unless generation ended within the path."""
@@ -26,6 +28,7 @@ class Accepted:
     finish_reason: FinishReason | None
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRule:
     """Decides when generation ends. It is asked after every token, so that nothing beyond the end is committed.

@@ -24,6 +24,8 @@ _SLACK = 0.75
 _PROMPT_ROWS = 16
 # Steps with prompts are planned for this share of ``max_step_s``; the rest is reserve for other work on the machine.
 _PROMPT_SHARE = 0.8
+# No step has more nodes beside prompts.
+_MOST_BESIDE = 1 << 14
 # Weight of a new measurement in the cost of prompts.
 _PROMPT_WEIGHT = 0.5
 
@@ -174,8 +176,15 @@ class MeasuredBudget:
         return max(least, bisect_right(range(most), limit, key=seconds) - 1)
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
-        """Sampled trees (``proposals``) stay whole: dropping tokens after they were drawn would bias the rejection rule."""
+        """Sampled trees (``proposals``) stay whole: dropping tokens after they were drawn would bias the rejection rule.
+
+        Beside prompts, nodes get the time that these leave of what they may stretch a step to: first tokens come no later.
+        """
         fixed = sum(len(tree) for tree in trees if tree.proposals)
+        most = self._most_beside(load) if load.rows > decoding.rows else math.inf
+        if fixed > most:
+            # All of them, whatever they hold: that is no bias.
+            trees, fixed = [EMPTY_TREE if tree.proposals else tree for tree in trees], 0
         load, decoding = load.plus(fixed), decoding.plus(fixed)
         candidates = [
             (probability, index, node)
@@ -185,6 +194,7 @@ class MeasuredBudget:
         ]
         # Parents come before their children: they are at least as probable, and the sort is stable.
         candidates.sort(key=lambda candidate: -candidate[0])
+        candidates = candidates[: int(min(most - fixed, len(candidates)))]
         count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load, decoding)
         self._steps_without = 0 if count else self._steps_without + 1
         if self._steps_without == _EXPLORE_EVERY:
@@ -196,6 +206,13 @@ class MeasuredBudget:
             tree if tree.proposals or len(kept.get(index, ())) == len(tree) else _part(tree, kept.get(index))
             for index, tree in enumerate(trees)
         ]
+
+    def _most_beside(self, load: Load) -> float:
+        """How many nodes there is time for in a step that computes prompts."""
+        limit = _PROMPT_SHARE * self._max_step_s
+        if math.isinf(limit):
+            return math.inf
+        return max(0, bisect_right(range(_MOST_BESIDE), limit, key=lambda rows: self.prompt_seconds(load.plus(rows))) - 1)
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         self._costs.learn(load, seconds)

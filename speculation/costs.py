@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from speculation.records import quickly_made
+
 # Weights of a new measurement in the machine's present speed, and in the shape of the table: the speed of a shared machine
 # changes within seconds, the shape only with its clock rates.
 _SPEED_WEIGHT = 0.2
@@ -17,6 +19,7 @@ _MOST_SURPRISE = 0.1
 _MOST_SLOWER = 4.0
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """What a pass holds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from speculation.records import quickly_made
 from speculation.types import (
     EMPTY_TREE,
     Features,
@@ -49,6 +50,7 @@ class GenerationRequest:
 # --- verifier -> router -------------------------------------------------------------------------------------------
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassReport:
     """What a pass checked of one request's drafts, for people.
@@ -70,6 +72,7 @@ class PassReport:
     requests: int
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """One step's tokens.
@@ -207,6 +210,7 @@ class OpenSession:
     prediction: tuple[int, ...] = ()
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
     """What one step committed; ``length`` and ``prefix_hash`` describe the prefix after it.
@@ -298,6 +302,7 @@ class Retrieved:
 # --- drafter -> verifier ------------------------------------------------------------------------------------------
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
     """A tree for the step after ``assumed``, tokens that follow the prefix (``base_length``, ``base_hash``).

@@ -10,6 +10,7 @@ from typing import Literal
 
 from speculation import limits
 from speculation.errors import InvalidArgument
+from speculation.records import quickly_made
 
 AcceptanceRule = Literal["walk", "rejection"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar"]
@@ -144,6 +145,7 @@ class Proposal:
     probabilities: tuple[float, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTree:
     """Token ids that may come next.
@@ -234,6 +236,7 @@ class Features:
         return replace(self, data=self.data[begin * row : end * row], rows=end - begin, start=self.start + begin)
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What a forward pass showed beyond the verdict: free knowledge for drafters.
@@ -248,6 +251,7 @@ class Observation:
     features: Features | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """What one pass decided for one request.

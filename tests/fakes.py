@@ -92,11 +92,11 @@ class ToyTarget:
     def computed(self, request_id: str) -> int:
         return 0
 
-    def grow(self, request_id: str, rows: int) -> bool:
+    def grow(self, request_id: str, rows: int) -> int:
         if not self._fits(request_id, rows):
-            return False
+            return 0
         self.granted[request_id] = max(rows, self.granted[request_id])
-        return True
+        return self.granted[request_id]
 
     def _fits(self, request_id: str, rows: int) -> bool:
         return sum(self.granted.values()) - self.granted.get(request_id, 0) + rows <= self.rows

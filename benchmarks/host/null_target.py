@@ -16,7 +16,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
-from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.types import Features
 
@@ -97,11 +97,11 @@ class NullTarget:
         self._chooser.open(request_id, sampling, given.tokens)
         return True
 
-    def grow(self, request_id: str, rows: int) -> bool:
+    def grow(self, request_id: str, rows: int) -> int:
         taken = self._blocks.grow(request_id, rows)
         if taken:
             self._pool.assign(request_id, taken, len(taken))
-        return taken is not None
+        return 0 if taken is None else BLOCK * len(self._blocks.blocks_of(request_id))
 
     def computed(self, request_id: str) -> int:
         return len(self._computed.get(request_id, ()))
@@ -166,7 +166,8 @@ class NullTarget:
         raise NotImplementedError
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
-        self._pool.move(request_id, [context + row for row in rows], context)
+        if not in_place(rows):
+            self._pool.move(request_id, [context + row for row in rows], context)
         computed = self._rows[request_id].tokens
         kept = [computed[row] for row in rows]
         self._chooser.commit(request_id, context, kept)

@@ -68,8 +68,8 @@ class RecordedTarget:
     def computed(self, request_id: str) -> int:
         return 0
 
-    def grow(self, request_id: str, rows: int) -> bool:
-        return True
+    def grow(self, request_id: str, rows: int) -> int:
+        return rows
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._batch = batch

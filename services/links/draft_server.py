@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.call_queue import END, CallQueue
-from services.links.codec.drafting import encode_drafting_reply
+from services.links.codec.drafting import encode_drafting_replies, encode_drafting_reply
 from services.links.codec.features import features_of, with_features
 from services.links.open_sessions import OpenSessions
 from speculation.messages import (
@@ -36,8 +36,10 @@ _MOST = 4096
 _MOST_HELD = 64 << 20
 
 
-async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[DraftingReply, None]:
+async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[list[DraftingReply], None]:
     """Answer calls until ``END``: those of one session in order, those of different sessions concurrently.
+
+    Yields all replies that are there, so that they can be sent together.
 
     All sessions that it opened are closed when it ends. A caller that leaves it early must close it (``aclosing``).
 
@@ -48,8 +50,14 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
     listening = asyncio.create_task(conversation.listen(calls), name="drafting-calls")
     watching = asyncio.create_task(conversation.watch(), name="silent-sessions")
     try:
-        while (reply := await conversation.replies.get()) is not END:
-            yield reply
+        replies, ended = conversation.replies, False
+        while not ended:
+            found = [await replies.get()]
+            while not replies.empty():
+                found.append(replies.get_nowait())
+            ended = found[-1] is END
+            if ready := [reply for reply in found if reply is not END]:
+                yield ready
     finally:
         for task in (listening, watching):
             task.cancel()
@@ -57,7 +65,15 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
         await conversation.end()
 
 
-def encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
+def encode_replies(replies: Sequence[DraftingReply]) -> list[drafting_pb2.DraftResponse]:
+    """The messages for ``replies``. A draft that cannot be encoded becomes a failure of its session only."""
+    try:
+        return list(encode_drafting_replies(replies))
+    except (ValueError, TypeError):
+        return [_encode_reply(reply) for reply in replies]
+
+
+def _encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
     """The message for ``reply``. A draft that cannot be encoded becomes a failure of its session only."""
     try:
         return encode_drafting_reply(reply)

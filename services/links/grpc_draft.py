@@ -19,7 +19,7 @@ from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec.features import in_messages
-from services.links.draft_server import converse, encode_reply
+from services.links.draft_server import converse, encode_replies
 from services.links.internal import Guard, guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
@@ -30,6 +30,7 @@ from speculation import limits
 from speculation.messages import (
     CloseSession,
     DraftingCall,
+    DraftingReply,
     FeatureChunk,
     ForgetTenant,
     Forgotten,
@@ -110,8 +111,9 @@ class GrpcDraftLink:
         self._calls, self._talking = calls, replies
         try:
             receiver.on_connected()
-            async for reply in replies:
-                receiver.on_reply(codec.decode_drafting_reply(reply))
+            async for wire in replies:
+                for reply in codec.decode_drafting_replies(wire):
+                    receiver.on_reply(reply)
         finally:
             self._calls = None
             # gRPC goes on reading requests of a broken stream.
@@ -121,8 +123,11 @@ class GrpcDraftLink:
 
 async def _requests(calls: CallQueue) -> AsyncIterator[drafting_pb2.DraftRequest]:
     while (call := await calls.get()) is not END:
-        for part in in_messages(call):
-            yield codec.encode_drafting_call(part)
+        ready = list(in_messages(call))
+        while (more := calls.get_nowait()) is not END:
+            ready += in_messages(more)
+        for wire in codec.encode_drafting_calls(ready):
+            yield wire
 
 
 class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
@@ -145,22 +150,26 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         reading = asyncio.create_task(_read(request_iterator, prefix, calls))
         try:
             async with aborting(context), aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
-                async for reply in replies:
-                    if not isinstance(reply, Forgotten):
-                        reply = replace(reply, session_id=reply.session_id.removeprefix(prefix))
-                    yield encode_reply(reply)
+                async for ready in replies:
+                    for wire in encode_replies([_without(prefix, reply) for reply in ready]):
+                        yield wire
                 await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
 
+def _without(prefix: str, reply: DraftingReply) -> DraftingReply:
+    return reply if isinstance(reply, Forgotten) else replace(reply, session_id=reply.session_id.removeprefix(prefix))
+
+
 async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str, calls: CallQueue) -> None:
     """Put a stream's calls into a queue, then end the queue. A full queue makes the sender wait."""
     try:
         async for wire in requests:
-            call = codec.decode_drafting_call(wire)
-            await calls.put(call if isinstance(call, ForgetTenant) else replace(call, session_id=prefix + call.session_id))
+            for call in codec.decode_drafting_calls(wire):
+                named = call if isinstance(call, ForgetTenant) else replace(call, session_id=prefix + call.session_id)
+                await calls.put(named)
     finally:
         calls.end()
 

@@ -6,8 +6,9 @@ Only the bytes of hidden states, which are large, are passed by reference.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from outrider.internal.v1 import drafting_pb2, retrieval_pb2
@@ -15,8 +16,8 @@ from services.links import serialised
 from services.links.call_queue import CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
-from services.links.codec.features import detach_data
-from services.links.draft_server import converse, encode_reply
+from services.links.codec.features import detach_data, features_of
+from services.links.draft_server import converse, encode_replies
 from services.links.open_sessions import SILENCE_S
 from speculation.errors import Unavailable
 from speculation.messages import (
@@ -57,6 +58,8 @@ class InProcessDraftLink:
         self._drafter = drafter
         self._silence_s = silence_s
         self._calls: CallQueue | None = None
+        # Calls of this turn of the event loop, which are handed over together.
+        self._unsent: list[DraftingCall] = []
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -91,12 +94,19 @@ class InProcessDraftLink:
         self._calls = None
 
     def _send(self, call: DraftingCall) -> None:
-        calls = self._calls
         # As over gRPC, a call is dropped while disconnected: on_connected tells the drafter everything later.
+        if self._calls is None:
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self._unsent.append(call)
+
+    def _hand_over(self) -> None:
+        calls, self._unsent, unsent = self._calls, [], self._unsent
         if calls is None:
             return
         try:
-            if calls.push(_through_codec(call)):
+            if all(calls.push(call) for call in _through_codec(unsent)):
                 return
             log.warning("the drafter does not keep up with its calls; restarting it")
         except Exception:
@@ -108,14 +118,17 @@ class InProcessDraftLink:
         while True:
             try:
                 async with aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
-                    async for reply in replies:
-                        wire = encode_reply(reply).SerializeToString()
-                        receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+                    async for ready in replies:
+                        for wire in encode_replies(ready):
+                            read = drafting_pb2.DraftResponse.FromString(wire.SerializeToString())
+                            for reply in codec.decode_drafting_replies(read):
+                                receiver.on_reply(reply)
             except Exception:
                 log.exception("drafting in this process failed; restarting it")
             self._calls = None
             await asyncio.sleep(_PAUSE_S)
-            self._calls = calls = CallQueue()
+            self._calls, self._unsent = CallQueue(), []
+            calls = self._calls
             try:
                 receiver.on_connected()
             except Exception:
@@ -123,7 +136,16 @@ class InProcessDraftLink:
                 calls.abandon()
 
 
-def _through_codec(call: DraftingCall) -> DraftingCall:
+def _through_codec(calls: Sequence[DraftingCall]) -> Iterator[DraftingCall]:
+    for carries, group in itertools.groupby(calls, lambda call: features_of(call) is not None):
+        if carries:
+            yield from map(_with_data, group)
+            continue
+        for wire in codec.encode_drafting_calls(list(group)):
+            yield from codec.decode_drafting_calls(drafting_pb2.DraftRequest.FromString(wire.SerializeToString()))
+
+
+def _with_data(call: DraftingCall) -> DraftingCall:
     bare, data = detach_data(call)
     wire = codec.encode_drafting_call(bare).SerializeToString()
     return codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(wire), data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from speculation.acceptance_rates import AcceptanceRates
 from speculation.budget import FixedBudget, MeasuredBudget, Wanted
 from speculation.costs import CostTable, Load
 from speculation.tree import chain, depths
-from speculation.types import TokenTree
+from speculation.types import Proposal, TokenTree
 
 # Up to eight rows cost what one does; then each costs as much as a quarter of a pass.
 CHEAP_ROWS = {1: 1.0, 8: 1.0, 9: 1.25, 16: 3.0}
@@ -133,8 +134,6 @@ def test_what_is_chosen_is_the_best_number_of_nodes_and_always_a_tree() -> None:
 
 
 def test_sampled_trees_are_taken_whole() -> None:
-    from speculation.types import Proposal
-
     sampled = TokenTree(
         tokens=(1,), parents=(-1,), sources=("s",), proposals=(Proposal(token_ids=(1, 2), probabilities=(0.5, 0.5)),)
     )
@@ -242,3 +241,16 @@ def test_a_probe_is_never_chosen_without_its_parent() -> None:
         for token, node in where.items():
             before = parents[token]
             assert chosen.parents[node] == (-1 if before == -1 else where[before])
+
+
+def test_nodes_get_the_time_that_prompts_leave_and_no_more() -> None:
+    table = costs({1: 1.0, 101: 2.0})
+    beside = load().plus_request(40, 0)
+    # Four fifths of it are a second and a half: fifty-one rows, of which ten are left.
+    tight, wide = (MeasuredBudget(table, max_nodes=64, max_step_s=most_s) for most_s in (1.875, 10.0))
+    drafted = tree(*[0.99] * 20)
+    assert [len(budget.choose([drafted], beside, load())[0]) for budget in (tight, wide)] == [10, 20]
+    assert len(tight.choose([drafted], load(), load())[0]) == 20
+    # A sampled tree stays whole, or goes.
+    sampled = replace(drafted, proposals=(Proposal(token_ids=(1,), probabilities=(1.0,)),) * 20)
+    assert [len(budget.choose([sampled], beside, load())[0]) for budget in (tight, wide)] == [0, 20]

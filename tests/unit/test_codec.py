@@ -32,6 +32,7 @@ from speculation.messages import (
     StepReport,
     VerifierCard,
 )
+from speculation.tree import chain
 from speculation.types import (
     Features,
     FinishReason,
@@ -200,9 +201,16 @@ CARD = VerifierCard(
     drafters={"d": True, "e": False},
 )
 
+# Such as share a message with others; see test_columns.py.
+TWO_TOKENS = chain([7, 8], "suffix", [0.5, 0.25])
+STEP_OF_IDS = replace(STEP, observation=Observation(tree=TWO_TOKENS, top_ids=((7, 1), (8, 2), (9, 3))))
+DRAFT_OF_TOKENS = Draft(session_id="s", base_length=7, base_hash=2**63, tree=TWO_TOKENS, drafting_s=0.5)
+
 CASES: list[tuple[Any, Any, Any]] = [
     *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CHUNK, CloseSession(session_id="s"), ForgetTenant(tenant="t", forget_id=2**64 - 1))),
     *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True), Forgotten(forget_id=2**64 - 1))),
+    *((message, lambda both: next(drafting.encode_drafting_calls(both)), drafting.decode_drafting_calls) for message in ([STEP_OF_IDS, replace(STEP_OF_IDS, session_id="t", observation=None)], [STEP], [OPEN])),
+    *((message, lambda both: next(drafting.encode_drafting_replies(both)), drafting.decode_drafting_replies) for message in ([replace(DRAFT_OF_TOKENS, group="g"), DRAFT_OF_TOKENS], [DRAFT])),
     (GENERATION, verification.encode_generation, verification.decode_generation),
     # No tenant is another thing than the one without a name.
     *((replace(GENERATION, tenant=tenant), verification.encode_generation, verification.decode_generation) for tenant in (None, "")),

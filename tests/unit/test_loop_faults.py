@@ -200,7 +200,7 @@ async def test_what_cannot_be_committed_fails_alone(monkeypatch: pytest.MonkeyPa
 
 async def test_what_cannot_grow_fails_alone() -> None:
     class Cramped(ToyTarget):
-        def grow(self, request_id: str, rows: int) -> bool:
+        def grow(self, request_id: str, rows: int) -> int:
             if request_id == "cursed":
                 raise RuntimeError("planted failure")
             return super().grow(request_id, rows)

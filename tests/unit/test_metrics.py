@@ -431,4 +431,6 @@ def _part(tree: TokenTree) -> Part:
     from services.verifier.model.target_port import Rows
 
     rows = Rows(request_id="s", context=9, tokens=(1, *tree.tokens), parents=tree.parents, logits=1 + len(tree))
-    return Part(request=SimpleNamespace(grammar=None), rows=rows, chain=rows.chain, tree=tree)  # type: ignore[arg-type]
+    part = Part(request=SimpleNamespace(grammar=None), chain=rows.chain, verified=True, tree=tree)  # type: ignore[arg-type]
+    part.rows = rows
+    return part

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.columns import (
+    MOST_NUMBERS,
+    numbers_of_draft,
+    numbers_of_report,
+    read_drafts,
+    read_reports,
+    write_drafts,
+    write_reports,
+)
 from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, write_tree
@@ -26,12 +36,80 @@ from speculation.messages import (
 )
 from speculation.types import Observation, SamplingParams
 
+_Any = TypeVar("_Any")
+_Kind = TypeVar("_Kind")
+
 _OPEN = SameFields(OpenSession, drafting_pb2.OpenSession, renamed={"prediction": "prediction_token_ids"}, by_hand=("noise",))
 _CLOSE = SameFields(CloseSession, drafting_pb2.CloseSession)
 _FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
 _FORGOTTEN = SameFields(Forgotten, drafting_pb2.Forgotten)
 _NOISE = SameFields(DraftNoise, drafting_pb2.DraftNoise)
 _FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
+
+
+def encode_drafting_calls(calls: Sequence[DraftingCall]) -> Iterator[drafting_pb2.DraftRequest]:
+    """Verifier to drafter, in as few messages as possible: reports that follow each other share one."""
+    for alone, together in _grouped(calls, StepReport, numbers_of_report):
+        if alone is not None:
+            yield encode_drafting_call(alone)
+            continue
+        made = drafting_pb2.DraftRequest()
+        write_reports(together, made.steps)
+        yield made
+
+
+def decode_drafting_calls(wire: drafting_pb2.DraftRequest) -> Sequence[DraftingCall]:
+    """Decode a message from verifier to drafter.
+
+    Raises:
+        InvalidArgument: no event, or one that breaks a limit.
+    """
+    return read_reports(wire.steps) if wire.HasField("steps") else [decode_drafting_call(wire)]
+
+
+def encode_drafting_replies(replies: Sequence[DraftingReply]) -> Iterator[drafting_pb2.DraftResponse]:
+    """Drafter to verifier, in as few messages as possible: drafts that follow each other share one."""
+    for alone, together in _grouped(replies, Draft, numbers_of_draft):
+        if alone is not None:
+            yield encode_drafting_reply(alone)
+            continue
+        made = drafting_pb2.DraftResponse()
+        write_drafts(together, made.drafts)
+        yield made
+
+
+def decode_drafting_replies(wire: drafting_pb2.DraftResponse) -> Sequence[DraftingReply]:
+    """Decode a message from drafter to verifier. A draft that breaks a limit becomes a failure of its session only.
+
+    Raises:
+        InvalidArgument: no event.
+    """
+    return read_drafts(wire.drafts) if wire.HasField("drafts") else [decode_drafting_reply(wire)]
+
+
+def _grouped(
+    messages: Sequence[_Any], kind: type[_Kind], numbers: Callable[[_Kind], int | None]
+) -> Iterator[tuple[_Any | None, list[_Kind]]]:
+    """Messages in their order: either one alone, or several that may share one.
+
+    Args:
+        kind: those that may.
+        numbers: as ``columns.numbers_of_report``.
+    """
+    together: list[_Kind] = []
+    size = 0
+    for message in messages:
+        own = numbers(message) if isinstance(message, kind) else None
+        if together and (own is None or size + own > MOST_NUMBERS):
+            yield None, together
+            together, size = [], 0
+        if own is None:
+            yield message, []
+        else:
+            together.append(cast(_Kind, message))
+            size += own
+    if together:
+        yield None, together
 
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:

@@ -76,7 +76,8 @@ class Chooser:
 
     def commit(self, request_id: str, position: int, tokens: Sequence[int]) -> None:
         """Note the tokens committed from ``position`` on."""
-        if (request := self._requests.get(request_id)) is not None:
+        request = self._requests.get(request_id)
+        if request is not None and request.follows:
             request.advance(position, tokens)
 
     def close(self, request_id: str) -> None:
@@ -101,15 +102,15 @@ class Chooser:
         """
         walks, end = [], 0
         for rows in batch:
-            if rows.logits not in (0, 1 + len(rows.parents)):
-                raise ValueError(
-                    f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none"
-                )
+            choices = rows.logits
+            if choices and choices != 1 + len(rows.parents):
+                raise ValueError(f"choices after {choices} rows: after the chain and all {len(rows.parents)} nodes, or none")
             request = self._requests[rows.request_id]
             if request.follows:
                 request.advance(rows.context, rows.tokens[: rows.chain])
-            walks.append(Walk(rows, request, end + len(rows.scored), [NOT_CHOSEN] * rows.logits))
-            end += rows.read
+            first = end + len(rows.scored)
+            walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
+            end = first + choices
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
@@ -120,9 +121,11 @@ class Chooser:
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
     ) -> Outcome:
-        choices, top = tuple(walk.choices), walk.request.params.logprobs
-        scored = made.scored(walk) if walk.rows.scored else ()
-        if top is None and walk.rows.tried is None:
+        rows, choices, top = walk.rows, tuple(walk.choices), walk.request.params.logprobs
+        scored = made.scored(walk) if rows.scored else ()
+        if top is None and rows.tried is None:
+            if not (top_ids or scored or walk.error):
+                return Outcome(choices=choices)
             return Outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
@@ -135,7 +138,7 @@ class Chooser:
             choices=choices,
             top_ids=top_ids,
             logprobs=None if top is None or not choices else logprobs,
-            distribution=None if walk.rows.tried is None else distribution,
+            distribution=None if rows.tried is None else distribution,
             tried=walk.tried,
             error=walk.error,
             scored=scored,

@@ -27,6 +27,7 @@ class RequestState:
             None if ``penalties``, the temperature and ``truncation`` are all.
         address: of the struct that the native kernel reads.
         unchanged: it takes the likeliest token everywhere.
+        follows: its choices depend on committed tokens.
         history: prompt and answer; kept only for ``pipeline``.
         rule: bars tokens, before temperature and truncation; None: all may be chosen.
     """
@@ -45,13 +46,9 @@ class RequestState:
         self.rule = sampling.rule
         changes = self.penalties.counts is not None or len(self.penalties.biased) > 0 or self.penalties.barred_until > 0
         self.unchanged = not (params.temperature or self.pipeline or self.rule or changes)
+        self.follows = self.pipeline is not None or self.penalties.counts is not None
         self.history: list[int] = []
         self._known = 0
-
-    @property
-    def follows(self) -> bool:
-        """Whether choices depend on committed tokens."""
-        return self.pipeline is not None or self.penalties.counts is not None
 
     def advance(self, position: int, tokens: Sequence[int]) -> None:
         """Note the tokens committed from ``position`` on; those already known are skipped.
@@ -110,6 +107,8 @@ class Walk:
         tokens, parents, choices = self.rows.tokens, self.rows.parents, self.choices
         choices[0] = ids[self.first_row]
         known = choices[0] != NOT_CHOSEN
+        if not parents:
+            return known
         # Parents come before their children.
         for node, (token, parent) in enumerate(zip(tokens[len(tokens) - len(parents) :], parents, strict=True)):
             if choices[parent + 1] == token:

@@ -112,8 +112,10 @@ class Admission:
 
     def admit(self) -> list[LiveRequest]:
         """Admit waiting requests while there is room. Returns those admitted for the first time, unknown to drafters."""
-        new = []
+        new: list[LiveRequest] = []
         self._full = False
+        if not self.waiting:
+            return new
         self.waiting.count(self.running.values())
         while self.waiting:
             request = self.waiting.heads[0]
@@ -142,7 +144,7 @@ class Admission:
                 self._end(request, InvalidArgument("max_tokens", request.message.sampling.max_tokens, most))
                 continue
             self.waiting.remove(request)
-            request.computed = self._target.computed(request.id)
+            request.computed, request.room = self._target.computed(request.id), rows
             self._stats.prompt_tokens += len(request.tokens)
             self._stats.prompt_tokens_cached += request.computed
             self.running[request.id] = request
@@ -170,6 +172,9 @@ class Admission:
         """
         fitting: list[LiveRequest] = []
         for request in requests:
+            if request.rows_wanted <= request.room and request.id in self.running:
+                fitting.append(request)
+                continue
             while request.id in self.running:
                 if self._grow(request):
                     fitting.append(request)
@@ -190,7 +195,8 @@ class Admission:
         A target that raises ends the request. The result is then True, because an ended request needs no room.
         """
         try:
-            return self._target.grow(request.id, request.rows_wanted)
+            request.room = self._target.grow(request.id, request.rows_wanted) or request.room
+            return request.rows_wanted <= request.room
         except Exception:
             log.exception("making room for request %s failed", request.id)
             self._end(request, Internal("the request could not go on; the server's log says why"))
@@ -242,8 +248,10 @@ class Admission:
     def _preempt(self, request: LiveRequest, why: str) -> None:
         log.info("request %s is preempted after %d tokens: %s", request.id, len(request.tokens), why)
         self._stats.preemptions += 1
+        # Before it is forgotten what was computed of it.
+        self.waiting.count((request,))
         self._target.close(request.id)
-        request.computed = 0
+        request.computed = request.room = 0
         del self.running[request.id]
         self._seats.given_up(request.id)
         self.waiting.appendleft(request)

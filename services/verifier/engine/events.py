@@ -19,19 +19,21 @@ class Events:
         self._ready: deque[Event] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
-    def put(self, event: Event) -> None:
-        """Add an event, and wake the reader."""
+    def add(self, event: Event) -> None:
+        """Add an event; a reader that waits is told by ``wake``."""
         self._ready.append(event)
+
+    def wake(self) -> None:
+        """Wake the reader, if there is something to read."""
         waiting = self._waiting
-        if waiting is not None and not waiting.done():
+        if waiting is not None and self._ready and not waiting.done():
             waiting.set_result(None)
 
-    async def get(self) -> Event:
-        """The next event; waits for it."""
-        while not self._ready:
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
-        return self._ready.popleft()
+    def take(self) -> Event | None:
+        """The next event, if there is one."""
+        return self._ready.popleft() if self._ready else None
+
+    def came(self) -> asyncio.Future[None]:
+        """Ends once the reader is woken; for a reader that found nothing."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting

@@ -54,8 +54,9 @@ class LiveRequest:
         grammar: of the answer, with what is committed of it; None: it may be anything.
         rule: bars tokens: the grammar, and the request's allowed tokens and bad words; None: all may be chosen.
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
-        computed: tokens whose keys and values the target holds.
+        computed: tokens whose keys and values the target holds; ``room``: rows that it has of the target's cache.
         max_nodes: most nodes of its tree.
+        plain: nothing but its next token is ever wanted of its passes: nobody drafts, and no grammar demands tokens.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
@@ -90,10 +91,14 @@ class LiveRequest:
         self.id = message.request_id
         self.grammar = grammar
         self._streams = streams
+        plan = message.plan
+        observes = plan.sources or plan.observe_top_k or plan.observe_layers
+        self.plain = not observes and plan.acceptance == "walk" and grammar is None
         self.without_streams = 0
         self.tenant = message.tenant
         self.tokens = [*message.prompt, *message.committed]
         self.computed = 0
+        self.room = 0
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
         self.by_paper = message.plan.by_paper
@@ -124,7 +129,6 @@ class LiveRequest:
         self.rule: TokenRule | None = self._words or grammar
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
-        self._unsent: list[Progress | Finished] = []
         self.scores = PromptScores(wanted=message.sampling.prompt_logprobs is not None and not message.committed)
 
     def forget_tenant(self) -> None:
@@ -165,13 +169,13 @@ class LiveRequest:
     @property
     def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
-        return self._streams if _STREAMING in self.sources else None
+        return self._streams if self._streams is not None and _STREAMING in self.sources else None
 
     @property
     def rows_wanted(self) -> int:
         """Rows of the KV cache that the next pass needs: those of the tokens, the largest tree and the streams on it."""
-        streams = 0 if self.streams is None else MOST_ENDS * self.streams.rows
-        return len(self.tokens) + self.max_nodes + streams
+        streams = self.streams
+        return len(self.tokens) + self.max_nodes + (0 if streams is None else MOST_ENDS * streams.rows)
 
     @property
     def observes(self) -> Observes:
@@ -371,14 +375,12 @@ class LiveRequest:
         )
 
     def say(self, event: Progress | Finished) -> None:
-        """Queue an event; the next ``flush`` delivers it."""
-        self._unsent.append(event)
+        """Queue an event; the next ``flush`` tells the consumer."""
+        self.events.add(event)
 
     def flush(self) -> None:
-        """Deliver the queued events to the consumer."""
-        for event in self._unsent:
-            self.events.put(event)
-        self._unsent.clear()
+        """Let the consumer read the queued events."""
+        self.events.wake()
 
     def finish(self, reason: FinishReason) -> None:
         """End the answer; the next ``flush`` delivers ``Finished``."""
@@ -389,5 +391,5 @@ class LiveRequest:
         """Deliver the queued events, then ``error``. Does nothing if the request has ended."""
         if not self.ended:
             self.ended = True
-            self.flush()
-            self.events.put(error)
+            self.events.add(error)
+            self.events.wake()

@@ -35,7 +35,7 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
-from services.verifier.engine.pass_report import PassFigures, report_of
+from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, named_parts, plan_parts
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
@@ -142,13 +142,18 @@ class DecodingLoop:
         """Decode one request; see ``VerifierPort.generate``."""
         request = self._submit(message, await self._open_grammar(message))
         try:
+            events = request.events
             while True:
-                event = await request.events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
+                event = events.take()
+                if isinstance(event, Progress):
+                    yield event
+                elif event is None:
+                    await events.came()
+                elif isinstance(event, Finished):
+                    yield event
                     return
+                else:
+                    raise event
         finally:
             request.closed = True
             self._wake.set()
@@ -292,6 +297,7 @@ class DecodingLoop:
                 self._named.passed(seconds)
             wanted = self._budget.wanted(load)
             figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
+            self.stats.count_rows([part.rows for part in parts], sum([part.stream_rows for part in parts]))
             for part in parts:
                 try:
                     self._deliver(part, wanted, prices, figures)
@@ -335,7 +341,6 @@ class DecodingLoop:
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict
-        self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
@@ -346,31 +351,21 @@ class DecodingLoop:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
-        request.computed += len(verdict.accepted_path)
-        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
+        plan, accepted = request.message.plan, verdict.accepted_path
+        request.computed += len(accepted)
+        self.stats.count_pass(part.tree, verdict, plan.strategy)
         self.stats.saved_s += part.saved_s
-        self._draft_wait.learn(request, verdict)
-        self._drafting.rate(request, verdict)
+        if request.waited_since is not None:
+            self._draft_wait.learn(request, verdict)
+        if request.used:
+            self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
-        request.say(
-            Progress(
-                token_ids=verdict.committed,
-                queue_s=request.queue_s,
-                cached_tokens=request.cached,
-                num_drafted=len(part.tree) - len(part.tree.probes),
-                accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
-                logprobs=verdict.logprobs,
-                prompt_logprobs=request.scores.take(),
-                switches=request.take_switches(),
-                saved_s=part.saved_s,
-                report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,
-            )
-        )
+        request.say(progress_of(part, verdict, figures))
         self._told.append(request)
         if verdict.finish_reason is not None:
             request.finish(verdict.finish_reason)
             self._release(request)
-        else:
+        elif not request.plain:
             self._drafting.report(request, verdict, wanted, prices)
 
     def _hung(self) -> None:

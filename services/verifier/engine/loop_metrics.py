@@ -57,27 +57,21 @@ class LoopMetrics:
         Args:
             seconds: that it took.
         """
-        rows = nodes = prompt = committed = decoding = 0
-        for part in parts:
-            drafted = len(part.tree)
-            rows += len(part.rows.tokens)
-            nodes += drafted
-            if part.chain > 1:
-                prompt += part.chain
-            else:
-                decoding += 1
-            if part.verdict is not None:
-                committed += len(part.verdict.committed)
+        nodes = sum([len(part.tree.tokens) for part in parts])
+        prompts = [part.chain for part in parts if part.chain > 1]
+        prompt, decoding = sum(prompts), len(parts) - len(prompts)
+        committed = sum([len(part.verdict.committed) for part in parts if part.verdict is not None])
         if held := [part.request.grammar for part in parts if part.request.grammar is not None]:
             self._grammars.observe(sum(grammar.take_seconds() for grammar in held))
         self._seconds.observe(seconds, ("mixed" if decoding else "prompt") if prompt else "decode")
-        self._rows.observe(rows)
+        self._rows.observe(prompt + decoding + nodes)
         self._tokens.observe(prompt + committed)
         self._nodes.observe(nodes)
         waited = self._stats.times.seconds.get("draft_wait", 0.0)
         self._wait.observe(waited - self._waited_s)
         self._waited_s = waited
-        self._count_saved([part for part in parts if part.verdict is not None])
+        if any(part.saved_s for part in parts):
+            self._count_saved([part for part in parts if part.verdict is not None])
 
     def _count_saved(self, parts: Sequence[Part]) -> None:
         """Count what a step saved the requests that got tokens."""

@@ -12,6 +12,7 @@ from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.records import quickly_made
 from speculation.tree import descend, follow, goes_on
 from speculation.types import TokenTree
 
@@ -60,6 +61,7 @@ class Prefixes:
         return tuple(tokens[end:])
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyDraft:
     """The usable part of a draft: its whole tree, or the subtree below the tokens committed meanwhile.
@@ -77,6 +79,7 @@ class ReadyDraft:
     at: float
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Kept:
     draft: Draft

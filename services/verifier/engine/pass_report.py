@@ -1,11 +1,11 @@
-"""What a request that asks for it is told of each of its passes."""
+"""What a request is told of each of its passes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from services.verifier.engine.passes import Part
-from speculation.messages import PassReport
+from speculation.messages import PassReport, Progress
 from speculation.tree import ROOT
 from speculation.types import TokenTree, Verdict
 
@@ -17,6 +17,23 @@ class PassFigures:
     seconds: float
     waited_s: float
     requests: int
+
+
+def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
+    """What a pass brought to its request, which it tells only once."""
+    request, tree = part.request, part.tree
+    return Progress(
+        token_ids=verdict.committed,
+        queue_s=request.queue_s,
+        cached_tokens=request.cached,
+        num_drafted=len(tree.tokens) - len(tree.probes),
+        accepted_sources=tuple([tree.sources[node] for node in verdict.accepted_path]) if verdict.accepted_path else (),
+        logprobs=verdict.logprobs,
+        prompt_logprobs=request.scores.take() if request.scores.wanted else (),
+        switches=request.take_switches(),
+        saved_s=part.saved_s,
+        report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,
+    )
 
 
 def report_of(part: Part, verdict: Verdict, figures: PassFigures) -> PassReport:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import mul
 
 from services.verifier.engine.deciding.asking import prices_of
@@ -27,7 +27,10 @@ class Part:
 
     Attributes:
         chain: how many of its rows are no nodes.
+        verified: the chain reaches the pending token, so that the pass yields a new one.
+        rows: set once its nodes are chosen.
         drafted: the nodes at hand, of which ``tree`` holds those that the budget chose.
+        ends: those of the tree's nodes, and ``ROOT``, that have streams.
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
@@ -37,10 +40,12 @@ class Part:
     """
 
     request: LiveRequest
-    rows: Rows
     chain: int
+    verified: bool
+    rows: Rows = field(init=False)
     tree: TokenTree = EMPTY_TREE
     drafted: TokenTree = EMPTY_TREE
+    ends: tuple[int, ...] = ()
     stream_rows: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
@@ -53,7 +58,7 @@ Failed = tuple[LiveRequest, Exception]
 
 
 def plan_parts(
-    requests: Iterable[LiveRequest],
+    requests: Sequence[LiveRequest],
     budget: Budget,
     prompt_rows: int,
     everybody: Load,
@@ -70,163 +75,150 @@ def plan_parts(
             excepted.
         named: what these may cost the others; None: anything.
     """
-    requests = list(requests)
-    farthest = max((request.computed for request in requests if len(request.tokens) - request.computed > 1), default=0)
-    chains = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
-    contexts = [request.computed for request, _ in chains]
-    load = Load(
-        rows=sum([chain for _, chain in chains]),
-        requests=len(chains),
-        keys=sum(contexts),
-        row_keys=sum([context * chain for context, (_, chain) in zip(contexts, chains, strict=True)]),
-    )
-    keys = [request.computed for request, chain in chains if _verified(request, chain)]
-    decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-    if quiet and not any(request.by_paper for request, _ in chains):
-        return [_part(request, chain, EMPTY_TREE, (), EMPTY_TREE, top_k=0) for request, chain in chains], []
-    drafted = [request for request, chain in chains if _verified(request, chain) and (request.by_paper or not quiet)]
-    trees, failed = _trees(drafted, budget)
-    chosen = _choose(trees, budget, load, decoding, named if any(not request.by_paper for request, _ in chains) else None)
-    for request, tree in trees.items():
-        if tree is not EMPTY_TREE:
-            request.note_choice(len(tree), len(chosen[request]))
-    ends = _ends(chosen, budget, decoding)
-    lost = {request.id for request, _ in failed}
-    parts = [
-        _part(
-            request,
-            chain,
-            chosen.get(request, EMPTY_TREE),
-            ends.get(request.id, ()),
-            trees.get(request, EMPTY_TREE),
-            top_k=0 if quiet and not request.by_paper else None,
-        )
-        for request, chain in chains
-        if request.id not in lost
-    ]
+    farthest = max([request.computed for request in requests if len(request.tokens) - request.computed > 1], default=0)
+    parts = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
+    failed: list[Failed] = []
+    drafted = [part for part in parts if part.request.by_paper] if quiet else parts
+    if drafted:
+        failed = _draft(parts, drafted, budget, named if named_parts(parts) < len(parts) else None)
+        parts = [part for part in parts if part.error is None]
+    for part in parts:
+        part.rows = _rows(part, quiet and not part.request.by_paper)
     return parts, failed
 
 
-def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[tuple[LiveRequest, int]]:
+def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[Part]:
     """How many tokens of each request the pass computes; those of prompts are at most ``prompt_rows`` in all."""
-    chains: list[tuple[LiveRequest, int]] = []
+    parts: list[Part] = []
     for request in requests:
-        chain = len(request.tokens) - request.computed
-        if chain > 1:
-            chain = min(chain, prompt_rows)
+        left = chain = len(request.tokens) - request.computed
+        if left > 1:
+            chain = min(left, prompt_rows)
             prompt_rows -= chain
         if chain:
-            chains.append((request, chain))
-    return chains
+            parts.append(Part(request=request, chain=chain, verified=chain == left))
+    return parts
 
 
-def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[LiveRequest, TokenTree], list[Failed]]:
-    """Every request's tree. An error in one does not affect the others."""
-    trees: dict[LiveRequest, TokenTree] = {}
-    failed: list[Failed] = []
-    for request in requests:
-        try:
-            trees[request] = request.take_tree(budget.probabilities)
-        except Exception as error:
-            failed.append((request, error))
-    return trees, failed
+def _draft(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget, named: NamedShare | None) -> list[Failed]:
+    """Choose the nodes of those ``drafted`` parts that yield a token, and which of their rows have streams.
 
-
-def _choose(
-    trees: Mapping[LiveRequest, TokenTree], budget: Budget, load: Load, decoding: Load, named: NamedShare | None
-) -> dict[LiveRequest, TokenTree]:
-    """The part of each tree that the pass checks.
-
-    Args:
-        named: pays for the trees of requests by their paper's rule, where others share the pass; None: they cost nobody
-            anything.
+    Returns those that failed.
     """
+    yielding = [part for part in drafted if part.verified]
+    failed: list[Failed] = []
+    for part in yielding:
+        if not part.request.plain:
+            try:
+                part.drafted = part.request.take_tree(budget.probabilities)
+            except Exception as error:
+                part.error = error
+                failed.append((part.request, error))
+    yielding = [part for part in yielding if part.error is None]
+    decoding = _load([part.request.computed for part in yielding], [1] * len(yielding))
+    load = _load([part.request.computed for part in parts], [part.chain for part in parts])
+    for part, tree in zip(yielding, _choose(yielding, budget, load, decoding, named), strict=True):
+        if part.drafted is not EMPTY_TREE:
+            part.tree = tree
+            part.request.note_choice(len(part.drafted), len(tree))
+    _choose_ends([part for part in yielding if not part.request.plain and part.request.streams], budget, decoding)
+    return failed
+
+
+def _choose(parts: Sequence[Part], budget: Budget, load: Load, decoding: Load, named: NamedShare | None) -> list[TokenTree]:
     try:
-        whole = {request: tree for request, tree in trees.items() if request.by_paper and tree.tokens}
-        rows = sum(map(len, whole.values()))
-        if whole and named is not None:
-            cost_s = budget.seconds(load.plus(rows)) - budget.seconds(load)
-            if math.isfinite(cost_s) and cost_s > named.left_s:
-                whole, rows = {}, 0
-            else:
-                named.spend(cost_s if math.isfinite(cost_s) else 0.0)
-        rest = [EMPTY_TREE if request in whole else tree for request, tree in trees.items()]
-        found = budget.choose(rest, load.plus(rows), decoding.plus(rows))
-        return {request: whole.get(request, tree) for request, tree in zip(trees, found, strict=True)}
+        whole = _whole(parts, budget, load, named)
+        trees = [EMPTY_TREE if kept else part.drafted for part, kept in zip(parts, whole, strict=True)]
+        rows = sum([len(part.drafted) for part, kept in zip(parts, whole, strict=True) if kept])
+        found = budget.choose(trees, load.plus(rows), decoding.plus(rows))
+        return [part.drafted if kept else tree for part, kept, tree in zip(parts, whole, found, strict=True)]
     except Exception:
         log.exception("choosing nodes failed; this pass checks no drafts")
-        return dict.fromkeys(trees, EMPTY_TREE)
+        return [EMPTY_TREE] * len(parts)
 
 
-def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load) -> dict[str, tuple[int, ...]]:
-    """Which rows of requests have streams, by request id. Errors cost speed, and nothing else."""
-    streaming = {request: tree for request, tree in trees.items() if request.streams is not None}
+def _whole(parts: Sequence[Part], budget: Budget, load: Load, named: NamedShare | None) -> list[bool]:
+    """Whose trees are checked whole: those of requests by their paper's rule, if ``named`` can pay for them."""
+    whole = [part.request.by_paper for part in parts]
+    rows = sum([len(part.drafted) for part in parts if part.request.by_paper])
+    if not rows or named is None:
+        return whole
+    cost_s = budget.seconds(load.plus(rows)) - budget.seconds(load)
+    if cost_s > named.left_s:
+        return [False] * len(parts)
+    # There is no cost where time does not count.
+    named.spend(0.0 if math.isnan(cost_s) else cost_s)
+    return whole
+
+
+def _choose_ends(streaming: Sequence[Part], budget: Budget, decoding: Load) -> None:
+    """Which rows have streams. Errors cost speed, and nothing else."""
     if not streaming:
-        return {}
+        return
     try:
         prices = prices_of(decoding, budget)
-        return {
-            request.id: request.take_ends(tree, budget, None if request.by_paper else prices)
-            for request, tree in streaming.items()
-        }
+        for part in streaming:
+            part.ends = part.request.take_ends(part.tree, budget, None if part.request.by_paper else prices)
     except Exception:
         log.exception("choosing rows for streams failed; this pass has no streams")
-        return {}
+        for part in streaming:
+            part.ends = ()
+
+
+def _rows(part: Part, quiet: bool) -> Rows:
+    """What the target is to compute for a part whose tree is chosen."""
+    request, tree, chain, verified = part.request, part.tree, part.chain, part.verified
+    computed = request.computed
+    end = computed + chain
+    if request.plain and not request.scores.wanted:
+        return Rows(
+            request_id=request.id, context=computed, tokens=tuple(request.tokens[computed:end]), logits=int(verified)
+        )
+    wants, ends, streams = request.observes, part.ends, request.streams
+    if streams is not None:
+        part.stream_rows = len(ends) * streams.rows * streams.share
+    return Rows(
+        request_id=request.id,
+        context=computed,
+        tokens=(*request.tokens[computed:end], *tree.tokens),
+        parents=tree.parents,
+        logits=1 + len(tree.tokens) if verified else 0,
+        top_k=0 if quiet else wants.top_k,
+        tried=tree if request.message.plan.acceptance == "rejection" else None,
+        layers=wants.layers if verified or wants.prompt else (),
+        ends=tuple([chain + each for each in ends]) if ends else (),
+        scored=request.scores.of_pass(request.tokens, computed, end, verified=verified) if request.scores.wanted else (),
+    )
 
 
 def decoding_load(requests: Iterable[LiveRequest]) -> Load:
     """The load of the requests with only the pending token left to compute, without drafts."""
     keys = [request.computed for request in requests if len(request.tokens) - request.computed == 1]
-    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
+    return _load(keys, [1] * len(keys))
 
 
 def load_to_come(requests: Iterable[LiveRequest]) -> Load:
     """The load once all these requests decode, without drafts."""
     keys = [len(request.tokens) for request in requests]
-    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-
-
-def _verified(request: LiveRequest, chain: int) -> bool:
-    """Whether a pass over ``chain`` rows reaches the pending token and so yields a new one."""
-    return request.computed + chain == len(request.tokens)
-
-
-def _part(
-    request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], drafted: TokenTree, top_k: int | None = None
-) -> Part:
-    end, plan, streams = request.computed + chain, request.message.plan, request.streams
-    wants, verified = request.observes, _verified(request, chain)
-    tokens = tuple(request.tokens[request.computed : end])
-    rows = Rows(
-        request_id=request.id,
-        context=request.computed,
-        tokens=tokens + tree.tokens,
-        parents=tree.parents,
-        logits=1 + len(tree.tokens) if verified else 0,
-        top_k=wants.top_k if top_k is None else top_k,
-        tried=tree if plan.acceptance == "rejection" else None,
-        layers=wants.layers if wants.prompt or verified else (),
-        ends=tuple([chain + end for end in ends]) if ends else (),
-        scored=request.scores.of_pass(request.tokens, request.computed, end, verified=verified),
-    )
-    stream_rows = 0.0 if streams is None else len(ends) * streams.rows * streams.share
-    return Part(request=request, rows=rows, chain=chain, tree=tree, drafted=drafted, stream_rows=stream_rows)
+    return _load(keys, [1] * len(keys))
 
 
 def load_of(parts: Sequence[Part]) -> Load:
     """The load of a pass over ``parts``, tree nodes and streams included."""
-    counts, contexts = [len(part.rows.tokens) for part in parts], [part.rows.context for part in parts]
-    return Load(
-        rows=sum(counts) + round(sum([part.stream_rows for part in parts])),
-        requests=len(parts),
-        keys=sum(contexts),
-        row_keys=sum(map(mul, contexts, counts)),
-    )
+    load = _load([part.rows.context for part in parts], [len(part.rows.tokens) for part in parts])
+    streams = round(sum([part.stream_rows for part in parts]))
+    return replace(load, rows=load.rows + streams) if streams else load
+
+
+def _load(contexts: Sequence[int], rows: Sequence[int]) -> Load:
+    """The load of requests with so many committed tokens before their rows."""
+    row_keys = sum(map(mul, contexts, rows))
+    return Load(rows=sum(rows), requests=len(rows), keys=sum(contexts), row_keys=row_keys)
 
 
 def named_parts(parts: Sequence[Part]) -> int:
     """How many parts are of requests by their paper's rule."""
-    return sum(part.request.by_paper for part in parts)
+    return sum([part.request.by_paper for part in parts])
 
 
 def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
@@ -239,33 +231,27 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     times.move(target.choosing_s, "forward", "choose")
     with times.measure("choose"):
         kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
-    observed = {
-        part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :]
-        for part, rows in zip(parts, kept, strict=True)
-        if part.rows.layers and part.error is None
-    }
-    if observed:
-        target.fetch_features(observed)
-        for part, rows in zip(parts, kept, strict=True):
-            if part.rows.layers and part.error is None:
-                _observe(target, part, rows)
+    if any(part.rows.layers for part in parts):
+        _observe_all(target, parts, kept)
     with times.measure("keep"):
-        for part, rows in zip(parts, kept, strict=True):
+        for part, kept_rows in zip(parts, kept, strict=True):
             if part.error is None:
-                target.keep(part.request.id, part.rows.context, rows)
+                target.keep(part.rows.request_id, part.rows.context, kept_rows)
 
 
 def _decided(part: Part, outcome: Outcome) -> list[int]:
     """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
-    rows = list(range(part.chain))
+    chain = part.chain
+    rows = [0] if chain == 1 else list(range(chain))
     part.scored = outcome.scored
-    if part.rows.logits:
+    if part.verified:
         try:
-            part.verdict = verify(part.request, part.tree, outcome)
+            verdict = part.verdict = verify(part.request, part.tree, outcome)
         except Exception as error:
             part.error = error
             return rows
-        rows += [part.chain + node for node in part.verdict.accepted_path]
+        for node in verdict.accepted_path:
+            rows.append(chain + node)
     return rows
 
 
@@ -274,6 +260,17 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     with times.measure("begin"):
         target.begin([part.rows for part in parts])
     finish_pass(target, parts, times)
+
+
+def _observe_all(target: Target, parts: Sequence[Part], kept: Sequence[Sequence[int]]) -> None:
+    """Take the hidden states that parts ask for, with one wait for them all."""
+    asking = [(part, rows) for part, rows in zip(parts, kept, strict=True) if part.rows.layers and part.error is None]
+    if not asking:
+        return
+    asked = {part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :] for part, rows in asking}
+    target.fetch_features(asked)
+    for part, rows in asking:
+        _observe(target, part, rows)
 
 
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:

@@ -122,11 +122,11 @@ class LoopStats:
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
 
-    def count_rows(self, rows: Rows, stream_rows: float) -> None:
-        """Count a request's rows of one pass; ``stream_rows`` as in the attribute."""
-        self.rows += len(rows.tokens)
+    def count_rows(self, rows: Sequence[Rows], stream_rows: float) -> None:
+        """Count the rows of one pass; ``stream_rows`` as in the attribute."""
+        self.rows += sum([len(each.tokens) for each in rows])
         self.stream_rows += stream_rows
-        self.rows_observed += len(rows.tokens) if rows.layers else 0
+        self.rows_observed += sum([len(each.tokens) for each in rows if each.layers])
 
     def count_pass(self, tree: TokenTree, verdict: Verdict, strategy: str) -> None:
         """Count what a pass brought one request, and the nodes of its tree; ``strategy`` is the request's."""
@@ -135,7 +135,7 @@ class LoopStats:
             counts = self.by_strategy[strategy] = StrategyCounts()
         counts.passes += 1
         counts.tokens += len(verdict.committed)
-        if not len(tree):
+        if not tree.tokens:
             return
         accepted_path = verdict.accepted_path
         if drafted := len(tree) - len(tree.probes):

@@ -24,7 +24,7 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
     Raises:
         Exception: the target's own error, if it chose nothing after a row on the accepted path.
     """
-    if not len(tree) and outcome.distribution is None and outcome.logprobs is None:
+    if not tree.tokens and outcome.distribution is None and outcome.logprobs is None:
         return _plain(request, outcome)
     accepted = _accept(request, tree, outcome)
     return Verdict(
@@ -39,12 +39,13 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
 
 def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
     """What ``verify`` finds where there is no tree: one token, chosen after the pending one."""
-    token = outcome.choices[0]
+    committed = outcome.choices
+    token = committed[0]
     if token == NOT_CHOSEN:
         raise _nothing_chosen(outcome)
     return Verdict(
         accepted_path=(),
-        committed=(token,),
+        committed=committed,
         length=len(request.tokens) + 1,
         finish_reason=request.reason_to_end(token),
         observation=_observe(EMPTY_TREE, outcome) if outcome.top_ids else None,

@@ -130,5 +130,10 @@ class KVPool:
         return self._tables[owner]
 
 
+def in_place(rows: Sequence[int]) -> bool:
+    """Whether ``rows``, ascending, are the first ones of a pass, so that none of them has to be moved."""
+    return not rows or rows[-1] == len(rows) - 1
+
+
 def _slot(blocks: Sequence[int], position: int) -> int:
     return blocks[position // BLOCK] * BLOCK + position % BLOCK

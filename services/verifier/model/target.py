@@ -20,7 +20,7 @@ from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
 from services.verifier.kv_cache.blocks import BlockAllocator
-from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
@@ -158,12 +158,12 @@ class TransformersTarget:
         self._chooser.open(request_id, sampling, given.tokens)
         return True
 
-    def grow(self, request_id: str, rows: int) -> bool:
+    def grow(self, request_id: str, rows: int) -> int:
         taken = self.blocks.grow(request_id, rows)
         if taken:
             self.pool.assign(request_id, taken, len(taken))
             self._earlier.grow(request_id, taken)
-        return taken is not None
+        return 0 if taken is None else BLOCK * len(self.blocks.blocks_of(request_id))
 
     def computed(self, request_id: str) -> int:
         return len(self._tokens.get(request_id, ()))
@@ -180,7 +180,8 @@ class TransformersTarget:
         self.blocks.forget(tenant)
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
-        self.pool.move(request_id, [context + row for row in rows], context)
+        if not in_place(rows):
+            self.pool.move(request_id, [context + row for row in rows], context)
         self._earlier.keep(request_id, context, rows)
         tokens = self._tokens.get(request_id)
         if tokens is None and not self._chooser.follows(request_id):

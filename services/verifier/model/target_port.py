@@ -12,9 +12,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from speculation.records import quickly_made
 from speculation.types import Features, SamplingParams, TokenLogprobs, TokenTree
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     """One request's part of a forward pass: ``chain`` tokens that follow its context, then a tree below the last of them.
@@ -116,6 +118,7 @@ class Tried(NamedTuple):
     drawn: int
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """The result of a pass for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
@@ -193,8 +196,8 @@ class Target(Protocol):
     def computed(self, request_id: str) -> int:
         """How many of the request's first tokens the KV cache already holds; 0 if it shares nothing."""
 
-    def grow(self, request_id: str, rows: int) -> bool:
-        """Make room for ``rows`` rows in all; False if there is none now."""
+    def grow(self, request_id: str, rows: int) -> int:
+        """Make room for ``rows`` rows in all. Returns for how many there is room then; 0 if there is none now."""
 
     def begin(self, batch: Sequence[Rows]) -> None:
         """Start a pass. A request may be in one pass at a time."""

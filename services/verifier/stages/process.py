@@ -15,7 +15,7 @@ import torch
 
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import BLOCK
+from services.verifier.kv_cache.pool import BLOCK, in_place
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
@@ -71,7 +71,8 @@ class Stage:
             pool.assign(request, arguments[1:], len(arguments) - 1)
         elif op is Op.KEEP:
             context, rows = arguments[1], arguments[2:]
-            pool.move(request, [context + row for row in rows], context)
+            if not in_place(rows):
+                pool.move(request, [context + row for row in rows], context)
             self._lengths[request] = context + len(rows)
         else:
             pool.forget(request)

@@ -28,6 +28,7 @@ class DraftRequest(_message.Message):
     CLOSE_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
     @_builtins.property
@@ -38,6 +39,10 @@ class DraftRequest(_message.Message):
     def forget(self) -> Global___ForgetTenant: ...
     @_builtins.property
     def features(self) -> Global___FeatureChunk: ...
+    @_builtins.property
+    def steps(self) -> Global___StepReports:
+        """Of sessions whose steps ended together. A report that its columns have no room for comes as `step`."""
+
     def __init__(
         self,
         *,
@@ -46,12 +51,13 @@ class DraftRequest(_message.Message):
         close: Global___CloseSession | None = ...,
         forget: Global___ForgetTenant | None = ...,
         features: Global___FeatureChunk | None = ...,
+        steps: Global___StepReports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close", "forget", "features"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close", "forget", "features", "steps"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -64,24 +70,30 @@ class DraftResponse(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def draft(self) -> Global___Draft: ...
     @_builtins.property
     def failure(self) -> Global___DraftFailure: ...
     @_builtins.property
     def forgotten(self) -> Global___Forgotten: ...
+    @_builtins.property
+    def drafts(self) -> Global___Drafts:
+        """Of several sessions. A draft that its columns have no room for comes as `draft`."""
+
     def __init__(
         self,
         *,
         draft: Global___Draft | None = ...,
         failure: Global___DraftFailure | None = ...,
         forgotten: Global___Forgotten | None = ...,
+        drafts: Global___Drafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafts", b"drafts", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafts", b"drafts", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["draft", "failure", "forgotten"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["draft", "failure", "forgotten", "drafts"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -244,6 +256,122 @@ class StepReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class StepReports(_message.Message):
+    """Reports of several sessions by columns, fields as in `StepReport`. The n-th entry of a column is the n-th report's. Where
+    reports have several entries, they follow each other, and another column counts each report's.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    COMMITTED_COUNTS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PATHS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNTS_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
+    MIN_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def committed_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def accepted_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def accepted_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def max_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def min_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def trees(self) -> _tree_pb2.TokenTrees:
+        """The verified trees; an empty one where nothing was observed."""
+
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Likeliest token ids after the last committed token and after every node."""
+
+    @_builtins.property
+    def top_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of them there are after each; 0: nothing was observed."""
+
+    def __init__(
+        self,
+        *,
+        session_ids: _abc.Iterable[_builtins.str] | None = ...,
+        committed: _abc.Iterable[_builtins.int] | None = ...,
+        committed_counts: _abc.Iterable[_builtins.int] | None = ...,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_paths: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_counts: _abc.Iterable[_builtins.int] | None = ...,
+        max_nodes: _abc.Iterable[_builtins.int] | None = ...,
+        min_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        trees: _tree_pb2.TokenTrees | None = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trees", b"trees"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_counts", b"accepted_counts", "accepted_paths", b"accepted_paths", "committed", b"committed", "committed_counts", b"committed_counts", "lengths", b"lengths", "max_nodes", b"max_nodes", "min_probabilities", b"min_probabilities", "prefix_hashes", b"prefix_hashes", "session_ids", b"session_ids", "top_counts", b"top_counts", "top_ids", b"top_ids", "trees", b"trees"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepReports: _TypeAlias = StepReports  # noqa: Y015
+
+@_typing.final
+class Drafts(_message.Message):
+    """Drafts for several sessions by columns, as in `StepReports`; fields as in `Draft`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    BASE_LENGTHS_FIELD_NUMBER: _builtins.int
+    BASE_HASHES_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
+    DRAFTING_S_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def base_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def base_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def trees(self) -> _tree_pb2.TokenTrees: ...
+    @_builtins.property
+    def drafting_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        session_ids: _abc.Iterable[_builtins.str] | None = ...,
+        base_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        base_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        trees: _tree_pb2.TokenTrees | None = ...,
+        drafting_s: _abc.Iterable[_builtins.float] | None = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trees", b"trees"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_hashes", b"base_hashes", "base_lengths", b"base_lengths", "drafting_s", b"drafting_s", "groups", b"groups", "session_ids", b"session_ids", "trees", b"trees"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drafts: _TypeAlias = Drafts  # noqa: Y015
 
 @_typing.final
 class Observation(_message.Message):

@@ -78,6 +78,60 @@ class TokenTree(_message.Message):
 Global___TokenTree: _TypeAlias = TokenTree  # noqa: Y015
 
 @_typing.final
+class TokenTrees(_message.Message):
+    """Several trees without probes and proposals. The nodes of one follow those of the one before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    SOURCE_NAMES_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    SCORE_COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nodes of each tree."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indices into source_names."""
+
+    @_builtins.property
+    def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Distinct names of all trees."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def score_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many scores each tree has: none, or one for each node."""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[_builtins.int] | None = ...,
+        source_names: _abc.Iterable[_builtins.str] | None = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        score_counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "parents", b"parents", "score_counts", b"score_counts", "scores", b"scores", "source_names", b"source_names", "sources", b"sources", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenTrees: _TypeAlias = TokenTrees  # noqa: Y015
+
+@_typing.final
 class Proposal(_message.Message):
     """A sparse distribution over next tokens: all others have probability 0. At most 256 entries."""
 

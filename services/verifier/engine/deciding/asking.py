@@ -16,6 +16,7 @@ from services.verifier.engine.deciding.cost_slope import CostSlope
 from services.verifier.engine.deciding.waiting import Worth
 from speculation.budget import Budget
 from speculation.costs import Load
+from speculation.records import quickly_made
 
 # Share of all pass time that wasted drafts may take: less than what can be noticed.
 _SHARE = 0.01
@@ -71,6 +72,7 @@ def prices_of(load: Load, budget: Budget) -> Prices | None:
     return Prices(pass_s=pass_s, row_s=row_s, requests=max(1, load.requests))
 
 
+@quickly_made
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
     """What another draft is expected to gain.

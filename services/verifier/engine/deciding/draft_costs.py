@@ -26,7 +26,7 @@ class DraftCosts:
     def busy(self, parts: Sequence[Part]) -> dict[str, list[bool]]:
         """The requests of a pass for which an origin had work meanwhile, by origin: whether each uses costly sources."""
         found: dict[str, list[bool]] = {origin: [] for origin in self._origins}
-        for request in (part.request for part in parts):
+        for request in [part.request for part in parts if part.request.mailboxes]:
             for origin, mailbox in request.mailboxes.items():
                 if mailbox.busy(len(request.tokens)):
                     found[origin].append(bool(request.used))

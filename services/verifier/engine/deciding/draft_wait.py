@@ -55,7 +55,14 @@ class DraftWait:
             load: the decoding requests of ``batch``, without drafts.
             meanwhile: called before the wait, if there is one.
         """
-        drafted = [request for request in batch if request.decoding and not request.undrafted and not request.closed]
+        drafted = [
+            request
+            for request in batch
+            if request.mailboxes and request.decoding and not request.undrafted and not request.closed
+        ]
+        if not drafted:
+            self._waiting.pass_begins(self._budget.seconds(load))
+            return
         named = [request for request in drafted if request.by_paper]
         alone = all(request.by_paper for request in batch)
         if not alone and not self._drafting.quiet:

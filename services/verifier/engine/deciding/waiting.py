@@ -172,6 +172,12 @@ class Waiting:
         self._try_every = _TRY_EVERY
         self._trying = False
 
+    def pass_begins(self, pass_s: float) -> None:
+        """Credit the account with a pass's share. ``seconds`` does so, too: call one of them once per step."""
+        self._trying = False
+        if math.isfinite(pass_s):
+            self._account_s = min(self._most_s, self._account_s + _SHARE * pass_s)
+
     def seconds(self, missing: Sequence[Missing], tokens: float, pass_s: float, *, delays_others: bool) -> float:
         """The longest wait of the coming step, in seconds. Call once per step.
 
@@ -182,12 +188,10 @@ class Waiting:
             delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may take no more
                 than the account holds.
         """
-        self._trying = False
         allowed = self._most_s
-        if math.isfinite(pass_s):
-            self._account_s = min(self._most_s, self._account_s + _SHARE * pass_s)
-            if delays_others or self._account_s < 0:
-                allowed = max(0.0, min(allowed, self._account_s))
+        self.pass_begins(pass_s)
+        if math.isfinite(pass_s) and (delays_others or self._account_s < 0):
+            allowed = max(0.0, min(allowed, self._account_s))
         if not missing:
             return 0.0
         found = min(allowed, _MARGIN * best_wait(missing, tokens, pass_s, allowed))

@@ -1,0 +1,211 @@
+"""Step reports and drafts of several sessions, each in one message by columns (drafting.proto).
+
+A message of its own for every session costs more than all that is in it: a step has as many reports as requests. What is
+rare in them, as hidden states or sampled drafts, has no column; such ones travel alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import TypeVar
+
+from outrider.internal.v1 import drafting_pb2, tree_pb2
+from services.links.codec.trees import check_size
+from speculation import limits
+from speculation.errors import InvalidArgument, MalformedTree
+from speculation.messages import Draft, DraftFailure, StepReport
+from speculation.types import EMPTY_TREE, Observation, TokenTree
+
+_T = TypeVar("_T")
+
+# Most numbers of reports and of drafts in one message: with room to spare below ``MAX_DRAFT_MESSAGE_BYTES``.
+MOST_NUMBERS = 1 << 18
+
+
+def numbers_of_report(report: StepReport) -> int | None:
+    """About how many numbers a report brings into the columns; None: they have no room for all of it."""
+    seen, size = report.observation, len(report.committed) + len(report.accepted_path) + 5
+    if seen is None:
+        return size
+    tree, rows = seen.tree, len(seen.top_ids)
+    top = len(seen.top_ids[0]) if rows else 0
+    known = seen.features is None and not seen.probe_ids and not tree.probes and not tree.proposals
+    even = top and rows == 1 + len(tree.tokens) and all(len(row) == top for row in seen.top_ids)
+    return size + 4 * rows + top * rows if known and even else None
+
+
+def numbers_of_draft(draft: Draft) -> int | None:
+    """As ``numbers_of_report``, of a draft."""
+    rare = draft.assumed or draft.more or draft.unready or draft.tree.probes or draft.tree.proposals
+    return None if rare else 4 * len(draft.tree.tokens) + 5
+
+
+def write_reports(reports: Sequence[StepReport], made: drafting_pb2.StepReports) -> None:
+    """Encode reports, all with room in the columns, into an empty message."""
+    made.session_ids.extend([each.session_id for each in reports])
+    made.committed.extend(_joined(each.committed for each in reports))
+    made.committed_counts.extend([len(each.committed) for each in reports])
+    made.lengths.extend([each.length for each in reports])
+    made.prefix_hashes.extend([each.prefix_hash for each in reports])
+    made.accepted_paths.extend(_joined(each.accepted_path for each in reports))
+    made.accepted_counts.extend([len(each.accepted_path) for each in reports])
+    made.max_nodes.extend([each.max_nodes for each in reports])
+    made.min_probabilities.extend([each.min_probability for each in reports])
+    seen = [each.observation for each in reports]
+    _write_trees([EMPTY_TREE if each is None else each.tree for each in seen], made.trees)
+    tops = [() if each is None else each.top_ids for each in seen]
+    made.top_ids.extend(_joined(chain.from_iterable(tops)))
+    made.top_counts.extend([len(rows[0]) if rows else 0 for rows in tops])
+
+
+def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
+    """The reports of a message.
+
+    Raises:
+        InvalidArgument: its columns do not fit together, or a report breaks a limit.
+    """
+    counts, nodes, tops = wire.committed_counts[:], wire.max_nodes[:], wire.top_counts[:]
+    check_size("steps.committed", max(counts, default=0), limits.MAX_TREE_NODES + 1)
+    check_size("steps.max_nodes", max(nodes, default=0), limits.MAX_TREE_NODES)
+    trees = [_tree(*each) for each in _trees("steps.trees", wire.trees)]
+    names, lengths, hashes, least = wire.session_ids[:], wire.lengths[:], wire.prefix_hashes[:], wire.min_probabilities[:]
+    _check_columns("steps", names, counts, lengths, hashes, wire.accepted_counts, nodes, least, trees, tops)
+    sizes = [top * (1 + len(tree.tokens)) for top, tree in zip(tops, trees, strict=True)]
+    columns = zip(
+        names,
+        _cut("steps.committed", wire.committed, counts),
+        lengths,
+        hashes,
+        _cut("steps.accepted_paths", wire.accepted_paths, wire.accepted_counts),
+        nodes,
+        least,
+        map(_observation, trees, tops, _cut("steps.top_ids", wire.top_ids, sizes)),
+        strict=True,
+    )
+    return [
+        StepReport(
+            session_id=session_id,
+            committed=committed,
+            length=length,
+            prefix_hash=prefix_hash,
+            accepted_path=path,
+            max_nodes=max_nodes,
+            min_probability=least,
+            observation=observation,
+        )
+        for session_id, committed, length, prefix_hash, path, max_nodes, least, observation in columns
+    ]
+
+
+def _observation(tree: TokenTree, top: int, ids: tuple[int, ...]) -> Observation | None:
+    if not top:
+        return None
+    return Observation(tree=tree, top_ids=tuple([ids[at : at + top] for at in range(0, len(ids), top)]))
+
+
+def write_drafts(drafts: Sequence[Draft], made: drafting_pb2.Drafts) -> None:
+    """Encode drafts, all with room in the columns, into an empty message."""
+    made.session_ids.extend([each.session_id for each in drafts])
+    made.base_lengths.extend([each.base_length for each in drafts])
+    made.base_hashes.extend([each.base_hash for each in drafts])
+    _write_trees([each.tree for each in drafts], made.trees)
+    made.drafting_s.extend([each.drafting_s for each in drafts])
+    made.groups.extend([each.group for each in drafts])
+
+
+def read_drafts(wire: drafting_pb2.Drafts) -> list[Draft | DraftFailure]:
+    """The drafts of a message. One that breaks a limit becomes a failure of its session only.
+
+    Raises:
+        InvalidArgument: its columns do not fit together.
+    """
+    trees = _trees("drafts.trees", wire.trees)
+    names, lengths, hashes, took_s = wire.session_ids[:], wire.base_lengths[:], wire.base_hashes[:], wire.drafting_s[:]
+    _check_columns("drafts", names, lengths, hashes, trees, took_s, wire.groups)
+    return [_draft(*each) for each in zip(names, lengths, hashes, trees, took_s, wire.groups[:], strict=True)]
+
+
+def _draft(
+    session_id: str, base_length: int, base_hash: int, nodes: _Nodes, drafting_s: float, group: str
+) -> Draft | DraftFailure:
+    try:
+        check_size("draft.group", len(group), limits.MAX_SOURCE_NAME)
+        tree = _tree(*nodes)
+    except InvalidArgument as error:
+        return DraftFailure(session_id=session_id, reason=f"malformed draft: {error}")
+    # Only a statistic: an invalid value is no reason to drop the draft.
+    took_s = drafting_s if 0 <= drafting_s < float("inf") else 0.0
+    return Draft(
+        session_id=session_id, base_length=base_length, base_hash=base_hash, tree=tree, drafting_s=took_s, group=group
+    )
+
+
+# A tree's tokens, parents, indices of sources and scores, and the names of all sources.
+_Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[str, ...]]
+
+
+def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
+    sources = _joined(tree.sources for tree in trees)
+    number = {name: at for at, name in enumerate(dict.fromkeys(sources))}
+    made.counts.extend([len(tree.tokens) for tree in trees])
+    made.tokens.extend(_joined(tree.tokens for tree in trees))
+    made.parents.extend(_joined(tree.parents for tree in trees))
+    made.sources.extend([number[name] for name in sources])
+    made.source_names.extend(number)
+    made.scores.extend(_joined(tree.scores for tree in trees))
+    made.score_counts.extend([len(tree.scores) for tree in trees])
+
+
+def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
+    counts, names = wire.counts[:], tuple(wire.source_names[:])
+    check_size(f"{name}.source_names", len(names), limits.MAX_SOURCES * len(counts))
+    return [
+        (*columns, names)
+        for columns in zip(
+            _cut(f"{name}.tokens", wire.tokens, counts),
+            _cut(f"{name}.parents", wire.parents, counts),
+            _cut(f"{name}.sources", wire.sources, counts),
+            _cut(f"{name}.scores", wire.scores, wire.score_counts),
+            strict=False,
+        )
+    ]
+
+
+def _tree(
+    tokens: tuple[int, ...],
+    parents: tuple[int, ...],
+    sources: tuple[int, ...],
+    scores: tuple[float, ...],
+    names: tuple[str, ...],
+) -> TokenTree:
+    """As ``trees.decode_tree``, of a tree in columns."""
+    if not tokens:
+        return EMPTY_TREE
+    if max(len(tokens), len(scores)) > limits.MAX_TREE_NODES:
+        raise MalformedTree("tree.tokens", f"{max(len(tokens), len(scores))} entries", f"at most {limits.MAX_TREE_NODES}")
+    if max(sources) >= len(names):
+        raise MalformedTree("tree.sources", max(sources), f"below {len(names)}")
+    named = tuple([names[each] for each in sources])
+    longest = max(set(named), key=len)
+    if len(longest) > limits.MAX_SOURCE_NAME:
+        raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
+    return TokenTree(tokens=tokens, parents=parents, sources=named, scores=scores)
+
+
+def _joined(parts: Iterable[Sequence[_T]]) -> list[_T]:
+    return list(chain.from_iterable(parts))
+
+
+def _cut(name: str, column: Sequence[_T], counts: Sequence[int]) -> list[tuple[_T, ...]]:
+    """A column's entries, as many for each report or draft as ``counts`` say."""
+    ends = [0, *accumulate(counts)]
+    if ends[-1] != len(column):
+        raise InvalidArgument(name, f"{len(column)} entries", f"{ends[-1]}, as they are counted")
+    entries = tuple(column[:])
+    return [entries[begin:end] for begin, end in pairwise(ends)]
+
+
+def _check_columns(name: str, *columns: Sequence[object]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise InvalidArgument(name, "columns of several lengths", "columns that are equally long")

@@ -1,0 +1,174 @@
+"""Reports and drafts of several sessions in one message: what comes out is what went in, in its order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from outrider.internal.v1 import drafting_pb2, tree_pb2
+from services.links.codec import columns, drafting
+from speculation import limits
+from speculation.errors import InvalidArgument
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    DraftingCall,
+    DraftingReply,
+    Forgotten,
+    OpenSession,
+    StepReport,
+)
+from speculation.types import Features, Observation, Proposal, TokenTree
+from tests.fakes import random_tree
+from tests.refusals import refuses
+
+NAMES = ("suffix", "recycling", "joined", "a model")
+
+
+def tree_of(source: random.Random) -> TokenTree:
+    made = random_tree(source, 6, 1 << 17)
+    # As on the wire: scores are float32.
+    scores = tuple(source.randrange(65) / 64 for _ in made.scores) if source.random() < 0.8 else ()
+    return replace(made, sources=tuple(source.choice(NAMES) for _ in made.sources), scores=scores)
+
+
+def report_of(source: random.Random, name: str) -> StepReport:
+    tree, top = tree_of(source), source.randrange(4)
+    committed = tuple(source.randrange(1 << 17) for _ in range(source.randint(0, 4)))
+    ids = tuple(tuple(source.randrange(1 << 17) for _ in range(top)) for _ in range(1 + len(tree))) if top else ()
+    observation: Observation | None = Observation(tree=tree, top_ids=ids) if top else None
+    if observation is not None and source.random() < 0.1:
+        features = Features(data=b"\0" * 8, rows=1, width=2, dtype="float32", start=3)
+        observation = replace(observation, features=features)
+    if observation is not None and len(tree) and source.random() < 0.1:
+        observation = replace(observation, tree=replace(tree, probes=(len(tree) - 1,)), probe_ids=((5, 6),))
+    return StepReport(
+        session_id=name,
+        committed=committed,
+        length=source.randrange(1 << 20),
+        prefix_hash=source.getrandbits(64),
+        accepted_path=tuple(range(source.randrange(1 + len(tree)))),
+        max_nodes=source.randrange(limits.MAX_TREE_NODES + 1),
+        min_probability=source.random(),
+        observation=observation,
+    )
+
+
+def draft_of(source: random.Random, name: str) -> Draft:
+    tree = tree_of(source)
+    if source.random() < 0.1:
+        tree = replace(tree, proposals=(Proposal(token_ids=(1, 2), probabilities=(0.5, 0.5)),) * len(tree))
+    return Draft(
+        session_id=name,
+        base_length=source.randrange(1 << 20),
+        base_hash=source.getrandbits(64),
+        assumed=(1, 2) if source.random() < 0.1 else (),
+        tree=tree,
+        group=source.choice(("", "text")),
+        more=source.random() < 0.1,
+        unready=source.random() < 0.1,
+        drafting_s=source.random(),
+    )
+
+
+def calls_of(source: random.Random) -> list[DraftingCall]:
+    others = (
+        CloseSession(session_id="x"),
+        OpenSession(session_id="x", tokens=(1,), prompt_length=1, sources=(), max_nodes=1),
+    )
+    return [
+        source.choice(others) if source.random() < 0.1 else report_of(source, f"s{number}")
+        for number in range(source.randrange(30))
+    ]
+
+
+def replies_of(source: random.Random) -> list[DraftingReply]:
+    others = (DraftFailure(session_id="x", reason="none", reopen=True), Forgotten(forget_id=7))
+    return [
+        source.choice(others) if source.random() < 0.1 else draft_of(source, f"s{number}")
+        for number in range(source.randrange(30))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_shares_messages_is_what_each_would_be_alone(seed: int) -> None:
+    source = random.Random(seed)
+    calls, replies = calls_of(source), replies_of(source)
+    asked = [
+        drafting_pb2.DraftRequest.FromString(wire.SerializeToString()) for wire in drafting.encode_drafting_calls(calls)
+    ]
+    assert [call for wire in asked for call in drafting.decode_drafting_calls(wire)] == calls
+    told = [
+        drafting_pb2.DraftResponse.FromString(wire.SerializeToString()) for wire in drafting.encode_drafting_replies(replies)
+    ]
+    read = [reply for wire in told for reply in drafting.decode_drafting_replies(wire)]
+    assert read == replies
+    assert [each.drafting_s for each in read if isinstance(each, Draft)] == [
+        each.drafting_s for each in replies if isinstance(each, Draft)
+    ]
+
+
+def test_the_reports_of_a_step_share_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = [replace(report_of(random.Random(1), f"s{number}"), observation=None) for number in range(64)]
+    assert len(list(drafting.encode_drafting_calls(plain))) == 1
+    # What would be too large for one takes several.
+    monkeypatch.setattr(drafting, "MOST_NUMBERS", 100)
+    several = list(drafting.encode_drafting_calls(plain))
+    assert len(several) > 1
+    assert [call for wire in several for call in drafting.decode_drafting_calls(wire)] == plain
+
+
+def test_the_largest_message_is_within_its_limit() -> None:
+    tree = TokenTree(tokens=((1 << 32) - 1,) * 512, parents=tuple(range(-1, 511)), sources=("s",) * 512, scores=(0.5,) * 512)
+    largest = StepReport(
+        session_id="s" * 64,
+        committed=tree.tokens,
+        length=1,
+        prefix_hash=2**64 - 1,
+        accepted_path=tuple(range(512)),
+        max_nodes=512,
+        observation=Observation(tree=tree, top_ids=(((1 << 32) - 1,) * limits.MAX_TOP_IDS,) * 513),
+    )
+    sizes = [wire.ByteSize() for wire in drafting.encode_drafting_calls([largest] * 64)]
+    assert len(sizes) > 1
+    assert max(sizes) < limits.MAX_DRAFT_MESSAGE_BYTES
+
+
+def test_columns_that_do_not_fit_together_are_refused() -> None:
+    wire = drafting_pb2.StepReports()
+    columns.write_reports([report_of(random.Random(seed), "s") for seed in (1, 2)], wire)
+    for name in ("session_ids", "lengths", "prefix_hashes", "max_nodes", "min_probabilities", "accepted_counts"):
+        broken = drafting_pb2.StepReports.FromString(wire.SerializeToString())
+        del getattr(broken, name)[0]
+        with pytest.raises(InvalidArgument, match="steps"):
+            columns.read_reports(broken)
+    wire.committed.append(7)
+    with refuses(InvalidArgument, field="steps.committed"):
+        columns.read_reports(wire)
+    many = drafting_pb2.StepReports()
+    columns.write_reports([replace(report_of(random.Random(1), "s"), max_nodes=513)], many)
+    with refuses(InvalidArgument, field="steps.max_nodes"):
+        columns.read_reports(many)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        tree_pb2.TokenTrees(counts=[600], tokens=[1] * 600, parents=[-1] * 600, sources=[0] * 600, source_names=["a"]),
+        tree_pb2.TokenTrees(counts=[1], tokens=[1], parents=[-1], sources=[3], source_names=["a"]),
+        tree_pb2.TokenTrees(counts=[1], tokens=[1], parents=[-1], sources=[0], source_names=["a" * 65]),
+    ],
+)
+def test_a_draft_that_breaks_a_limit_concerns_its_session_only(changed: tree_pb2.TokenTrees) -> None:
+    wire = drafting_pb2.Drafts()
+    columns.write_drafts([Draft(session_id=name, base_length=1, base_hash=1) for name in ("good", "bad")], wire)
+    changed.counts.insert(0, 0)
+    changed.score_counts.extend([0, 0])
+    wire.trees.CopyFrom(changed)
+    good, bad = columns.read_drafts(wire)
+    assert good == Draft(session_id="good", base_length=1, base_hash=1)
+    assert isinstance(bad, DraftFailure)
+    assert bad.session_id == "bad"
