@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 _CHECK_S = 60
 _COMPILE_S = 300
 _CHECK = "import ctypes, os, sys; sys.exit(0 if ctypes.CDLL(sys.argv[1], os.RTLD_LAZY).outrider_check() == 1 else 9)"
+
+
+# Kinds of arguments and results, see ``Recipe.functions``.
+_KINDS = {"P": ctypes.c_void_p, "i": ctypes.c_int32, "q": ctypes.c_int64}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +78,24 @@ class Recipe:
                     return _loaded(fresh), digest
                 fresh.replace(made)
         return _loaded(made), digest
+
+    def functions(self, signatures: Mapping[str, tuple[str, str | None]]) -> ctypes.PyDLL:
+        """The library's functions, called with the interpreter's lock: each takes microseconds, and getting the lock back
+        from another thread may take longer.
+
+        Args:
+            signatures: by function, its arguments (P: address, i: 32 bits, q: 64 bits) and its result.
+
+        Raises:
+            OSError, SubprocessError: as ``load``.
+        """
+        loaded, _ = self.load()
+        functions = ctypes.PyDLL(loaded._name, handle=loaded._handle)
+        for name, (arguments, result) in signatures.items():
+            function = getattr(functions, name)
+            function.argtypes = [_KINDS[each] for each in arguments]
+            function.restype = None if result is None else _KINDS[result]
+        return functions
 
     def ship(self) -> Path:
         """Compile into the package itself; returns the file.

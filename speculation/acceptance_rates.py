@@ -15,6 +15,7 @@ _BUCKETS = 16
 # In nodes: how many the source's own claim weighs as much as, and how many a bucket remembers.
 _PRIOR = 8.0
 _MEMORY = 512.0
+_NOTHING = Ratio()
 
 
 class AcceptanceRates:
@@ -44,16 +45,22 @@ class AcceptanceRates:
             found.append(probability if parent == ROOT else min(probability, found[parent]))
         return found
 
+    def seen_of(self, source: str) -> list[Ratio]:
+        """What was seen of a source's nodes, bucket by bucket."""
+        return [self._seen.get((source, bucket), _NOTHING) for bucket in range(_BUCKETS)]
+
     def learn(self, tree: TokenTree, accepted_path: Collection[int]) -> None:
         """Learn which of the verified nodes were accepted."""
         for node, claimed in enumerate(claims(tree)):
             if node in tree.probes:
                 continue
             key = (tree.sources[node], _bucket(claimed))
-            if key not in self._seen:
-                self._seen[key] = Ratio()
-            self._seen[key].add(node in accepted_path, 1.0)
-            self._seen[key].fade(_MEMORY)
+            seen = self._seen.get(key)
+            if seen is None:
+                seen = self._seen[key] = Ratio()
+            seen.add(node in accepted_path, 1.0)
+            if seen.whole > _MEMORY:
+                seen.fade(_MEMORY)
 
 
 def _bucket(score: float) -> int:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from speculation.acceptance_rates import AcceptanceRates
@@ -185,27 +186,32 @@ class MeasuredBudget:
         if fixed > most:
             # All of them, whatever they hold: that is no bias.
             trees, fixed = [EMPTY_TREE if tree.proposals else tree for tree in trees], 0
-        load, decoding = load.plus(fixed), decoding.plus(fixed)
-        candidates = [
-            (probability, index, node)
-            for index, tree in enumerate(trees)
-            if not tree.proposals
-            for node, probability in enumerate(self._acceptance.probabilities(tree))
-        ]
-        # Parents come before their children: they are at least as probable, and the sort is stable.
-        candidates.sort(key=lambda candidate: -candidate[0])
-        candidates = candidates[: int(min(most - fixed, len(candidates)))]
-        count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load, decoding)
+        open_trees = [tree for tree in trees if not tree.proposals]
+        order, count = self._ranked(open_trees, len(trees), most - fixed, load.plus(fixed), decoding.plus(fixed))
         self._steps_without = 0 if count else self._steps_without + 1
         if self._steps_without == _EXPLORE_EVERY:
-            self._steps_without, count = 0, min(_EXPLORED, len(candidates))
-        kept: dict[int, list[int]] = {}
-        for _, index, node in candidates[:count]:
-            kept.setdefault(index, []).append(node)
+            self._steps_without, count = 0, min(_EXPLORED, len(order))
+        chosen = bytearray(sum([len(tree.tokens) for tree in open_trees]))
+        for node in order[:count]:
+            chosen[node] = 1
+        ends = accumulate([0 if tree.proposals else len(tree.tokens) for tree in trees])
         return [
-            tree if tree.proposals or len(kept.get(index, ())) == len(tree) else _part(tree, kept.get(index))
-            for index, tree in enumerate(trees)
+            tree if tree.proposals else _part(tree, chosen[end - len(tree.tokens) : end])
+            for tree, end in zip(trees, ends, strict=True)
         ]
+
+    def _ranked(
+        self, trees: Sequence[TokenTree], tokens: int, most: float, load: Load, decoding: Load
+    ) -> tuple[Sequence[int], int]:
+        """The nodes of all trees, the ``most`` likeliest first, and how many of them are worth their rows.
+
+        Nodes are numbered over all trees. ``tokens`` are certain; ``load`` and ``decoding`` as for ``choose``.
+        """
+        chances = [probability for tree in trees for probability in self._acceptance.probabilities(tree)]
+        # Parents come before their children: they are at least as probable, and the sort is stable.
+        order = sorted(range(len(chances)), key=lambda node: -chances[node])
+        most = int(min(most, len(order)))
+        return order[:most], self._best_count(tokens, [chances[node] for node in order], most, load, decoding)
 
     def _most_beside(self, load: Load) -> float:
         """How many nodes there is time for in a step that computes prompts."""
@@ -222,15 +228,15 @@ class MeasuredBudget:
     def learn_prompts(self, load: Load, seconds: float) -> None:
         self._prompt_factor.add(slowdown(seconds, self._costs.seconds(load)))
 
-    def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load, decoding: Load) -> int:
-        """How many of the likeliest nodes are worth their rows, beside ``tokens`` that are certain.
+    def _best_count(self, tokens: int, probabilities: Sequence[float], most: int, load: Load, decoding: Load) -> int:
+        """How many of the likeliest nodes, at most ``most``, are worth their rows, beside ``tokens`` that are certain.
 
         A second of the target is worth the most tokens per second that a step without prompts could yield. Prompts take
         the same time with or without nodes beside them, so a step that they make long makes no node cheaper.
         """
         worth = max(self._rates(tokens, probabilities, decoding))
         gains, before = [0.0], self._costs.seconds(load)
-        for count, probability in enumerate(probabilities, 1):
+        for count, probability in enumerate(probabilities[:most], 1):
             after = self._costs.seconds(load.plus(count))
             gains.append(gains[-1] + probability - worth * (after - before))
             before = after
@@ -248,5 +254,9 @@ class MeasuredBudget:
         return self._steps_without == _EXPLORE_EVERY - 1
 
 
-def _part(tree: TokenTree, nodes: list[int] | None) -> TokenTree:
-    return take(tree, sorted(nodes)) if nodes else EMPTY_TREE
+def _part(tree: TokenTree, chosen: bytearray) -> TokenTree:
+    """A tree's chosen nodes; ``chosen`` has a 1 for each of them."""
+    count = chosen.count(1)
+    if count == len(tree.tokens):
+        return tree
+    return take(tree, [node for node, kept in enumerate(chosen) if kept]) if count else EMPTY_TREE

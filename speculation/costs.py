@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -73,6 +73,11 @@ class CostTable:
         self._per_key = max(0.0, per_key)
         self._per_row_key = max(0.0, per_row_key)
         self._speed = 1.0
+
+    @property
+    def terms(self) -> tuple[Sequence[int], Sequence[float], tuple[float, float, float, float]]:
+        """The table's rows and seconds; the machine's speed as a factor, and the other terms in the arguments' order."""
+        return self._rows, self._seconds, (self._speed, self._per_request, self._per_key, self._per_row_key)
 
     def seconds(self, load: Load) -> float:
         """The expected duration of a pass, on the machine as it is now."""

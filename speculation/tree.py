@@ -191,6 +191,12 @@ def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[floa
     )
 
 
+def fits(tree: TokenTree, max_nodes: int, max_depth: int) -> bool:
+    """Whether ``prune`` leaves a tree as it is."""
+    nodes = len(tree.tokens)
+    return nodes <= max_nodes and (nodes <= max_depth or max(depths(tree), default=0) <= max_depth)
+
+
 def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[float] = ()) -> TokenTree:
     """The ``max_nodes`` best nodes no deeper than ``max_depth``; a node is kept only with its parent.
 
@@ -209,11 +215,11 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[floa
         ValueError: the tree holds sampled tokens (``proposals``). Dropping some after they were drawn would bias the
             rejection rule: which tokens remain would depend on what they are.
     """
-    depth = depths(tree)
-    if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):
+    if fits(tree, max_nodes, max_depth):
         return tree
     if tree.proposals:
         raise ValueError("a sampled tree cannot be pruned")
+    depth = depths(tree)
     scores = values or tree.scores or (0.0,) * len(tree)
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):

@@ -17,6 +17,7 @@ from services.verifier.checks.self_check import SelfCheck
 from services.verifier.comparing.comparing import Comparing
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -24,7 +25,7 @@ from services.verifier.identity import of_one_arithmetic
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
-from speculation.budget import Budget, FixedBudget, MeasuredBudget
+from speculation.budget import Budget, FixedBudget
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.types import Plan
@@ -158,7 +159,7 @@ def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:
     if config.budget == "fixed":
         return FixedBudget(max_nodes=config.max_nodes)
     costs = costs_of(target, config.target, config.costs_dir)
-    return MeasuredBudget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)
+    return measured_budget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)
 
 
 def arithmetic_of(target: TransformersTarget, config: TargetConfig) -> str:

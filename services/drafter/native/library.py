@@ -23,7 +23,7 @@ _RECIPE = Recipe(
     flags=("-O3", "-ffp-contract=off", "-fPIC"),
     links=("-lm",),
 )
-# Arguments (P: address, i: 32 bits, q: 64 bits) and results of the functions.
+# As for ``Recipe.functions``.
 _SIGNATURES = {
     "automaton_new": ("i", "P"),
     "automaton_free": ("P", None),
@@ -49,24 +49,16 @@ _SIGNATURES = {
     "suffix_candidates": ("PPiiiiiiPq", "q"),
     "recycling_candidates": ("PPPq", "q"),
 }
-_TYPES = {"P": ctypes.c_void_p, "i": ctypes.c_int32, "q": ctypes.c_int64}
 
 
 @functools.cache
 def drafting_library() -> ctypes.PyDLL | None:
     """The compiled functions; None if they are not available, which the log explains."""
     try:
-        loaded, _ = _RECIPE.load()
+        return _RECIPE.functions(_SIGNATURES)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("no compiled drafters, each draft takes longer: %s", error)
         return None
-    # With the interpreter's lock: a call takes microseconds, and getting the lock back from another thread may take longer.
-    functions = ctypes.PyDLL(loaded._name, handle=loaded._handle)
-    for name, (arguments, result) in _SIGNATURES.items():
-        function = getattr(functions, name)
-        function.argtypes = [_TYPES[each] for each in arguments]
-        function.restype = None if result is None else _TYPES[result]
-    return functions
 
 
 class Held:

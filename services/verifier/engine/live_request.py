@@ -23,7 +23,7 @@ from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
-from speculation.tree import merge, prune
+from speculation.tree import fits, merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
@@ -285,6 +285,8 @@ class LiveRequest:
                 tree = within_grammar(tree, self.grammar, self.max_nodes)
         if not len(tree):
             return EMPTY_TREE
+        if fits(tree, self.max_nodes, max_depth):
+            return tree
         return prune(tree, self.max_nodes, max_depth, probabilities(tree))
 
     def take_ends(self, tree: TokenTree, budget: Budget, prices: Prices | None) -> tuple[int, ...]:

@@ -1,0 +1,2 @@
+/* What a test run calls before the library is loaded. */
+int outrider_check(void) { return 1; }
