@@ -16,7 +16,10 @@ from starlette.types import Receive, Scope, Send
 from services.access.gate import Gate
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
+from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
+from services.api.http.messages.endpoints import MessageEndpoints
+from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.messages import RouterPort
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _PORT = re.compile(r":\d*$")
 _MODEL = "/v1/models/"
+_MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
 
@@ -55,6 +59,7 @@ class HttpApp:
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
         self._endpoints = ends = Endpoints(router, gate, config)
+        messages = MessageEndpoints(ends, router, strict=config.unknown_fields == "refuse")
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -63,6 +68,8 @@ class HttpApp:
         self._paths = {
             "/v1/chat/completions": _Path("POST", ends.chat),
             "/v1/completions": _Path("POST", ends.completions),
+            _MESSAGES: _Path("POST", messages.message),
+            f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
             "/v1/models": _Path("GET", ends.models, counted="ListModels"),
             _MODEL: _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
@@ -84,6 +91,7 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
+        call.door = ANTHROPIC if scope["path"].startswith(_MESSAGES) else OPENAI
         try:
             await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
@@ -41,7 +42,12 @@ class AnswerInProgress(ABC):
         kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
         name: what the answer is called, without its prefix.
         created: Unix time in seconds.
+
+    Attributes:
+        stream_form: how its events are sent.
     """
+
+    stream_form: ClassVar[type[EventStream]] = EventStream
 
     def __init__(
         self, asked: Asked, prepared: Prepared, name: str, created: int, *, prefix: str, kind: tuple[str, str]
@@ -60,6 +66,11 @@ class AnswerInProgress(ABC):
     def card(self) -> ModelCard:
         """The model that answers."""
         return self.prepared.card
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that have no effect."""
+        return self.prepared.ignored
 
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
