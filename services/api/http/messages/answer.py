@@ -16,7 +16,7 @@ from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import reader_for
 from services.api.http.openai.usage import metrics
-from services.api.messages import Completion, TextChunk
+from services.api.messages import Completion, RouterPort, TextChunk
 from services.tool_formats.catalogue import FORMATS
 from speculation.types import FinishReason
 
@@ -26,7 +26,9 @@ class MessageAnswer(AnswerInProgress):
 
     stream_form = MessageStream
 
-    def __init__(self, message: AskedMessage, asked: Asked, prepared: Prepared, name: str, created: int) -> None:
+    def __init__(
+        self, message: AskedMessage, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int
+    ) -> None:
         super().__init__(asked, prepared, name, created, prefix="msg", kind=("message", "message"))
         self._id = f"msg_{name}"
         self._unread = (*message.unread, *(own_name(field, message.paths) for field in prepared.ignored))
