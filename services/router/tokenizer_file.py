@@ -64,6 +64,10 @@ class FileTokenizer:
         # Without Python's lock, too; not worth its start where an answer is decoded token by token.
         return self._tokenizer.decode_batch([tokens], skip_special_tokens=not special)[0]
 
+    def id_of(self, name: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
+
     def spell(self, token: int) -> bytes:
         return self._bytes.spell(token)
 

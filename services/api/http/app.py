@@ -20,8 +20,10 @@ from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.messages.errors import ANTHROPIC
+from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -59,7 +61,8 @@ class HttpApp:
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
         self._endpoints = ends = Endpoints(router, gate, config)
-        messages = MessageEndpoints(ends, router, strict=config.unknown_fields == "refuse")
+        strict = config.unknown_fields == "refuse"
+        messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -70,12 +73,15 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             _MESSAGES: _Path("POST", messages.message),
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
+            "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
+            "/infill": _Path("POST", others.infill),
             "/v1/models": _Path("GET", ends.models, counted="ListModels"),
             _MODEL: _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
+            "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
@@ -147,7 +153,8 @@ class HttpApp:
             path, call.path = _MODEL, path.removeprefix(_MODEL)
         found = self._paths.get(path)
         if found is None:
-            raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
+            said = instead_of(path)
+            raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
         if method != found.method and not (method == "HEAD" and found.is_open):
             raise HttpError(405, "method_not_supported", f"{path} takes {found.method} alone", [("allow", found.method)])
         return found

@@ -87,7 +87,6 @@ CHAT: dict[str, Rule] = {
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
-    "suffix": (_is(""), "unset: text is continued, not filled in"),
     "add_special_tokens": (_is(True), "true: prompts get the special tokens that the tokenizer adds"),
     "prompt_embeds": (never, "unset: prompts are text or token ids"),
     "messages": (never, "unset: say prompt, or use /v1/chat/completions"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_tools, held_to_calls, readable
+from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
 from services.api.http.openai.request import Asked, Input
 from services.api.messages import (
     ChatMessage,
@@ -89,7 +89,10 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     card, asked, ignored = await fitted(asked, router, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
-    prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
+    prompts = [
+        await _tokenize(asked, router, replace(base, input=source, chat=asked.chat, infill=asked.infill), card)
+        for source in asked.inputs
+    ]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
     how = HowAsked(streams=asked.stream is not None, choices=asked.n)
@@ -103,6 +106,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                     input=ids,
                     chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
                     of_conversation=chats,
+                    infill=asked.infill,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
                     strategy=asked.strategy,
@@ -138,6 +142,7 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     card = called((await router.models())[0], asked.model)
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
+    check_infill(asked, card)
     return card, asked, ignored
 
 

@@ -63,6 +63,17 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
         )
 
 
+def check_infill(asked: Asked, card: ModelCard) -> None:
+    """Check that the model fills gaps, where one is to be filled.
+
+    Raises:
+        Refused: it does not.
+    """
+    if asked.infill is not None and not card.infills:
+        allowed = "unset: this model's tokenizer has no fill-in-the-middle tokens"
+        raise Refused("suffix", asked.infill.suffix or "empty", allowed, "unsupported_parameter")
+
+
 def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
     """The request's sampling with the form that its tools ask of the model's text.
 
