@@ -86,9 +86,9 @@ def infill_tokens(id_of: Callable[[str], int | None]) -> InfillTokens | None:
     prefix, suffix, middle = (each for each in ids if each is not None)
 
     def first(names: Sequence[str]) -> int | None:
-        return next((found for name in names if (found := id_of(name)) is not None), None)
+        return next((id for name in names if (id := id_of(name)) is not None), None)
 
-    ends = tuple(dict.fromkeys(found for name in _ENDS if (found := id_of(name)) is not None))
+    ends = tuple(dict.fromkeys(id for name in _ENDS if (id := id_of(name)) is not None))
     return InfillTokens(
         prefix=prefix, suffix=suffix, middle=middle, repository=first(_REPOSITORY), file=first(_FILE), ends=ends
     )

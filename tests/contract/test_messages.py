@@ -86,13 +86,13 @@ def test_a_message_whole_and_streamed(client: Anthropic, both_entries: HttpServi
     sources = [token for event in events for token in event.get("speculation", {}).get("tokens", ())]
     assert sources == raw["speculation"]["tokens"] or [each["id"] for each in sources] == told.token_ids
     chat = CLIENT.post(f"{both_entries.url}/v1/chat/completions", json={"messages": FOX, "max_tokens": 20, **own}).json()
-    assert chat["choices"][0]["message"]["content"] == block.text  # type: ignore[union-attr]
+    assert chat["choices"][0]["message"]["content"] == block.text
     assert (chat["choices"][0]["token_ids"], chat["prompt_token_ids"]) == (told.token_ids, told.prompt_token_ids)
     assert chat["usage"]["prompt_tokens"] == told.usage.input_tokens + told.usage.cache_read_input_tokens
 
 
 def test_a_stop_sequence_is_told(client: Anthropic, both_entries: HttpService) -> None:
-    own = {"seed": 3, "ignore_eos": True}
+    own: dict[str, Any] = {"seed": 3, "ignore_eos": True}
     text = client.messages.create(model="tiny", messages=FOX, max_tokens=20, extra_body=own).content[0].text  # type: ignore[union-attr]
     stop = text[5:8]
     cut = client.messages.create(model="tiny", messages=FOX, max_tokens=20, stop_sequences=[stop], extra_body=own)
@@ -173,7 +173,7 @@ async def test_calls_are_blocks(pieces: int) -> None:
         asked: dict[str, Any] = {"model": "scripted", "messages": FOX, "max_tokens": 9, "tools": [LOOK]}
         whole = await client.messages.create(**asked)
         text, call = whole.content
-        assert (whole.stop_reason, text.text, call.name, call.input) == ("tool_use", "I look.", "look", {"a": 100.0})  # type: ignore[union-attr]
+        assert (whole.stop_reason, text.text, call.name, call.input) == ("tool_use", "I look.", "look", {"a": 100.0})
         async with client.messages.stream(**asked) as stream:
             final = await stream.get_final_message()
         assert [block.model_dump(exclude={"id", "parsed_output"}) for block in final.content] == [
@@ -205,7 +205,7 @@ async def test_an_input_that_is_no_object_goes_there_and_back() -> None:
                 assert answer.content[0].input == {"INVALID_JSON": kept}  # type: ignore[union-attr]
             back = [*FOX, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": getattr(answer.content[0], "id", "x")}]}]  # fmt: skip
-            await client.messages.create(model="scripted", messages=back, max_tokens=9, tools=[LOOK])  # type: ignore[arg-type]
+            await client.messages.create(model="scripted", messages=back, max_tokens=9, tools=[LOOK])
 
 
 async def test_choices_of_tools(both_entries: HttpService) -> None:
