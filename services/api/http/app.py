@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.access.gate import Gate
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
+from services.api.http.answering import Answering
 from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
@@ -54,7 +55,8 @@ class HttpApp:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
-        self._endpoints = ends = Endpoints(router, gate, config)
+        self._answering = Answering(router, gate, config)
+        self._endpoints = ends = Endpoints(router, self._answering)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -101,8 +103,7 @@ class HttpApp:
             async with asyncio.timeout(grace_s):
                 await self._empty.wait()
         except TimeoutError:
-            for running in tuple(self._endpoints.running):
-                running.fail(Unavailable("the server is stopping; try again"))
+            self._answering.end_all()
         await self._endpoints.stop()
 
     async def _answer(self, call: HttpCall, method: str, path: str, query: bytes) -> None:

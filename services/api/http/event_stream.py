@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from services.api.http.openai.errors import Headers, error_body
-from speculation.errors import Cancelled, OutriderError
+from services.api.http.openai.errors import Headers
+from speculation.errors import Cancelled
 
 # Seconds without an event after which a comment finds out whether the client is still there.
 PING_S = 15.0
@@ -31,13 +31,14 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def event_bytes(content: dict[str, Any], padding: int | None = None) -> bytes:
-    """An event.
+    """An event. Where its content has a type, a line before it says so.
 
     Args:
         padding: fill it up to a multiple of so many bytes.
     """
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    event = f"data: {text}\n\n".encode()
+    line = f"event: {content['type']}\n" if "type" in content else ""
+    event = f"{line}data: {text}\n\n".encode()
     if padding is None:
         return event
     missing = -(len(event) + len(_FIELD)) % padding
@@ -74,9 +75,9 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, contents: list[dict[str, Any]]) -> None:
-        """Send events; those with choices are padded."""
+        """Send events; those with choices or deltas are padded."""
         parts = [
-            event_bytes(content, self._padding if self._everything or content.get("choices") else None)
+            event_bytes(content, self._padding if self._everything or content.get("choices") or "delta" in content else None)
             for content in contents
         ]
         if parts:
@@ -86,14 +87,10 @@ class EventStream:
         """Send a comment, which clients skip."""
         await self._write(b": ping\n\n")
 
-    async def fail(self, error: OutriderError) -> None:
-        """End the stream with an error, which clients raise."""
-        await self._write(event_bytes(error_body(error), self._padding if self._everything else None))
-        await self.end()
-
-    async def end(self) -> None:
-        """End the stream."""
-        await self._write(b"data: [DONE]\n\n")
+    async def end(self, *, done: bool) -> None:
+        """End the stream. ``done``: with a line that says so."""
+        if done:
+            await self._write(b"data: [DONE]\n\n")
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, body: bytes) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
+from services.api.http.openai.errors import error_body
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
+from speculation.errors import OutriderError
 from speculation.types import FinishReason, TokenLogprobs
 
 
@@ -35,13 +37,18 @@ class ChoiceRecord:
 
 
 class AnswerInProgress(ABC):
-    """Turns the events of a request's generations into JSON: what chat and text completions share.
+    """Turns the events of a request's generations into JSON: what all forms of answers share.
+
+    Attributes:
+        says_done: a stream's last line is "[DONE]".
 
     Args:
         kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
         name: what the answer is called, without its prefix.
         created: Unix time in seconds.
     """
+
+    says_done = True
 
     def __init__(
         self, asked: Asked, prepared: Prepared, name: str, created: int, *, prefix: str, kind: tuple[str, str]
@@ -61,6 +68,11 @@ class AnswerInProgress(ABC):
         """The model that answers."""
         return self.prepared.card
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that had no effect."""
+        return self.prepared.ignored
+
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """The stream's events before any text."""
@@ -72,6 +84,10 @@ class AnswerInProgress(ABC):
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
         """The answer that is not streamed, once all choices have ended."""
+
+    async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
+        """The last events of a stream that ends with an error, which clients raise."""
+        return [error_body(error)]
 
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""
