@@ -18,8 +18,7 @@ from openai import AsyncOpenAI
 
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
-from services.api.http import answering
-from services.api.http import event_stream
+from services.api.http import answering, event_stream
 from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
