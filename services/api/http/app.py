@@ -20,6 +20,8 @@ from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.responses.response_endpoints import ResponseEndpoints
+from services.api.http.responses.stored_responses import ResponseStore
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -27,7 +29,13 @@ from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhau
 log = logging.getLogger(__name__)
 
 _PORT = re.compile(r":\d*$")
-_MODEL = "/v1/models/"
+# What stands before and behind an id in a path, the longest first.
+_AROUND_IDS = (
+    ("/v1/responses/", "/input_items"),
+    ("/v1/responses/", "/cancel"),
+    ("/v1/responses/", ""),
+    ("/v1/models/", ""),
+)
 _CLOSING = [("connection", "close")]
 
 
@@ -51,33 +59,43 @@ class HttpApp:
         draining: new requests are refused.
     """
 
-    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate) -> None:
+    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate, store: ResponseStore) -> None:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
         self._answering = Answering(router, gate, config)
         self._endpoints = ends = Endpoints(router, self._answering)
+        responses = ResponseEndpoints(self._answering, store, gate, config)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.leaving = False
         self.draining = False
         self._paths = {
-            "/v1/chat/completions": _Path("POST", ends.chat),
-            "/v1/completions": _Path("POST", ends.completions),
-            "/v1/models": _Path("GET", ends.models, counted="ListModels"),
-            _MODEL: _Path("GET", ends.model, counted="ListModels"),
+            "/v1/chat/completions": [_Path("POST", ends.chat)],
+            "/v1/completions": [_Path("POST", ends.completions)],
+            "/v1/responses": [_Path("POST", responses.create)],
+            "/v1/responses/{id}": [
+                _Path("GET", responses.retrieve, counted="GetResponse", scope="generate"),
+                _Path("DELETE", responses.delete, counted="DeleteResponse", scope="generate"),
+            ],
+            "/v1/responses/{id}/cancel": [_Path("POST", responses.cancel)],
+            "/v1/responses/{id}/input_items": [
+                _Path("GET", responses.input_items, counted="ListInputItems", scope="generate")
+            ],
+            "/v1/models": [_Path("GET", ends.models, counted="ListModels")],
+            "/v1/models/{id}": [_Path("GET", ends.model, counted="ListModels")],
             # A page asks for it every two seconds: it is left out of the audit log.
-            "/v1/outrider/status": _Path("GET", ends.status),
-            "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
-            "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
-            "/health": _Path("GET", ends.health, is_open=True),
-            "/ready": _Path("GET", ends.ready, is_open=True),
-            "/version": _Path("GET", ends.version, is_open=True),
+            "/v1/outrider/status": [_Path("GET", ends.status)],
+            "/tokenize": [_Path("POST", ends.tokenize, counted="Tokenize", scope="generate")],
+            "/detokenize": [_Path("POST", ends.detokenize, counted="Detokenize", scope="generate")],
+            "/health": [_Path("GET", ends.health, is_open=True)],
+            "/ready": [_Path("GET", ends.ready, is_open=True)],
+            "/version": [_Path("GET", ends.version, is_open=True)],
         }
         if config.page:
             # It holds no secret, and asks for a key itself where its requests need one.
-            self._paths["/"] = _Path("GET", ends.page, is_open=True)
+            self._paths["/"] = [_Path("GET", ends.page, is_open=True)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,6 +131,7 @@ class HttpApp:
         _check_framing(call.headers)
         self._check_host(call.headers)
         found = self._find(call, method, path)
+        call.query = query
         if found.is_open:
             if self.leaving and path == "/ready":
                 raise Unavailable("the server is stopping")
@@ -136,14 +155,15 @@ class HttpApp:
                 self._empty.set()
 
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
-        if path.startswith(_MODEL):
-            path, call.path = _MODEL, path.removeprefix(_MODEL)
-        found = self._paths.get(path)
-        if found is None:
+        path, call.path = _without_id(path)
+        known = self._paths.get(path)
+        if known is None:
             raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
-        if method != found.method and not (method == "HEAD" and found.is_open):
-            raise HttpError(405, "method_not_supported", f"{path} takes {found.method} alone", [("allow", found.method)])
-        return found
+        for found in known:
+            if method == found.method or (method == "HEAD" and found.is_open):
+                return found
+        methods = ", ".join(each.method for each in known)
+        raise HttpError(405, "method_not_supported", f"{path} takes {methods} alone", [("allow", methods)])
 
     def _check_host(self, headers: Headers) -> None:
         """A page in a browser may have its name point to loopback, but cannot send another name than its own."""
@@ -156,6 +176,14 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _without_id(path: str) -> tuple[str, str]:
+    """A path as it is registered, and the id in it."""
+    for before, behind in _AROUND_IDS:
+        if path.startswith(before) and path.endswith(behind):
+            return f"{before}{{id}}{behind}", path[len(before) : len(path) - len(behind)]
+    return path, ""
 
 
 def _check_query(query: bytes) -> None:
