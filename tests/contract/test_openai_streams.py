@@ -18,7 +18,8 @@ from openai import AsyncOpenAI
 
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
-from services.api.http import answering, event_stream
+from services.api.http import endpoints as http_endpoints
+from services.api.http import event_stream
 from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
@@ -154,7 +155,7 @@ async def test_a_client_that_takes_nothing_is_left() -> None:
 
 
 async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "PING_S", 0.02)
+    monkeypatch.setattr(http_endpoints, "PING_S", 0.02)
     router = ScriptedRouter("ab")
     router.waits = 0.3
     async with served(router) as (client, _):

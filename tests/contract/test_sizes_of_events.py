@@ -55,8 +55,7 @@ async def test_errors_of_private_answers_are_as_long_as_other_events(message: st
 
     for everything in (True, False):
         stream = EventStream(send, [], 1024, 60, everything=everything)
-        await stream.events([error_body(Unavailable(message))])
-        await stream.end(done=True)
+        await stream.fail([error_body(Unavailable(message))])
         error, done, _ = sent
         assert (len(error) == 1024) is everything
         assert json.loads(error[len("data: ") :])["error"]["message"].startswith(

@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from services.access.gate import Gate
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
-from services.api.http.answering import Answering
 from services.api.http.call import HttpCall
+from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
+from services.api.http.messages.endpoints import MessageEndpoints
+from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.responses.response_endpoints import ResponseEndpoints
@@ -36,6 +38,8 @@ _AROUND_IDS = (
     ("/v1/responses/", ""),
     ("/v1/models/", ""),
 )
+_RESPONSE = "/v1/responses/{id}"
+_MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
 
@@ -49,6 +53,13 @@ class _Path:
     counted: str = ""
     # What its key must be allowed; None: nothing.
     scope: str | None = None
+    # The same path with another method.
+    beside: _Path | None = None
+
+    @property
+    def all(self) -> tuple[_Path, ...]:
+        """With every method that the path takes."""
+        return (self,) if self.beside is None else (self, *self.beside.all)
 
 
 class HttpApp:
@@ -63,39 +74,42 @@ class HttpApp:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
-        self._answering = Answering(router, gate, config)
-        self._endpoints = ends = Endpoints(router, self._answering)
-        responses = ResponseEndpoints(self._answering, store, gate, config)
+        self._endpoints = ends = Endpoints(router, gate, config)
+        responses = ResponseEndpoints(ends, store, gate, config)
+        messages = MessageEndpoints(ends, router, strict=config.unknown_fields == "refuse")
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.leaving = False
         self.draining = False
         self._paths = {
-            "/v1/chat/completions": [_Path("POST", ends.chat)],
-            "/v1/completions": [_Path("POST", ends.completions)],
-            "/v1/responses": [_Path("POST", responses.create)],
-            "/v1/responses/{id}": [
-                _Path("GET", responses.retrieve, counted="GetResponse", scope="generate"),
-                _Path("DELETE", responses.delete, counted="DeleteResponse", scope="generate"),
-            ],
-            "/v1/responses/{id}/cancel": [_Path("POST", responses.cancel)],
-            "/v1/responses/{id}/input_items": [
-                _Path("GET", responses.input_items, counted="ListInputItems", scope="generate")
-            ],
-            "/v1/models": [_Path("GET", ends.models, counted="ListModels")],
-            "/v1/models/{id}": [_Path("GET", ends.model, counted="ListModels")],
+            "/v1/chat/completions": _Path("POST", ends.chat),
+            "/v1/completions": _Path("POST", ends.completions),
+            _MESSAGES: _Path("POST", messages.message),
+            f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
+            "/v1/responses": _Path("POST", responses.create),
+            _RESPONSE: _Path(
+                "GET",
+                responses.retrieve,
+                counted="GetResponse",
+                scope="generate",
+                beside=_Path("DELETE", responses.delete, counted="DeleteResponse", scope="generate"),
+            ),
+            f"{_RESPONSE}/cancel": _Path("POST", responses.cancel),
+            f"{_RESPONSE}/input_items": _Path("GET", responses.input_items, counted="ListInputItems", scope="generate"),
+            "/v1/models": _Path("GET", ends.models, counted="ListModels"),
+            "/v1/models/{id}": _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
-            "/v1/outrider/status": [_Path("GET", ends.status)],
-            "/tokenize": [_Path("POST", ends.tokenize, counted="Tokenize", scope="generate")],
-            "/detokenize": [_Path("POST", ends.detokenize, counted="Detokenize", scope="generate")],
-            "/health": [_Path("GET", ends.health, is_open=True)],
-            "/ready": [_Path("GET", ends.ready, is_open=True)],
-            "/version": [_Path("GET", ends.version, is_open=True)],
+            "/v1/outrider/status": _Path("GET", ends.status),
+            "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
+            "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
+            "/health": _Path("GET", ends.health, is_open=True),
+            "/ready": _Path("GET", ends.ready, is_open=True),
+            "/version": _Path("GET", ends.version, is_open=True),
         }
         if config.page:
             # It holds no secret, and asks for a key itself where its requests need one.
-            self._paths["/"] = [_Path("GET", ends.page, is_open=True)]
+            self._paths["/"] = _Path("GET", ends.page, is_open=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,6 +118,7 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
+        call.door = ANTHROPIC if scope["path"].startswith(_MESSAGES) else OPENAI
         try:
             await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:
@@ -121,7 +136,8 @@ class HttpApp:
             async with asyncio.timeout(grace_s):
                 await self._empty.wait()
         except TimeoutError:
-            self._answering.end_all()
+            for running in tuple(self._endpoints.running.values()):
+                running.fail(Unavailable("the server is stopping; try again"))
         await self._endpoints.stop()
 
     async def _answer(self, call: HttpCall, method: str, path: str, query: bytes) -> None:
@@ -159,10 +175,10 @@ class HttpApp:
         known = self._paths.get(path)
         if known is None:
             raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
-        for found in known:
+        for found in known.all:
             if method == found.method or (method == "HEAD" and found.is_open):
                 return found
-        methods = ", ".join(each.method for each in known)
+        methods = ", ".join(each.method for each in known.all)
         raise HttpError(405, "method_not_supported", f"{path} takes {methods} alone", [("allow", methods)])
 
     def _check_host(self, headers: Headers) -> None:

@@ -3,53 +3,157 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from services.api.http.answering import Answering
+from services.access.gate import Gate
+from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
+from services.api.http.event_stream import PING_S, EventStream
+from services.api.http.json_body import read_body
 from services.api.http.live_status import LatelyKnownState, status_of
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
-from services.api.http.openai.model_fit import called
+from services.api.http.openai.errors import Headers, Refused
+from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.model_fit import called, of_a_tool
+from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
 from services.api.http.page import page
 from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
-from speculation.errors import NotFound, Unavailable
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
+log = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
+# Makes the answer to a request, given the router, its name and its time in seconds.
+Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
 _OWNER = "outrider"
+# Names fields of a request that had no effect.
+_IGNORED = "x-outrider-ignored"
 
 
 class Endpoints:
     """Answers calls from a router.
 
     Args:
-        answering: answers those that generate.
+        gate: holds a slot for each generation, and records calls.
+
+    Attributes:
+        running: the answers under way, and their generations.
     """
 
-    def __init__(self, router: RouterPort, answering: Answering) -> None:
+    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
         self._router = router
-        self._answering = answering
+        self._gate = gate
+        self._config = config
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
         self._state = LatelyKnownState(router)
+        self.running: dict[AnswerInProgress, RunningChoices] = {}
 
     async def chat(self, call: HttpCall) -> None:
         """POST /v1/chat/completions"""
-        asked = await self._answering.read(call, read_chat)
-        await self._answering.answer(call, asked, ChatAnswer, "ChatCompletions")
+        asked = await self.read(call, read_chat)
+        await call.unless_gone(self.generate(call, asked, ChatAnswer, "ChatCompletions"))
 
     async def completions(self, call: HttpCall) -> None:
         """POST /v1/completions"""
-        asked = await self._answering.read(call, read_completion)
-        await self._answering.answer(call, asked, CompletionAnswer, "Completions")
+        asked = await self.read(call, read_completion)
+        await call.unless_gone(self.generate(call, asked, CompletionAnswer, "Completions"))
+
+    async def read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+        """What ``read`` makes of the body, while its arrival counts for the key."""
+        with self._gate.arriving(call.known_caller):
+            return await read_body(call.receive, call.headers, self._config.arrives_s, read)
+
+    async def generate(self, call: HttpCall, asked: Asked, form: Form, method: str) -> None:
+        """Answer a request.
+
+        Args:
+            form: makes the answer.
+            method: its name in the audit log.
+
+        Raises:
+            OutriderError: nothing has been sent.
+        """
+        if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
+            raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
+        private = self._config.public.privacy.padding(asked.private)
+        if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
+            named_as = "stream_options.include_obfuscation"
+            raise Refused(named_as, False, "true, or unset: events of private answers are padded")
+        base, counted_as = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt"
+        try:
+            # Before the prompts are read, which takes longer than to refuse a caller.
+            async with self._gate.hold(
+                call.known_caller, expected(asked, base), method=method, counted_as=counted_as
+            ) as slots:
+                prepared = await prepare(asked, self._router, base, strict=self._config.unknown_fields == "refuse")
+                slots.charge(prepared.requests)
+                answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
+                async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
+                    await self._told(call, asked, running, answer, private)
+        except InvalidArgument as error:
+            raise named(await asyncio.to_thread(of_a_tool, asked, error), own_names(asked)) from error
+
+    async def _told(
+        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
+    ) -> None:
+        """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
+        self.running[answer] = running
+        try:
+            if asked.stream is None:
+                await self._whole(call, running, answer)
+            else:
+                padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
+                stream = answer.stream_form(
+                    call.send, _ignored(answer), padding, self._config.public.send_timeout_s, everything=private is not None
+                )
+                await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
+        finally:
+            del self.running[answer]
+
+    async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerInProgress) -> None:
+        while not running.over:
+            if (told := await running.next()) is not None:
+                answer.take(*told)
+        await call.answer(await answer.whole(), headers=_ignored(answer))
+
+    async def _streamed(
+        self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool
+    ) -> None:
+        # What fails before the first token is an HTTP status, unless that token takes long.
+        told = await running.next(PING_S)
+        await stream.begin()
+        await stream.events(answer.opening())
+        try:
+            while True:
+                if told is None:
+                    await stream.ping()
+                else:
+                    await stream.events(await answer.add(*told))
+                if running.over:
+                    break
+                told = await running.next(PING_S)
+            if usage:
+                await stream.events([answer.closing()])
+            await stream.end()
+        except OutriderError as error:
+            await stream.fail(await answer.failed(error) or [call.error_body(error)])
+        except Exception:
+            log.exception("the stream of request %s failed", call.log_name)
+            internal = Internal("internal error; the server's log says why")
+            await stream.fail(await answer.failed(internal) or [call.error_body(internal)])
 
     async def stop(self) -> None:
         """End what goes on beside requests."""
@@ -86,7 +190,7 @@ class Endpoints:
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
-        model, request, names = await self._answering.read(call, read_tokenize)
+        model, request, names = await self.read(call, read_tokenize)
         card = await self._card(model)
         request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
@@ -96,7 +200,7 @@ class Endpoints:
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
-        model, ids = await self._answering.read(call, read_detokenize)
+        model, ids = await self.read(call, read_detokenize)
         await self._card(model)
         await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
@@ -124,6 +228,11 @@ class Endpoints:
     async def version(self, call: HttpCall) -> None:
         """GET /version"""
         await call.answer({"version": server_version()})
+
+
+def _ignored(answer: AnswerInProgress) -> Headers:
+    names = answer.ignored
+    return [(_IGNORED, ", ".join(names))] if names else []
 
 
 def _names_of(tokens: Sequence[TokenSpelling]) -> list[str]:

@@ -80,10 +80,10 @@ def _call(fields: Fields) -> dict[str, Any]:
         raise function.refuse("name", "unset", "the name of a function", "missing_required_parameter")
     function.end(known=("name", "arguments"))
     fields.end(known=("id", "type", "function"))
-    return {**found, "function": {"name": name, "arguments": _arguments(arguments or "{}")}}
+    return {**found, "function": {"name": name, "arguments": arguments_of(arguments or "{}")}}
 
 
-def _arguments(text: str) -> Any:
+def arguments_of(text: str) -> Any:
     """An object as templates read it; or the text itself, where it is none (a call may have been cut short) or where a
     template could not write it as it was.
     """

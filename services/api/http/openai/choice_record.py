@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
-from services.api.http.openai.errors import error_body
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
@@ -37,18 +37,18 @@ class ChoiceRecord:
 
 
 class AnswerInProgress(ABC):
-    """Turns the events of a request's generations into JSON: what all forms of answers share.
-
-    Attributes:
-        says_done: a stream's last line is "[DONE]".
+    """Turns the events of a request's generations into JSON: what chat and text completions share.
 
     Args:
         kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
         name: what the answer is called, without its prefix.
         created: Unix time in seconds.
+
+    Attributes:
+        stream_form: how its events are sent.
     """
 
-    says_done = True
+    stream_form: ClassVar[type[EventStream]] = EventStream
 
     def __init__(
         self, asked: Asked, prepared: Prepared, name: str, created: int, *, prefix: str, kind: tuple[str, str]
@@ -70,7 +70,7 @@ class AnswerInProgress(ABC):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Fields of the request that had no effect."""
+        """Fields of the request that have no effect."""
         return self.prepared.ignored
 
     @abstractmethod
@@ -86,8 +86,8 @@ class AnswerInProgress(ABC):
         """The answer that is not streamed, once all choices have ended."""
 
     async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
-        """The last events of a stream that ends with an error, which clients raise."""
-        return [error_body(error)]
+        """The last events of a stream that ends with an error; none: the error itself is told, as its API has it."""
+        return []
 
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""

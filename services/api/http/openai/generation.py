@@ -68,7 +68,8 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     Args:
         base: as of ``prepare``.
     """
-    sampling = replace(asked.sampling, max_tokens=asked.sampling.max_tokens or max(1, asked.sampling.min_tokens or 0))
+    longest = None if asked.clips_length else asked.sampling.max_tokens
+    sampling = replace(asked.sampling, max_tokens=longest or max(1, asked.sampling.min_tokens or 0))
     known = replace(base, sampling=sampling, model=asked.model, strategy=asked.strategy)
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
@@ -85,10 +86,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     Raises:
         OutriderError: the request cannot be served; names the field as the request spells it.
     """
-    card = (await router.models())[0]
-    card = called(card, asked.model)
-    asked, ignored = readable(asked, card, strict=strict)
-    check_tools(asked, card)
+    card, asked, ignored = await fitted(asked, router, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
@@ -126,6 +124,21 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
     return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed), ignored=ignored)
+
+
+async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
+    """The model, the request as it fits the model, and the names of fields that have no effect.
+
+    Args:
+        strict: as of ``prepare``.
+
+    Raises:
+        OutriderError: there is no such model, or it cannot do what is asked.
+    """
+    card = called((await router.models())[0], asked.model)
+    asked, ignored = readable(asked, card, strict=strict)
+    check_tools(asked, card)
+    return card, asked, ignored
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
@@ -179,6 +192,8 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
     if sampling.max_tokens is None and defaults.max_tokens is None and defaults.max_length is None:
         most = longest_answer(None, room=room, most=allowed, otherwise=asked.default_max_tokens)
         sampling = replace(sampling, max_tokens=max(most, sampling.min_tokens or 0))
+    if asked.clips_length and sampling.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
     try:
         check_fits(asked.length_field, sampling.max_tokens, room, card.max_model_len)
     except InvalidArgument as error:

@@ -41,6 +41,7 @@ class Asked:
         include_stop: the text ends with the stop string that ended it.
         return_token_ids: answers have token ids as well.
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
+        clips_length: an answer may be as long as the context leaves where the request allows a longer one.
         length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
     """
@@ -74,6 +75,7 @@ class Asked:
     include_stop: bool = False
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    clips_length: bool = False
     length_field: str = "max_tokens"
     form_field: str = ""
     request_id: str | None = None

@@ -12,7 +12,7 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT
 from services.api.http.openai.request import Asked
-from services.api.http.responses.conversation import Conversation, Item, read_item, read_reference
+from services.api.http.responses.conversation import ItemsAsChat, Item, read_item, read_reference
 from services.api.http.responses.own_names import OwnNames
 from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, ChosenFunction, CreateResponse, FunctionTool
 from services.api.http.responses.unserved import HINTS, check_unserved
@@ -85,7 +85,7 @@ def ask(new: NewResponse, before: Sequence[Item], stored: Callable[[str], Item |
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    body, conversation = new.body, Conversation()
+    body, conversation = new.body, ItemsAsChat()
     # A text has no items to name.
     paths = ["input"] if isinstance(body.input, str) else [f"input[{index}]" for index in range(len(new.own))]
     own = [_resolved(item, path, stored) for item, path in zip(new.own, paths, strict=True)]

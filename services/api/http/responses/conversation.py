@@ -45,7 +45,7 @@ def read_item(kind: type[_Kind], item: Item, path: str) -> _Kind:
     return read_declared(kind, {name: value for name, value in item.items() if value is not None}, path)
 
 
-class Conversation:
+class ItemsAsChat:
     """A chat that is made of items.
 
     Attributes:

@@ -68,6 +68,6 @@ def _shown(item: Item, name: str) -> dict[str, Any]:
     shown = {"type": "message", "status": "completed", **item, "id": given if isinstance(given, str) and given else name}
     if isinstance(text := item.get("content"), str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
-        more = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
         shown["content"] = [{"type": kind, "text": text, **more}]
     return shown

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
 from pydantic import Field, PlainValidator
 
-from services.api.http.declared import Declared
+from services.api.http.declared import Declared, Whole
 
 
 def _as_it_is(value: object) -> object:
@@ -212,6 +213,8 @@ class CreateResponse(Extensions):
     stream: bool | None = None
     stream_options: StreamedHow | None = None
     max_output_tokens: Annotated[Any, Later(int)] = None
+    # It counts calls of built-in tools, of which there are none.
+    max_tool_calls: Annotated[Whole, Ge(1)] | None = None
     temperature: Annotated[Any, Later(float)] = None
     top_p: Annotated[Any, Later(float)] = None
     top_logprobs: Annotated[Any, Later(int)] = None

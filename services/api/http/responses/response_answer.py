@@ -16,7 +16,14 @@ from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.http.openai.usage import fingerprint, metrics
 from services.api.http.responses.chat_body import AskedResponse
 from services.api.http.responses.output_items import OutputItems
-from services.api.http.responses.response_object import ResponseObject, Status
+from services.api.http.responses.response_object import (
+    FailureCode,
+    IncompleteDetails,
+    ResponseFailure,
+    ResponseObject,
+    Status,
+)
+from services.api.http.responses.response_stream import ResponseStream
 from services.api.messages import Completion, RouterPort, TextChunk
 from services.tool_formats.catalogue import FORMATS
 from speculation.errors import InvalidArgument, OutriderError
@@ -41,7 +48,7 @@ class ResponseAnswer(AnswerInProgress):
         keep: is given the response when it has ended, before its client is.
     """
 
-    says_done = False
+    stream_form = ResponseStream
 
     def __init__(
         self,
@@ -96,8 +103,8 @@ class ResponseAnswer(AnswerInProgress):
             cancelled = self.response("cancelled")
             await self._keep(cancelled)
             return self._numbered([*ended, {"type": "response.incomplete", "response": cancelled}])
-        told = {"code": _code(error), "message": error_body(error)["error"]["message"]}
-        return self._numbered([*ended, {"type": "response.failed", "response": self.response("failed", told)}])
+        why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
+        return self._numbered([*ended, {"type": "response.failed", "response": self.response("failed", why)}])
 
     async def _tell(self, piece: Piece) -> list[dict[str, Any]]:
         if self.asked.return_token_ids or self.asked.report != "none":
@@ -133,30 +140,30 @@ class ResponseAnswer(AnswerInProgress):
         first, self._sent = self._sent, self._sent + len(events)
         return [{**event, "sequence_number": first + index} for index, event in enumerate(events)]
 
-    def response(self, status: Status, error: dict[str, Any] | None = None) -> dict[str, Any]:
+    def response(self, status: Status, error: ResponseFailure | None = None) -> dict[str, Any]:
         """The response as it is now."""
         body, end = self._new.body, self.records[0].end
         ended = status in ("completed", "incomplete") and end is not None
+        made: dict[str, Any] = {"output": self._items.done, "usage": self._usage() if ended else None}
         told = ResponseObject(
             id=self.id,
             created_at=self._created,
             completed_at=int(time.time()) if status == "completed" else None,
             status=status,
             error=error,
-            incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
+            incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             model=self.card.name,
-            output=list(self._items.done),
-            usage=self._usage() if ended else None,
             store=self._stores,
             service_tier="default" if self.asked.tier else None,
             system_fingerprint=fingerprint(self.card),
             max_output_tokens=None if body.max_output_tokens is None else self.asked.sampling.max_tokens,
+            **made,
             **self._effective(),
             **{name: value for name in _ECHOED if (value := getattr(body, name)) is not None},
         ).model_dump(mode="json")
         if end is None or not ended:
             return told
-        own = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end])}
+        own: dict[str, Any] = {"seed": end.seed, "stop_reason": end.stop, "metrics": metrics([end])}
         if self.asked.return_token_ids:
             own |= {"prompt_token_ids": list(self.prepared.prompts[0])}
         return {**told, **own, **self.ids_of(self._tokens), **origins_of(self._tokens, self.asked.report)}
@@ -202,7 +209,7 @@ def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "bytes": entry["bytes"] or [], "top_logprobs": top}
 
 
-def _code(error: OutriderError) -> str:
+def _code(error: OutriderError) -> FailureCode:
     if http_status(error) == 429:
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"

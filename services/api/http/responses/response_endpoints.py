@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 
 from services.access.gate import Gate
 from services.api.config import HttpConfig
-from services.api.http.answering import Answering
 from services.api.http.call import HttpCall
+from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
@@ -38,12 +38,12 @@ class ResponseEndpoints:
     """Answers calls of the Responses API.
 
     Args:
-        answering: answers those that generate.
+        endpoints: those of OpenAI's older API, which generate.
         store: keeps answers.
     """
 
-    def __init__(self, answering: Answering, store: ResponseStore, gate: Gate, config: HttpConfig) -> None:
-        self._answering = answering
+    def __init__(self, endpoints: Endpoints, store: ResponseStore, gate: Gate, config: HttpConfig) -> None:
+        self._endpoints = endpoints
         self._store = store
         self._gate = gate
         self._config = config
@@ -52,7 +52,7 @@ class ResponseEndpoints:
 
     async def create(self, call: HttpCall) -> None:
         """POST /v1/responses"""
-        new = await self._answering.read(call, _read)
+        new = await self._endpoints.read(call, _read)
         tenant, known = call.known_caller.tenant, False
         with self._gate.recorded(call.known_caller, "Responses", call.request_id, unless=lambda: known):
             self._gate.require(call.known_caller, "generate")
@@ -70,7 +70,7 @@ class ResponseEndpoints:
             return answer
 
         try:
-            await self._answering.answer(call, wanted.asked, form, "Responses")
+            await call.unless_gone(self._endpoints.generate(call, wanted.asked, form, "Responses"))
         except InvalidArgument as error:
             raise wanted.names.told(error) from error
         finally:
@@ -98,7 +98,8 @@ class ResponseEndpoints:
             if answer is None:
                 status = json.loads((await self._stored(call)).response)["status"]
                 raise HttpError(400, "response_has_ended", f"the response is {status}: must be in progress")
-            self._answering.end(answer, ResponseCancelled("the response was cancelled"))
+            if (running := self._endpoints.running.get(answer)) is not None:
+                running.fail(ResponseCancelled("the response was cancelled"))
             await call.answer(answer.response("cancelled"))
 
     async def input_items(self, call: HttpCall) -> None:
@@ -169,7 +170,7 @@ class ResponseEndpoints:
 def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:
     """A body, or what it asks for if that needs nothing stored."""
     new = read_create(content)
-    return new if new.needs_stored else ask(new, [], {}.get)
+    return new if new.needs_stored else ask(new, [], lambda _: None)
 
 
 def _items_of(stored: StoredResponse) -> list[Item]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 _Progress = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -69,7 +70,7 @@ class InputDetails(_Told):
 
 
 class OutputDetails(BaseModel):
-    """Of the tokens of an answer. Where there is a prediction, its accepted and rejected tokens are told as by the chat door."""
+    """Of the tokens of an answer; of a prediction's, there are accepted_prediction_tokens and rejected ones, too."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -95,7 +96,7 @@ class IncompleteDetails(_Told):
 class ResponseFailure(_Told):
     """Why an answer failed."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: FailureCode
     message: str
 
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.api.http.openai.errors import Refused
 from services.api.http.openai.field_rules import HINTS as OF_OTHER_SERVERS
-from services.api.http.openai.field_rules import SHARED, Rule, is_one_of, never, take_unhonoured
-from services.api.http.openai.fields import Fields
 
-UNSERVED: dict[str, Rule] = {
-    "background": (is_one_of(False), "false: a response is made while its request waits for it"),
-    "background_options": (never, "unset: nothing runs in the background"),
-    "conversation": (never, "unset: say previous_response_id"),
-    "prompt": (never, "unset: there are no stored prompt templates"),
-    "context_management": (is_one_of([]), "unset: a conversation is read as it is"),
-    "max_tool_calls": (
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
-        "a whole number from 1: it counts calls of built-in tools, of which there are none",
-    ),
-    "image": (never, "unset: the model reads text alone"),
-    "access_programs": (never, "unset: there are none"),
-    "prompt_cache_options": SHARED["prompt_cache_options"],
-    "moderation": SHARED["moderation"],
-    "n": (is_one_of(1), "unset or 1: there is one answer; /v1/chat/completions gives several"),
-    "modalities": (is_one_of(["text"]), "[text]: answers are text"),
+# By a field's name: its values that ask for nothing, and what is allowed.
+UNSERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "background": ((False,), "false: a response is made while its request waits for it"),
+    "background_options": ((), "unset: nothing runs in the background"),
+    "conversation": ((), "unset: say previous_response_id"),
+    "prompt": ((), "unset: there are no stored prompt templates"),
+    "context_management": (([],), "unset: a conversation is read as it is"),
+    "image": ((), "unset: the model reads text alone"),
+    "access_programs": ((), "unset: there are none"),
+    "prompt_cache_options": ((), "unset: prompts are cached for each API key by themselves, as long as there is room"),
+    "moderation": ((), "unset: answers are not moderated"),
+    "modalities": ((["text"],), "[text]: answers are text"),
+    "n": ((1,), "unset or 1: there is one answer; /v1/chat/completions gives several"),
 }
 
 HINTS: dict[str, str] = {
@@ -49,5 +45,10 @@ def check_unserved(body: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Refused: one of them asks for something; says what is allowed.
     """
-    take_unhonoured(Fields(body), UNSERVED)
+    for name, (harmless, allowed) in UNSERVED.items():
+        value = body.get(name)
+        # Compared with their types: 1 is not True.
+        if value is not None and not any(type(value) is type(each) and value == each for each in harmless):
+            shown = value if isinstance(value, str | int | float) and value != "" else "set"
+            raise Refused(name, shown, allowed, "unsupported_parameter")
     return {name: value for name, value in body.items() if value is not None and name not in UNSERVED}
