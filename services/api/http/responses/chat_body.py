@@ -12,7 +12,7 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT
 from services.api.http.openai.request import Asked
-from services.api.http.responses.conversation import ItemsAsChat, Item, read_item, read_reference
+from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference
 from services.api.http.responses.own_names import OwnNames
 from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, ChosenFunction, CreateResponse, FunctionTool
 from services.api.http.responses.unserved import HINTS, check_unserved

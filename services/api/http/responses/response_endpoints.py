@@ -47,7 +47,7 @@ class ResponseEndpoints:
         self._store = store
         self._gate = gate
         self._config = config
-        # Answers in progress that will be stored, by tenant and id.
+        # Answers in progress, by tenant and id.
         self._running: dict[tuple[str, str], ResponseAnswer] = {}
 
     async def create(self, call: HttpCall) -> None:
@@ -62,7 +62,7 @@ class ResponseEndpoints:
         name = f"resp_{secrets.token_hex(_ID_BYTES)}"
 
         def form(asked: Asked, prepared: Prepared, router: RouterPort, request_id: str, created: int) -> ResponseAnswer:
-            keep = partial(self._keep, tenant, name, wanted.context) if stores else _keep_not
+            keep = partial(self._ended, tenant, name, wanted.context if stores else None)
             answer = ResponseAnswer(
                 wanted, prepared, router, request_id, created, response_id=name, stores=stores, keep=keep
             )
@@ -162,9 +162,12 @@ class ResponseEndpoints:
             found |= {item["id"]: item for item in response["output"]}
         return found
 
-    async def _keep(self, tenant: str, name: str, context: bytes, response: dict[str, Any]) -> None:
-        written = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        await self._store.put(tenant, name, StoredResponse(response=written, context=context))
+    async def _ended(self, tenant: str, name: str, context: bytes | None, response: dict[str, Any]) -> None:
+        """Store a response before its client knows of its end; without ``context``, it is not to be stored."""
+        if context is not None:
+            written = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            await self._store.put(tenant, name, StoredResponse(response=written, context=context))
+        self._running.pop((tenant, name), None)
 
 
 def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:
@@ -176,10 +179,6 @@ def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:
 def _items_of(stored: StoredResponse) -> list[Item]:
     """The conversation up to a response's end."""
     return [*json.loads(stored.context), *json.loads(stored.response)["output"]]
-
-
-async def _keep_not(response: dict[str, Any]) -> None:
-    """Store nothing."""
 
 
 async def _threaded(size: int, make: Callable[[], _Made]) -> _Made:
