@@ -54,7 +54,8 @@ async def test_errors_of_private_answers_are_as_long_as_other_events(message: st
         sent.append(part.get("body", b""))
 
     for everything in (True, False):
-        await EventStream(send, [], 1024, 60, everything=everything).fail(error_body(Unavailable(message)))
+        stream = EventStream(send, [], 1024, 60, everything=everything)
+        await stream.fail([error_body(Unavailable(message))])
         error, done, _ = sent
         assert (len(error) == 1024) is everything
         assert json.loads(error[len("data: ") :])["error"]["message"].startswith(

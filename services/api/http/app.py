@@ -23,6 +23,8 @@ from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.responses.response_endpoints import ResponseEndpoints
+from services.api.http.responses.stored_responses import ResponseStore
 from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
@@ -31,7 +33,14 @@ from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhau
 log = logging.getLogger(__name__)
 
 _PORT = re.compile(r":\d*$")
-_MODEL = "/v1/models/"
+# What stands before and behind an id in a path, the longest first.
+_AROUND_IDS = (
+    ("/v1/responses/", "/input_items"),
+    ("/v1/responses/", "/cancel"),
+    ("/v1/responses/", ""),
+    ("/v1/models/", ""),
+)
+_RESPONSE = "/v1/responses/{id}"
 _MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
@@ -46,6 +55,13 @@ class _Path:
     counted: str = ""
     # What its key must be allowed; None: nothing.
     scope: str | None = None
+    # The same path with another method.
+    beside: _Path | None = None
+
+    @property
+    def all(self) -> tuple[_Path, ...]:
+        """With every method that the path takes."""
+        return (self,) if self.beside is None else (self, *self.beside.all)
 
 
 class HttpApp:
@@ -56,11 +72,12 @@ class HttpApp:
         draining: new requests are refused.
     """
 
-    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate) -> None:
+    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate, store: ResponseStore) -> None:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._seats = config.public.max_concurrent_requests
         self._endpoints = ends = Endpoints(router, gate, config)
+        responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
         messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
         self._taken = 0
@@ -75,8 +92,18 @@ class HttpApp:
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
             "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
             "/infill": _Path("POST", others.infill),
+            "/v1/responses": _Path("POST", responses.create),
+            _RESPONSE: _Path(
+                "GET",
+                responses.retrieve,
+                counted="GetResponse",
+                scope="generate",
+                beside=_Path("DELETE", responses.delete, counted="DeleteResponse", scope="generate"),
+            ),
+            f"{_RESPONSE}/cancel": _Path("POST", responses.cancel),
+            f"{_RESPONSE}/input_items": _Path("GET", responses.input_items, counted="ListInputItems", scope="generate"),
             "/v1/models": _Path("GET", ends.models, counted="ListModels"),
-            _MODEL: _Path("GET", ends.model, counted="ListModels"),
+            "/v1/models/{id}": _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
@@ -115,7 +142,7 @@ class HttpApp:
             async with asyncio.timeout(grace_s):
                 await self._empty.wait()
         except TimeoutError:
-            for running in tuple(self._endpoints.running):
+            for running in tuple(self._endpoints.running.values()):
                 running.fail(Unavailable("the server is stopping; try again"))
         await self._endpoints.stop()
 
@@ -126,6 +153,7 @@ class HttpApp:
         _check_framing(call.headers)
         self._check_host(call.headers)
         found = self._find(call, method, path)
+        call.query = query
         if found.is_open:
             if self.leaving and path == "/ready":
                 raise Unavailable("the server is stopping")
@@ -149,15 +177,16 @@ class HttpApp:
                 self._empty.set()
 
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
-        if path.startswith(_MODEL):
-            path, call.path = _MODEL, path.removeprefix(_MODEL)
-        found = self._paths.get(path)
-        if found is None:
+        path, call.path = _without_id(path)
+        known = self._paths.get(path)
+        if known is None:
             said = instead_of(path)
             raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
-        if method != found.method and not (method == "HEAD" and found.is_open):
-            raise HttpError(405, "method_not_supported", f"{path} takes {found.method} alone", [("allow", found.method)])
-        return found
+        for found in known.all:
+            if method == found.method or (method == "HEAD" and found.is_open):
+                return found
+        methods = ", ".join(each.method for each in known.all)
+        raise HttpError(405, "method_not_supported", f"{path} takes {methods} alone", [("allow", methods)])
 
     def _check_host(self, headers: Headers) -> None:
         """A page in a browser may have its name point to loopback, but cannot send another name than its own."""
@@ -170,6 +199,14 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _without_id(path: str) -> tuple[str, str]:
+    """A path as it is registered, and the id in it."""
+    for before, behind in _AROUND_IDS:
+        if path.startswith(before) and path.endswith(behind):
+            return f"{before}{{id}}{behind}", path[len(before) : len(path) - len(behind)]
+    return path, ""
 
 
 def _check_query(query: bytes) -> None:

@@ -27,7 +27,8 @@ class HttpCall:
     """A request, and how to answer it.
 
     Attributes:
-        path: without the part that its handler is found by.
+        path: the id in it, if it has one.
+        query: what stands behind the path.
         request_id: goes into every answer.
         address: where it comes from.
         caller: whose request it is; None: nobody has asked.
@@ -41,6 +42,7 @@ class HttpCall:
     address: str
     gate: Gate
     path: str = ""
+    query: bytes = b""
     request_id: str = ""
     traceparent: str = ""
     caller: Caller | None = None

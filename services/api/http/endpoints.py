@@ -48,7 +48,7 @@ class Endpoints:
         gate: holds a slot for each generation, and records calls.
 
     Attributes:
-        running: the generations under way.
+        running: the answers under way, and their generations.
     """
 
     def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
@@ -59,7 +59,7 @@ class Endpoints:
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
         self._state = LatelyKnownState(router)
-        self.running: set[RunningChoices] = set()
+        self.running: dict[AnswerInProgress, RunningChoices] = {}
 
     async def chat(self, call: HttpCall) -> None:
         """POST /v1/chat/completions"""
@@ -110,7 +110,7 @@ class Endpoints:
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
     ) -> None:
         """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
-        self.running.add(running)
+        self.running[answer] = running
         try:
             if asked.stream is None:
                 await self._whole(call, running, answer)
@@ -121,7 +121,7 @@ class Endpoints:
                 )
                 await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
         finally:
-            self.running.discard(running)
+            del self.running[answer]
 
     async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerInProgress) -> None:
         while not running.over:
@@ -149,10 +149,11 @@ class Endpoints:
                 await stream.events([answer.closing()])
             await stream.end()
         except OutriderError as error:
-            await stream.fail(call.error_body(error))
+            await stream.fail(await answer.failed(error) or [call.error_body(error)])
         except Exception:
             log.exception("the stream of request %s failed", call.log_name)
-            await stream.fail(call.error_body(Internal("internal error; the server's log says why")))
+            internal = Internal("internal error; the server's log says why")
+            await stream.fail(await answer.failed(internal) or [call.error_body(internal)])
 
     async def stop(self) -> None:
         """End what goes on beside requests."""

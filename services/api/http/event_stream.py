@@ -99,9 +99,9 @@ class EventStream:
         """Send a comment, which clients skip."""
         await self._write(b": ping\n\n")
 
-    async def fail(self, error: dict[str, Any]) -> None:
+    async def fail(self, contents: list[dict[str, Any]]) -> None:
         """End the stream with an error, which clients raise."""
-        await self._write(self.written(error, self._padding if self._everything else None))
+        await self.events(contents)
         await self.end()
 
     async def end(self) -> None:

@@ -13,6 +13,7 @@ from services.api.config import HEADER_BYTES, HttpConfig, TlsFiles, public_files
 from services.api.http.accepting import AcceptingServer
 from services.api.http.app import HttpApp
 from services.api.http.arriving_requests import arriving_within
+from services.api.http.responses.stored_responses import ResponsesInMemory, ResponseStore
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, listen
 from services.links.tls import renewed_files
@@ -98,11 +99,14 @@ class HttpServer:
         return True
 
 
-async def serve_http(router: RouterPort, config: HttpConfig, gate: Gate | None = None) -> HttpServer:
+async def serve_http(
+    router: RouterPort, config: HttpConfig, gate: Gate | None = None, store: ResponseStore | None = None
+) -> HttpServer:
     """Start the HTTP server.
 
     Args:
         gate: shared with other public servers of the process; None: one of its own, from ``config``.
+        store: where responses are kept; None: in memory.
 
     Raises:
         ConfigurationError: see ``check_http``.
@@ -110,7 +114,7 @@ async def serve_http(router: RouterPort, config: HttpConfig, gate: Gate | None =
     check_http(config)
     public = config.public
     gate = gate or open_gate(public.api_key_hashes, public.keys_file, public.audit_log)
-    app = HttpApp(router, config, gate)
+    app = HttpApp(router, config, gate, store or ResponsesInMemory(config.responses))
     server = HttpServer(app, config, listen(config))
     await server.started()
     return server

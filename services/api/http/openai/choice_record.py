@@ -13,6 +13,7 @@ from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
+from speculation.errors import OutriderError
 from speculation.types import FinishReason, TokenLogprobs
 
 
@@ -83,6 +84,10 @@ class AnswerInProgress(ABC):
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
         """The answer that is not streamed, once all choices have ended."""
+
+    async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
+        """The last events of a stream that ends with an error; none: the error itself is told, as its API has it."""
+        return []
 
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""

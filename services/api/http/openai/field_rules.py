@@ -11,7 +11,8 @@ from services.api.http.openai.fields import Fields
 _HARMLESS_METADATA = 16
 
 
-def _is(*values: Any) -> Callable[[Any], bool]:
+def is_one_of(*values: Any) -> Callable[[Any], bool]:
+    """Of fields some of whose values ask for nothing."""
     # Compared with their types: 1 is not True.
     return lambda value: any(type(value) is type(known) and value == known for known in values)
 
@@ -48,21 +49,21 @@ SHARED: dict[str, Rule] = {
     "safety_identifier": (_text, "a text"),
     "metadata": (_metadata, f"an object of at most {_HARMLESS_METADATA} texts of at most 512 characters"),
     "prompt_cache_key": (_text, "a text"),
-    "service_tier": (_is("auto", "default"), "auto or default: there is one tier"),
-    "store": (_is(False), "false: answers are not stored"),
-    "cache_prompt": (_is(True), _CACHES),
-    "prompt_cache_retention": (_is("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
-    "spaces_between_special_tokens": (_is(True), "true: the tokenizer alone decides on spaces"),
+    "service_tier": (is_one_of("auto", "default"), "auto or default: there is one tier"),
+    "store": (is_one_of(False), "false: answers are not stored"),
+    "cache_prompt": (is_one_of(True), _CACHES),
+    "prompt_cache_retention": (is_one_of("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
+    "spaces_between_special_tokens": (is_one_of(True), "true: the tokenizer alone decides on spaces"),
     "guided_decoding_backend": (_text, "a text"),
-    "include_reasoning": (_is(True), "true: nothing is cut out of answers"),
+    "include_reasoning": (is_one_of(True), "true: nothing is cut out of answers"),
     # What is not served; a value that asks for nothing is accepted.
     "prompt_cache_options": (never, _CACHES),
     "moderation": (never, "unset: answers are not moderated"),
-    "use_beam_search": (_is(False), _BEAMS),
-    "length_penalty": (_is(1, 1.0), _BEAMS),
+    "use_beam_search": (is_one_of(False), _BEAMS),
+    "length_penalty": (is_one_of(1, 1.0), _BEAMS),
     "kv_transfer_params": (never, "unset: caches are not moved between servers"),
     "mm_processor_kwargs": (never, "unset: the model reads text alone"),
-    "logits_processors": (_is([]), "unset: programs are not taken from requests"),
+    "logits_processors": (is_one_of([]), "unset: programs are not taken from requests"),
     "repetition_detection": (never, "unset: say repetition_penalty"),
     "vllm_xargs": (never, "unset: there are no such arguments"),
     "thinking_token_budget": (never, "unset: thoughts are not told from answers"),
@@ -71,23 +72,23 @@ SHARED: dict[str, Rule] = {
 CHAT: dict[str, Rule] = {
     **SHARED,
     "functions": (never, _TOOLS),
-    "function_call": (_is("none"), _TOOLS),
+    "function_call": (is_one_of("none"), _TOOLS),
     "audio": (never, "unset: answers are text"),
-    "modalities": (_is(["text"]), "[text]: answers are text"),
+    "modalities": (is_one_of(["text"]), "[text]: answers are text"),
     "web_search_options": (never, "unset: nothing is looked up on the web"),
-    "verbosity": (_is("medium"), "medium: the model is asked as it is"),
+    "verbosity": (is_one_of("medium"), "medium: the model is asked as it is"),
     "chat_template": (never, "unset: templates are programs, which are not taken from requests"),
-    "documents": (_is([]), "unset: put documents into a message"),
-    "echo": (_is(False), "false: the conversation is not repeated"),
-    "add_special_tokens": (_is(False), "false: the chat template writes special tokens itself"),
+    "documents": (is_one_of([]), "unset: put documents into a message"),
+    "echo": (is_one_of(False), "false: the conversation is not repeated"),
+    "add_special_tokens": (is_one_of(False), "false: the chat template writes special tokens itself"),
     "suffix": (never, "unset: a conversation is continued at its end"),
-    "best_of": (_is(1), "unset or 1: say n"),
+    "best_of": (is_one_of(1), "unset or 1: say n"),
     "prompt": (never, "unset: say messages, or use /v1/completions"),
 }
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
-    "add_special_tokens": (_is(True), "true: prompts get the special tokens that the tokenizer adds"),
+    "add_special_tokens": (is_one_of(True), "true: prompts get the special tokens that the tokenizer adds"),
     "prompt_embeds": (never, "unset: prompts are text or token ids"),
     "messages": (never, "unset: say prompt, or use /v1/chat/completions"),
     "max_completion_tokens": (never, "unset: say max_tokens"),
