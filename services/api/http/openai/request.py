@@ -43,6 +43,7 @@ class Asked:
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
         length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
+        thoughts: the answer tells what the model thought before it.
     """
 
     inputs: tuple[Input, ...]
@@ -78,3 +79,4 @@ class Asked:
     form_field: str = ""
     request_id: str | None = None
     tier: bool = False
+    thoughts: bool = True
