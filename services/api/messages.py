@@ -276,6 +276,10 @@ class ModelCard:
         chats: there is a chat template.
         tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
             does not say, or not in a form that is read.
+        thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.thoughts``; empty:
+            it does not, or thoughts are to stay in the text.
+        reads_thoughts: the chat template shows the model its earlier thoughts.
+        special_tokens: tokens that have no text, by their names; added_tokens: all that are marks, with text or without.
         template_options: what else its chat templates read, by name.
         aliases: other names of the model.
         infills: its tokenizer has the tokens that mark a gap to be filled.
@@ -292,6 +296,10 @@ class ModelCard:
     arithmetic: str = ""
     chats: bool = True
     tool_format: str = ""
+    thoughts: str = ""
+    reads_thoughts: bool = False
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+    added_tokens: Mapping[str, int] = field(default_factory=dict)
     template_options: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     infills: bool = False

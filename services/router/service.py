@@ -62,7 +62,7 @@ class RouterService:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools)
+        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
@@ -119,6 +119,10 @@ class RouterService:
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
                 tool_format=self._tokens.tool_format,
+                thoughts=self._tokens.thoughts,
+                reads_thoughts=self._tokens.reads_thoughts,
+                special_tokens=self._tokens.special_names,
+                added_tokens=self._tokens.added_names,
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
             )

@@ -49,6 +49,7 @@ class FileTokenizer:
         self.templates = templates
         added = tokenizer.get_added_tokens_decoder()
         self.special_names = {token.content: number for number, token in added.items() if token.special}
+        self.added_names = {token.content: number for number, token in added.items()}
         self.special_ids = frozenset(self.special_names.values())
         # Tokenisers write a character as one or more characters.
         self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)

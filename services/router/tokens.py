@@ -54,6 +54,10 @@ class Backend(Protocol):
         """Id of the token of this name, special or not; None: there is none."""
 
     @property
+    def added_names(self) -> Mapping[str, int]:
+        """Ids of all tokens that are found in a text before it is tokenised, by their names; special ones are among them."""
+
+    @property
     def special_ids(self) -> Set[int]:
         """Ids of special tokens, which have no text."""
 
@@ -98,15 +102,16 @@ class Tokens:
     """A model's tokeniser and chat template.
 
     Args:
-        generic_tools: as in ``RouterConfig``.
+        generic_tools, thoughts: as in ``RouterConfig``.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
     """
 
-    def __init__(self, model_path: str, *, generic_tools: bool = True) -> None:
+    def __init__(self, model_path: str, *, generic_tools: bool = True, thoughts: bool = True) -> None:
         self._backend = load(model_path)
-        self._conversations = Conversations(self._backend.templates, generic=generic_tools)
+        added = self._backend.added_names
+        self._conversations = Conversations(self._backend.templates, generic=generic_tools, thoughts=thoughts, added=added)
 
     @property
     def has_chat_template(self) -> bool:
@@ -117,6 +122,26 @@ class Tokens:
     def tool_format(self) -> str:
         """As in ``ModelCard``."""
         return self._conversations.tool_format
+
+    @functools.cached_property
+    def thoughts(self) -> str:
+        """As in ``ModelCard``."""
+        return self._conversations.thoughts
+
+    @functools.cached_property
+    def reads_thoughts(self) -> bool:
+        """As in ``ModelCard``."""
+        return self._conversations.reads_thoughts
+
+    @property
+    def special_names(self) -> Mapping[str, int]:
+        """Ids of tokens that have no text, by their names."""
+        return self._backend.special_names
+
+    @property
+    def added_names(self) -> Mapping[str, int]:
+        """Ids of all tokens that are marks, by their names."""
+        return self._backend.added_names
 
     @property
     def template_options(self) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ from services.api.messages import (
     TextChunk,
 )
 from services.grammars import field_of
-from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.harmony import NAME as HARMONY
+from services.tool_formats.thoughts import THOUGHTS
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
@@ -39,6 +40,8 @@ _TEMPERATURE = 1.0
 _CONTEXTS = 16
 # Events of a request that may wait for a slow reader before its generations wait, too.
 _AHEAD = 64
+# Tokens of a prompt's end in which a mark shows.
+_TAIL = 32
 # What the router calls the grammar of calls.
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
@@ -53,6 +56,7 @@ class Prepared:
         prompts: token ids of each input.
         echoed: the text to begin the answers to each input with; empty: none.
         ignored: fields without effect on this model.
+        thinking: for each input, whether its prompt has begun a thought; none: none has.
     """
 
     card: ModelCard
@@ -60,6 +64,7 @@ class Prepared:
     prompts: tuple[tuple[int, ...], ...]
     echoed: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    thinking: tuple[bool, ...] = ()
 
 
 def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
@@ -126,8 +131,16 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     if wanted > _CONTEXTS * card.max_model_len:
         most = _CONTEXTS * card.max_model_len
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
+    thinking = [chats and await _thinks(ids, asked, router, card) for ids in prompts]
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
-    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed), ignored=ignored)
+    return Prepared(
+        card=card,
+        requests=tuple(requests),
+        prompts=tuple(prompts),
+        echoed=tuple(echoed),
+        ignored=ignored,
+        thinking=tuple(thinking),
+    )
 
 
 async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
@@ -160,6 +173,16 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
     return ids
 
 
+async def _thinks(prompt: Sequence[int], asked: Asked, router: RouterPort, card: ModelCard) -> bool:
+    """Whether a prompt ends within a thought, which the chat template, or the message that is continued, has begun."""
+    if card.thoughts in ("", HARMONY):
+        return False
+    begin, end = THOUGHTS[card.thoughts]
+    if asked.chat.continue_final_message and isinstance(message := asked.inputs[0][-1], ChatMessage):
+        return message.content.rfind(begin) > message.content.rfind(end)
+    return (await router.detokenize(prompt[-_TAIL:])).rstrip().endswith(begin)
+
+
 def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     """The same error, with the request's own names of fields."""
     if isinstance(error, Refused):
@@ -189,7 +212,7 @@ async def _echo(source: Input, router: RouterPort) -> str:
 def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
     sampling = asked.sampling
     if asked.tools is not None and asked.tools.mode == "auto":
-        sampling = held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
+        sampling = held_to_calls(asked.tools, sampling, card)
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)

@@ -45,6 +45,7 @@ class Asked:
         clips_length: an answer may be as long as the context leaves where the request allows a longer one.
         length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
+        thoughts: the answer tells what the model thought before it.
     """
 
     inputs: tuple[Input, ...]
@@ -82,3 +83,4 @@ class Asked:
     form_field: str = ""
     request_id: str | None = None
     tier: bool = False
+    thoughts: bool = True
