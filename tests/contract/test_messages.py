@@ -193,6 +193,24 @@ async def test_calls_are_blocks(pieces: int) -> None:
     )
 
 
+@pytest.mark.parametrize("pieces", [1, 100])
+async def test_thoughts_are_blocks_that_can_be_sent_back(pieces: int) -> None:
+    router = ScriptedRouter("<think>\nhm, so\n</think>\n\nFox.", pieces).with_card(thoughts="think")
+    async with served(router) as (client, _):
+        asked: dict[str, Any] = {"model": "scripted", "messages": FOX, "max_tokens": 99}
+        whole = await client.messages.create(**asked)
+        told = [block.model_dump(exclude={"citations", "parsed_output"}) for block in whole.content]
+        thought, said = told
+        assert (thought["type"], thought["thinking"].strip(), thought["signature"]) == ("thinking", "hm, so", "")
+        assert said == {"type": "text", "text": "Fox."}
+        async with client.messages.stream(**asked) as stream:
+            final = await stream.get_final_message()
+        assert [block.model_dump(exclude={"citations", "parsed_output"}) for block in final.content] == told
+        assert whole.usage.output_tokens_details is not None and whole.usage.output_tokens_details.thinking_tokens > 5
+        back: Any = [*FOX, {"role": "assistant", "content": whole.content}, *FOX]
+        await client.messages.create(model="scripted", messages=back, max_tokens=9)
+
+
 async def test_an_input_that_is_no_object_goes_there_and_back() -> None:
     cut = '<tool_call>{"name": "look", "arguments": "[1e999"}</tool_call>'
     odd = '<tool_call>{"name": "look", "arguments": [1e999]}</tool_call>'

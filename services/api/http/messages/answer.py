@@ -102,6 +102,7 @@ class MessageAnswer(AnswerInProgress):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": said,
+            "output_tokens_details": {"thinking_tokens": self._reader.thought_tokens},
         }
 
     def _extras(self, end: Completion) -> dict[str, Any]:
