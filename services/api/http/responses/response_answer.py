@@ -26,7 +26,7 @@ from services.api.http.responses.response_object import (
 from services.api.http.responses.response_stream import ResponseStream
 from services.api.messages import Completion, RouterPort, TextChunk
 from services.tool_formats.catalogue import FORMATS
-from speculation.errors import InvalidArgument, OutriderError
+from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
@@ -100,11 +100,15 @@ class ResponseAnswer(AnswerInProgress):
     async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
         ended = self._items.end("incomplete")
         if isinstance(error, ResponseCancelled):
-            cancelled = self.response("cancelled")
-            await self._keep(cancelled)
-            return self._numbered([*ended, {"type": "response.incomplete", "response": cancelled}])
-        why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
-        return self._numbered([*ended, {"type": "response.failed", "response": self.response("failed", why)}])
+            # There is no event of its own for it.
+            kind, response = "response.incomplete", self.response("cancelled")
+        else:
+            why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
+            kind, response = "response.failed", self.response("failed", why)
+        # A client that has gone wants nothing more.
+        if not isinstance(error, Cancelled):
+            await self._keep(response)
+        return self._numbered([*ended, {"type": kind, "response": response}])
 
     async def _tell(self, piece: Piece) -> list[dict[str, Any]]:
         if self.asked.return_token_ids or self.asked.report != "none":
