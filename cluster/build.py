@@ -330,6 +330,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         model_path=str(model.path),
         strategy=strategy,
         generic_tools=settings.server.tools == "any",
+        thoughts=settings.server.reasoning == "auto",
         names=settings.server.served_model_name or (public_name(model),),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
 from speculation.errors import OutriderError
@@ -110,6 +111,9 @@ class ScriptedRouter:
 
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
         return tuple(TokenSpelling(data=bytes([id]), special=False) for id in token_ids)
+
+    async def tokenizer_info(self) -> Mapping[str, Any]:
+        return {"tokenizer_class": "Scripted"}
 
     async def ready(self) -> bool:
         return self.is_ready

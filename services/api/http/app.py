@@ -20,10 +20,12 @@ from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.messages.errors import ANTHROPIC
+from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
+from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -76,7 +78,8 @@ class HttpApp:
         self._seats = config.public.max_concurrent_requests
         self._endpoints = ends = Endpoints(router, gate, config)
         responses = ResponseEndpoints(ends, store, gate, config)
-        messages = MessageEndpoints(ends, router, strict=config.unknown_fields == "refuse")
+        strict = config.unknown_fields == "refuse"
+        messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -87,6 +90,8 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             _MESSAGES: _Path("POST", messages.message),
             f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
+            "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
+            "/infill": _Path("POST", others.infill),
             "/v1/responses": _Path("POST", responses.create),
             _RESPONSE: _Path(
                 "GET",
@@ -103,6 +108,7 @@ class HttpApp:
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
+            "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
@@ -174,7 +180,8 @@ class HttpApp:
         path, call.path = _without_id(path)
         known = self._paths.get(path)
         if known is None:
-            raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
+            said = instead_of(path)
+            raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
         for found in known.all:
             if method == found.method or (method == "HEAD" and found.is_open):
                 return found

@@ -9,15 +9,14 @@ from services.api.http.messages.content_blocks import ContentBlocks
 from services.api.http.messages.own_names import own_name
 from services.api.http.messages.reading import AskedMessage
 from services.api.http.messages.stream import MessageStream
+from services.api.http.openai.answer_reader import reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.request import Asked
-from services.api.http.openai.tool_calls import reader_for
 from services.api.http.openai.usage import metrics
-from services.api.messages import Completion, TextChunk
-from services.tool_formats.catalogue import FORMATS
+from services.api.messages import Completion, RouterPort, TextChunk
 from speculation.types import FinishReason
 
 
@@ -26,12 +25,14 @@ class MessageAnswer(AnswerInProgress):
 
     stream_form = MessageStream
 
-    def __init__(self, message: AskedMessage, asked: Asked, prepared: Prepared, name: str, created: int) -> None:
+    def __init__(
+        self, message: AskedMessage, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int
+    ) -> None:
         super().__init__(asked, prepared, name, created, prefix="msg", kind=("message", "message"))
         self._id = f"msg_{name}"
         self._unread = (*message.unread, *(own_name(field, message.paths) for field in prepared.ignored))
-        self._reader = reader_for(asked.tools, FORMATS.get(prepared.card.tool_format))
-        self._blocks = ContentBlocks(calling=asked.tools is not None)
+        self._reader = reader_for(asked, prepared, 0)
+        self._blocks = ContentBlocks()
         # Tokens that no event has told of yet.
         self._untold: list[TextToken] = []
 
@@ -63,8 +64,8 @@ class MessageAnswer(AnswerInProgress):
         assert record.end is not None
         tokens = [token for piece in record.pieces for token in piece.tokens]
         for piece in record.pieces:
-            self._blocks.push(self._reader.push(piece.text))
-        self._blocks.push(self._reader.finish())
+            self._blocks.push(self._reader.push(piece))
+        self._blocks.push(self._reader.finish(record.end))
         self._blocks.end()
         answer = {**self._head(self._blocks.whole()), **self._stopped(record.end), "usage": self._usage(record.end)}
         return {**answer, **self._extras(record.end), **self._told_of(tokens), **self._prompt_ids()}
@@ -73,9 +74,9 @@ class MessageAnswer(AnswerInProgress):
         told: list[dict[str, Any]] = []
         for piece in self.pieces_of(index, event):
             self._untold += piece.tokens
-            told += self._blocks.push(self._reader.push(piece.text))
+            told += self._blocks.push(self._reader.push(piece))
         if isinstance(event, Completion):
-            told += self._blocks.push(self._reader.finish()) + self._blocks.end()
+            told += self._blocks.push(self._reader.finish(event)) + self._blocks.end()
         return told
 
     def _head(self, content: Any) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class MessageAnswer(AnswerInProgress):
         if not self.asked.answers or end.finish_reason is FinishReason.LENGTH:
             most, given = self.asked.sampling.max_tokens, self.prepared.requests[0].sampling.max_tokens
             reason = "max_tokens" if given == most else "model_context_window_exceeded"
-        elif self._blocks.calls:
+        elif self._reader.calls:
             reason = "tool_use"
         elif isinstance(end.stop, str):
             reason, sequence = "stop_sequence", end.stop
@@ -101,6 +102,7 @@ class MessageAnswer(AnswerInProgress):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": said,
+            "output_tokens_details": {"thinking_tokens": self._reader.thought_tokens},
         }
 
     def _extras(self, end: Completion) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def own_name(field: str, paths: Sequence[str]) -> str:
 def in_own_names(error: InvalidArgument, paths: Sequence[str]) -> InvalidArgument:
     """The same error, with the body's own name of the field."""
     name, allowed = own_name(error.field, paths), error.allowed
-    value = not error.value if error.field == _PARALLEL and isinstance(error.value, bool) else error.value
+    value = str(error.value != "True") if error.field == _PARALLEL else error.value
     for word, own in _WORDS.items():
         allowed = allowed.replace(word, own)
     if isinstance(error, Refused):

@@ -201,6 +201,12 @@ class ToolUseReply(Reply):
     input: dict[str, Any]
 
 
+class TokensOfAnswer(Reply):
+    """Of the answer's tokens."""
+
+    thinking_tokens: int
+
+
 class CountedTokens(Reply):
     """Tokens of the prompt, those found in the cache apart, and of the answer."""
 
@@ -208,6 +214,7 @@ class CountedTokens(Reply):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: TokensOfAnswer
 
 
 class MessageReply(Reply):

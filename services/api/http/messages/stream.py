@@ -13,7 +13,7 @@ class MessageStream(EventStream):
     last = b""
 
     def has_text(self, content: dict[str, Any]) -> bool:
-        return bool(content["type"] == "content_block_delta")
+        return bool(content["type"].startswith("content_block"))
 
     def written(self, content: dict[str, Any], padding: int | None) -> bytes:
         return event_bytes(content, padding, name=content["type"])

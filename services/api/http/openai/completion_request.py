@@ -16,7 +16,7 @@ from services.api.http.openai.shared_fields import (
     read_seed,
     read_stream,
 )
-from services.api.messages import RequestedSampling
+from services.api.messages import Infill, RequestedSampling
 from speculation import limits
 
 # Of OpenAI's API, for requests that do not say.
@@ -40,6 +40,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     of_prompt = read_prompt_logprobs(fields, stream)
     scored = max((each for each in (of_prompt, top if echo else None) if each is not None), default=None)
     form, form_field = read_form(fields)
+    infill = _infill(fields, inputs, echo=echo, truncate=others["truncate"])
     _check_counts(fields, others["n"], len(inputs))
     field_rules.take_unhonoured(fields, field_rules.COMPLETION)
     fields.end(known=field_table.COMPLETION, hints=field_rules.HINTS)
@@ -60,9 +61,23 @@ def read_completion(body: dict[str, Any]) -> Asked:
         seed=seed,
         stream=stream,
         echo=echo,
+        infill=infill,
         form_field=form_field,
         **others,
     )
+
+
+def _infill(fields: Fields, inputs: tuple[Input, ...], *, echo: bool, truncate: int | None) -> Infill | None:
+    suffix = fields.text("suffix")
+    if not suffix:
+        return None
+    if not all(isinstance(each, str) for each in inputs):
+        raise fields.refuse("suffix", suffix, "unset where the prompt is token ids")
+    if echo:
+        raise fields.refuse("echo", True, "false where suffix is set")
+    if truncate is not None:
+        raise fields.refuse("truncate_prompt_tokens", truncate, "unset where suffix is set")
+    return Infill(suffix=suffix)
 
 
 def _check_counts(fields: Fields, choices: int, prompts: int) -> None:

@@ -88,7 +88,6 @@ CHAT: dict[str, Rule] = {
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
-    "suffix": (is_one_of(""), "unset: text is continued, not filled in"),
     "add_special_tokens": (is_one_of(True), "true: prompts get the special tokens that the tokenizer adds"),
     "prompt_embeds": (never, "unset: prompts are text or token ids"),
     "messages": (never, "unset: say prompt, or use /v1/chat/completions"),

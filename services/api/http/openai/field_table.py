@@ -70,6 +70,7 @@ COMPLETION: dict[str, str] = {
     **_SHARED,
     "prompt": "a text, token ids, or a list of either",
     "max_tokens": "0: what is said of the prompt alone",
+    "suffix": "the text behind a gap, of models with fill-in-the-middle tokens; empty: text is continued",
     "echo": "with logprobs, the prompt's own log-probabilities, too",
     "logprobs": "how many likeliest tokens, 0 to 20",
 }

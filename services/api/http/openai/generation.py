@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_tools, held_to_calls, readable
+from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
 from services.api.http.openai.request import Asked, Input
 from services.api.messages import (
     ChatMessage,
@@ -25,7 +25,8 @@ from services.api.messages import (
     TextChunk,
 )
 from services.grammars import field_of
-from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.harmony import NAME as HARMONY
+from services.tool_formats.thoughts import THOUGHTS
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
@@ -39,6 +40,8 @@ _TEMPERATURE = 1.0
 _CONTEXTS = 16
 # Events of a request that may wait for a slow reader before its generations wait, too.
 _AHEAD = 64
+# Tokens of a prompt's end in which a mark shows.
+_TAIL = 32
 # What the router calls the grammar of calls.
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
@@ -53,6 +56,7 @@ class Prepared:
         prompts: token ids of each input.
         echoed: the text to begin the answers to each input with; empty: none.
         ignored: fields without effect on this model.
+        thinking: for each input, whether its prompt has begun a thought; none: none has.
     """
 
     card: ModelCard
@@ -60,6 +64,7 @@ class Prepared:
     prompts: tuple[tuple[int, ...], ...]
     echoed: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    thinking: tuple[bool, ...] = ()
 
 
 def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
@@ -89,7 +94,10 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     card, asked, ignored = await fitted(asked, router, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
-    prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
+    prompts = [
+        await _tokenize(asked, router, replace(base, input=source, chat=asked.chat, infill=asked.infill), card)
+        for source in asked.inputs
+    ]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
     how = HowAsked(streams=asked.stream is not None, choices=asked.n)
@@ -103,6 +111,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                     input=ids,
                     chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
                     of_conversation=chats,
+                    infill=asked.infill,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
                     strategy=asked.strategy,
@@ -122,8 +131,16 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     if wanted > _CONTEXTS * card.max_model_len:
         most = _CONTEXTS * card.max_model_len
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
+    thinking = [chats and await _thinks(ids, asked, router, card) for ids in prompts]
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
-    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed), ignored=ignored)
+    return Prepared(
+        card=card,
+        requests=tuple(requests),
+        prompts=tuple(prompts),
+        echoed=tuple(echoed),
+        ignored=ignored,
+        thinking=tuple(thinking),
+    )
 
 
 async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
@@ -138,6 +155,7 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
     card = called((await router.models())[0], asked.model)
     asked, ignored = readable(asked, card, strict=strict)
     check_tools(asked, card)
+    check_infill(asked, card)
     return card, asked, ignored
 
 
@@ -153,6 +171,16 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
         ids = ids[: max(1, kept)] if asked.truncates_end else ids[-max(1, kept) :]
     room_behind(len(ids), card.max_model_len, field)
     return ids
+
+
+async def _thinks(prompt: Sequence[int], asked: Asked, router: RouterPort, card: ModelCard) -> bool:
+    """Whether a prompt ends within a thought, which the chat template, or the message that is continued, has begun."""
+    if card.thoughts in ("", HARMONY):
+        return False
+    begin, end = THOUGHTS[card.thoughts]
+    if asked.chat.continue_final_message and isinstance(message := asked.inputs[0][-1], ChatMessage):
+        return message.content.rfind(begin) > message.content.rfind(end)
+    return (await router.detokenize(prompt[-_TAIL:])).rstrip().endswith(begin)
 
 
 def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
@@ -184,7 +212,7 @@ async def _echo(source: Input, router: RouterPort) -> str:
 def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
     sampling = asked.sampling
     if asked.tools is not None and asked.tools.mode == "auto":
-        sampling = held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
+        sampling = held_to_calls(asked.tools, sampling, card)
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)

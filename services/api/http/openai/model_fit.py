@@ -12,7 +12,6 @@ from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ModelCard, RequestedSampling
 from services.grammars import check_sampling
-from services.tool_formats.interface import ToolFormat
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
 
@@ -63,7 +62,18 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
         )
 
 
-def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
+def check_infill(asked: Asked, card: ModelCard) -> None:
+    """Check that the model fills gaps, where one is to be filled.
+
+    Raises:
+        Refused: it does not.
+    """
+    if asked.infill is not None and not card.infills:
+        allowed = "unset: this model's tokenizer has no fill-in-the-middle tokens"
+        raise Refused("suffix", asked.infill.suffix or "empty", allowed, "unsupported_parameter")
+
+
+def held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard) -> RequestedSampling:
     """The request's sampling with the form that its tools ask of the model's text.
 
     Raises:
@@ -71,7 +81,7 @@ def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat
     """
     form = sampling.structured_outputs
     if form is None:
-        return replace(sampling, structured_outputs=tools.form_within(calls))
+        return replace(sampling, structured_outputs=tools.form_within(card))
     if tools.strict:
         allowed = "unset where tool_choice is auto and the answer's form is given, too"
         raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")

@@ -11,7 +11,10 @@ from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.tool_grammar import enveloped_calls, listed_calls
-from services.tool_formats.interface import ToolFormat
+from services.api.messages import ModelCard
+from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.json_calls import JsonCalls
+from services.tool_formats.marks import Marks
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
@@ -52,19 +55,22 @@ class ToolUse:
             return schema_form(self.schemas[self.called], "tools")
         return _grammar(listed_calls(self.schemas, several=self.several))
 
-    def form_within(self, calls: ToolFormat) -> StructuredOutputs | None:
+    def form_within(self, card: ModelCard) -> StructuredOutputs | None:
         """The form of text in which the model is free to call tools; None: any, as far as the tools ask for no more.
 
         Args:
-            calls: how the model writes calls.
+            card: of the model, which says how it writes calls.
 
         Raises:
             Refused: this cannot be asked of such calls; names the field.
         """
         if self.mode != "auto" or (self.several and not self.strict):
             return None
-        if not calls.closing:
-            allowed = f"unset: this model writes calls as {calls.name}, which is read, but which no grammar is written for"
+        calls = FORMATS[card.tool_format](Marks()) if card.tool_format in FORMATS else None
+        if not isinstance(calls, JsonCalls) or not calls.closing:
+            allowed = (
+                f"unset: this model writes calls as {card.tool_format}, which is read, but which no grammar is written for"
+            )
             if self.strict:
                 raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
             raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")

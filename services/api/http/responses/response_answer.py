@@ -6,13 +6,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of
-from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.http.openai.usage import fingerprint, metrics
 from services.api.http.responses.chat_body import AskedResponse
 from services.api.http.responses.output_items import OutputItems
@@ -25,7 +25,6 @@ from services.api.http.responses.response_object import (
 )
 from services.api.http.responses.response_stream import ResponseStream
 from services.api.messages import Completion, RouterPort, TextChunk
-from services.tool_formats.catalogue import FORMATS
 from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
@@ -68,7 +67,7 @@ class ResponseAnswer(AnswerInProgress):
         self._stores = stores
         self._keep = keep
         self._speller = Speller(router, as_ids=new.asked.tokens_as_ids)
-        self._reader = reader_for(new.asked.tools, FORMATS.get(prepared.card.tool_format))
+        self._reader = reader_for(new.asked, prepared, 0)
         self._items = OutputItems(response_id, calls=new.asked.tools is not None)
         # Those that the answer tells of besides their text.
         self._tokens: list[TextToken] = []
@@ -78,6 +77,10 @@ class ResponseAnswer(AnswerInProgress):
     def ignored(self) -> tuple[str, ...]:
         """Fields of the request that had no effect."""
         return tuple(self._new.names.of(name) for name in self.prepared.ignored)
+
+    @property
+    def thought_tokens(self) -> int | None:
+        return self._reader.thought_tokens if self.card.thoughts else None
 
     def opening(self) -> list[dict[str, Any]]:
         begun = self.response("in_progress")
@@ -116,11 +119,14 @@ class ResponseAnswer(AnswerInProgress):
         if self.asked.top_logprobs is not None:
             await self._speller.learn(piece.tokens)
             self._items.note(map(_with_bytes, chat_logprobs(piece.tokens, self._speller)["content"]))
-        return self._said(self._reader.push(piece.text))
+        return self._said(self._reader.push(piece))
 
     def _said(self, deltas: list[Delta]) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         for delta in deltas:
+            if delta.thought:
+                events += self._items.think(delta.text)
+                continue
             if delta.call is None:
                 events += self._items.say(delta.text)
                 continue
@@ -134,7 +140,7 @@ class ResponseAnswer(AnswerInProgress):
         end = self.records[0].end
         assert end is not None
         status: Status = "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
-        events = self._said(self._reader.finish())
+        events = self._said(self._reader.finish(end))
         events += self._items.end("incomplete" if status == "incomplete" else "completed")
         response = self.response(status)
         await self._keep(response)
