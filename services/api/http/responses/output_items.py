@@ -56,8 +56,9 @@ class OutputItems:
             if self._calls and not text.strip():
                 self._space = text
                 return []
-            opened = self._opened("message", role="assistant", content=[])
         told, self._untold = self._untold, []
+        if self._item.get("type") != "message":
+            opened = self._opened("message", role="assistant", content=[])
         self._logprobs += told
         return [*opened, self._delta("response.output_text.delta", text, content_index=0, logprobs=told)]
 

@@ -25,7 +25,7 @@ from services.api.http.responses.response_object import (
 )
 from services.api.http.responses.response_stream import ResponseStream
 from services.api.messages import Completion, RouterPort, TextChunk
-from speculation.errors import InvalidArgument, OutriderError
+from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
@@ -78,6 +78,10 @@ class ResponseAnswer(AnswerInProgress):
         """Fields of the request that had no effect."""
         return tuple(self._new.names.of(name) for name in self.prepared.ignored)
 
+    @property
+    def thought_tokens(self) -> int | None:
+        return self._reader.thought_tokens if self.card.thoughts else None
+
     def opening(self) -> list[dict[str, Any]]:
         begun = self.response("in_progress")
         return self._numbered([{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")])
@@ -99,11 +103,15 @@ class ResponseAnswer(AnswerInProgress):
     async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
         ended = self._items.end("incomplete")
         if isinstance(error, ResponseCancelled):
-            cancelled = self.response("cancelled")
-            await self._keep(cancelled)
-            return self._numbered([*ended, {"type": "response.incomplete", "response": cancelled}])
-        why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
-        return self._numbered([*ended, {"type": "response.failed", "response": self.response("failed", why)}])
+            # There is no event of its own for it.
+            kind, response = "response.incomplete", self.response("cancelled")
+        else:
+            why = ResponseFailure(code=_code(error), message=error_body(error)["error"]["message"])
+            kind, response = "response.failed", self.response("failed", why)
+        # A client that has gone wants nothing more.
+        if not isinstance(error, Cancelled):
+            await self._keep(response)
+        return self._numbered([*ended, {"type": kind, "response": response}])
 
     async def _tell(self, piece: Piece) -> list[dict[str, Any]]:
         if self.asked.return_token_ids or self.asked.report != "none":
@@ -117,6 +125,7 @@ class ResponseAnswer(AnswerInProgress):
         events: list[dict[str, Any]] = []
         for delta in deltas:
             if delta.thought:
+                events += self._items.think(delta.text)
                 continue
             if delta.call is None:
                 events += self._items.say(delta.text)
