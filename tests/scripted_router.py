@@ -67,7 +67,7 @@ class ScriptedRouter:
             self.left += not ended
 
     def _chunk(self, request: ClientRequest, piece: str, shown: int) -> TextChunk:
-        ids, ends = [], []
+        ids, ends = list[int](), list[int]()
         for index, char in enumerate(piece):
             data = char.encode()
             ids += data

@@ -61,6 +61,11 @@ class AnswerInProgress(ABC):
         """The model that answers."""
         return self.prepared.card
 
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens of all choices' thoughts so far; None: no thoughts are told from the answer."""
+        return None
+
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """The stream's events before any text."""
@@ -137,7 +142,7 @@ class AnswerInProgress(ABC):
         )
         if not self.asked.answers:
             completion = 0
-        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction))
+        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction), thought_tokens=self.thought_tokens)
 
     def ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         """``token_ids`` of a choice or event, if they are wanted."""

@@ -54,7 +54,6 @@ SHARED: dict[str, Rule] = {
     "prompt_cache_retention": (_is("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
     "spaces_between_special_tokens": (_is(True), "true: the tokenizer alone decides on spaces"),
     "guided_decoding_backend": (_text, "a text"),
-    "include_reasoning": (_is(True), "true: nothing is cut out of answers"),
     # What is not served; a value that asks for nothing is accepted.
     "prompt_cache_options": (never, _CACHES),
     "moderation": (never, "unset: answers are not moderated"),
@@ -65,7 +64,7 @@ SHARED: dict[str, Rule] = {
     "logits_processors": (_is([]), "unset: programs are not taken from requests"),
     "repetition_detection": (never, "unset: say repetition_penalty"),
     "vllm_xargs": (never, "unset: there are no such arguments"),
-    "thinking_token_budget": (never, "unset: thoughts are not told from answers"),
+    "thinking_token_budget": (never, "unset: thoughts have no limit of their own"),
 }
 
 CHAT: dict[str, Rule] = {
@@ -87,6 +86,7 @@ CHAT: dict[str, Rule] = {
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
+    "include_reasoning": (_is(True), "true: nothing is cut out of texts"),
     "suffix": (_is(""), "unset: text is continued, not filled in"),
     "add_special_tokens": (_is(True), "true: prompts get the special tokens that the tokenizer adds"),
     "prompt_embeds": (never, "unset: prompts are text or token ids"),
