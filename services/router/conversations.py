@@ -152,7 +152,7 @@ def _as_dict(message: ChatMessage, index: int, traits: TemplateTraits) -> dict[s
 
 
 def _written(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
-    """A call with its arguments as the template reads them. Of cut ones it may have a place only for those that are whole."""
+    """A call with its arguments as the template reads them: of a call that was cut, perhaps only those that are whole."""
     function = call["function"]
     arguments = function["arguments"]
     if isinstance(arguments, str):
