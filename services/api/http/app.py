@@ -19,6 +19,7 @@ from services.api.http.call import HttpCall
 from services.api.http.endpoints import Endpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.openapi import openapi
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -50,11 +51,12 @@ class HttpApp:
         draining: new requests are refused.
     """
 
-    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate) -> None:
+    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate, exposition: Callable[[], bytes] = bytes) -> None:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
+        self._asks_for_keys = config.public.asks_for_keys
         self._seats = config.public.max_concurrent_requests
-        self._endpoints = ends = Endpoints(router, gate, config)
+        self._endpoints = ends = Endpoints(router, gate, config, exposition)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,9 +75,16 @@ class HttpApp:
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
         }
+        if config.metrics:
+            # As often asked for as the state.
+            self._paths["/metrics"] = _Path("GET", ends.metrics)
         if config.page:
-            # It holds no secret, and asks for a key itself where its requests need one.
-            self._paths["/"] = _Path("GET", ends.page, is_open=True)
+            # They hold no secret; the first one asks for a key itself where its requests need one.
+            self._paths |= {
+                "/": _Path("GET", ends.page, is_open=True),
+                "/docs": _Path("GET", ends.docs, is_open=True),
+                "/openapi.json": _Path("GET", self._openapi, is_open=True),
+            }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +102,10 @@ class HttpApp:
         except Exception:
             log.exception("request %s failed", call.log_name)
             await self._fail(call, Internal("internal error; the server's log says why"))
+
+    async def _openapi(self, call: HttpCall) -> None:
+        """GET /openapi.json: what each path takes and answers, for programs."""
+        await call.answer_bytes(*openapi(frozenset(self._paths), asks_for_keys=self._asks_for_keys))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish for ``grace_s`` seconds, then end them with an error."""

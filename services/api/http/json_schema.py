@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 # Where OpenAPI keeps schemas.
-PLACE = "#/components/schemas/{model}"
+_PLACE = "#/components/schemas/{model}"
 # Bounds of numbers that are turned into another type first: pydantic leaves them under its own names.
 _BOUNDS: dict[str, str] = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
 
@@ -19,11 +20,10 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return tidied
 
 
-def schemas_of(models: list[type[BaseModel]]) -> dict[str, Any]:
-    """The schemas of objects and of those within them, by their names."""
-    _, found = models_json_schema([(model, "validation") for model in models], ref_template=PLACE)
-    tidied: dict[str, Any] = _tidied(found["$defs"])
-    return tidied
+def schemas_of(models: Iterable[type[BaseModel]]) -> tuple[dict[type[BaseModel], Any], dict[str, Any]]:
+    """Where the schema of each object is, and all of them, with those of objects within, by their names."""
+    places, found = models_json_schema([(model, "validation") for model in models], ref_template=_PLACE)
+    return {model: place for (model, _), place in places.items()}, _tidied(found["$defs"])
 
 
 def _tidied(schema: Any) -> Any:

@@ -61,7 +61,9 @@ def _kind(schema: dict[str, Any], root: dict[str, Any]) -> str:
     """A type with its bounds, in words."""
     if "$ref" in schema:
         found = root["$defs"][schema["$ref"].rpartition("/")[2]]
-        return "object: " + ", ".join(name for name, each in found["properties"].items() if each.keys() - {"description"})
+        return "object: " + ", ".join(
+            name for name, each in found["properties"].items() if each.keys() - {"description", "x-effect"}
+        )
     if "anyOf" in schema:
         kinds = [_kind(each, root) for each in schema["anyOf"] if each.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

@@ -129,19 +129,19 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class CalledFunction(Answered):
+class ToolCallFunction(Answered):
     """A function and its arguments, as JSON."""
 
     name: str
     arguments: str
 
 
-class Call(Answered):
+class ToolCall(Answered):
     """A call of a tool."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: ToolCallFunction
 
 
 class AnswerMessage(Answered):
@@ -151,7 +151,7 @@ class AnswerMessage(Answered):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(Answered):

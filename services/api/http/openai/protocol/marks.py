@@ -8,14 +8,18 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from annotated_types import Ge, Le, MaxLen
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 Effect = Literal["honoured", "without effect", "refused"]
 
 
 class NoEffect:
     """Marks a field of which no value that is taken could change an answer."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "x-effect": "none"}
 
 
 NO_EFFECT = NoEffect()
