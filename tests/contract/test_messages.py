@@ -17,7 +17,7 @@ from anthropic.types import Message
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import endpoints
-from services.api.http.messages.protocol import CountReply, MessageErrorReply, MessageReply
+from services.api.http.messages.replies import CountReply, MessageErrorReply, MessageEvent, MessageReply
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import ChatMessage
 from speculation.errors import ResourceExhausted, Unavailable
@@ -59,6 +59,8 @@ def events_of(body: str) -> list[dict[str, Any]]:
         name, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
+        if found[-1]["type"] != "error":
+            MessageEvent.model_validate(found[-1], strict=True)
     return found
 
 
