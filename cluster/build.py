@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
-from services.api.config import HttpConfig, PublicServerConfig, TlsFiles
+from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
 from services.drafter.config import DrafterConfig
 from services.model_files.folder import read_json, text_config
 from services.retrieval.config import RetrievalConfig
@@ -330,6 +330,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         model_path=str(model.path),
         strategy=strategy,
         generic_tools=settings.server.tools == "any",
+        thoughts=settings.server.reasoning == "auto",
         names=settings.server.served_model_name or (public_name(model),),
     )
 
@@ -364,4 +365,8 @@ def http_config(settings: Settings) -> HttpConfig | None:
         raise ConfigurationError(
             "gRPC and HTTP need a port each", field="server.http_port", value=server.http_port, given="as server.port"
         )
-    return filled(HttpConfig, server, public=public, port=server.http)
+    responses = filled(StoredResponses, server)
+    if public.shared:
+        # What follows an answer may come to another router, which would not know it.
+        responses = replace(responses, most=0)
+    return filled(HttpConfig, server, public=public, port=server.http, responses=responses)

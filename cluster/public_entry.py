@@ -17,6 +17,8 @@ from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.descriptors import make_room
 from services.api.grpc.server import PublicServer, serve_public
+from services.api.http.responses.forgetting import ForgettingRouter
+from services.api.http.responses.stored_responses import ResponsesInMemory
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, check_server
@@ -67,7 +69,8 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     if http is not None:
         http = replace(http, public=replace(public, shared=shared and (public.shared or http.port != 0)))
     make_room(public, http=http is not None)
-    router = EvenRouter(router, public.privacy)
+    store = None if http is None else ResponsesInMemory(http.responses)
+    router = EvenRouter(router if store is None else ForgettingRouter(router, store), public.privacy)
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)
     async with AsyncExitStack() as started:
@@ -76,7 +79,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         await _claim(closed_last, public, http, service)
         grpc = await serve_public(router, public, gate)
         started.push_async_callback(grpc.stop, 0)
-        serving_http = None if http is None else await serve_http(router, http, gate)
+        serving_http = None if http is None else await serve_http(router, http, gate, observing.exposition, store)
         if serving_http is not None:
             started.push_async_callback(serving_http.stop, 0)
         ops = OpsEntry(settings, observing.exposition, router)

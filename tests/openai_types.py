@@ -8,7 +8,8 @@ from typing import Any
 
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 # What vLLM's answers have beyond OpenAI's, and what is ours.
 OURS = {
@@ -17,7 +18,14 @@ OURS = {
     Completion: {"metrics", "obfuscation"},
     Model: {"root", "parent", "max_model_len", "strategies", "default_strategy", "bit_exact"},
 }
+_OF_RESPONSES = {
+    "seed", "stop_reason", "metrics", "store", "system_fingerprint", "token_ids", "prompt_token_ids", "speculation",
+}  # fmt: skip
+# Prediction's tokens.
+_OF_USAGE = {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _OF_CHOICES = {"stop_reason", "seed", "token_ids", "prompt_token_ids", "speculation"}
+_OF_MESSAGES = {"reasoning_content"}
 _KINDS = {"chat.completion": ChatCompletion, "chat.completion.chunk": ChatCompletionChunk, "text_completion": Completion}
 
 
@@ -33,7 +41,45 @@ def check(raw: dict[str, Any]) -> BaseModel:
     unknown = {path: names for path, names in _extras(found, "") if names}
     assert set(unknown.pop("", set())) <= OURS[kind]
     for path, names in unknown.items():
-        assert path.startswith("choices") and path.count(".") == 0 and names <= _OF_CHOICES, (path, names)
+        message = path.endswith((".message", ".delta"))
+        assert path.startswith("choices") and names <= (_OF_MESSAGES if message else _OF_CHOICES), (path, names)
+        assert message or path.count(".") == 0, (path, names)
+    return found
+
+
+def check_response(raw: dict[str, Any]) -> Response:
+    """A response, an object of OpenAI's types."""
+    found = Response.model_validate(json.loads(json.dumps(raw)), strict=True)
+    _check_extras(found, "")
+    return found
+
+
+def check_response_event(raw: dict[str, Any]) -> Any:
+    """An event of a response, an object of OpenAI's types."""
+    found = _EVENT.validate_python(json.loads(json.dumps(raw)))
+    assert type(found).model_fields["type"].annotation.__args__ == (raw["type"],)  # type: ignore[union-attr]
+    _check_extras(found, "event")
+    return found
+
+
+def _check_extras(found: BaseModel, path: str) -> None:
+    for place, names in _extras(found, path):
+        # Probabilities in events have bytes as they have them elsewhere.
+        ours = {"": _OF_RESPONSES, "event": {"obfuscation"}}.get(place, _OF_USAGE if "usage" in place else set())
+        ours = _OF_RESPONSES if place == "event.response" else ours | {"bytes"} if "logprobs" in place else ours
+        assert names <= ours, (place, names)
+
+
+def response_events_of(body: str) -> list[dict[str, Any]]:
+    """The events of a response's stream; comments are left out."""
+    blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 

@@ -37,6 +37,11 @@ class ServerSettings(_OfServer):
         description="names by which users call the model, the first one in answers; none: the name of its folder or file, "
         "or that of the hub",
     )
+    reasoning: Literal["auto", "none"] = Field(
+        default="auto",
+        description="what a model thinks before it answers: auto tells it apart as reasoning_content, where the chat "
+        "template or the tokenizer has marks for it; none leaves it in the answer's text",
+    )
     tools: Literal["any", "template"] = Field(
         "any",
         description="which requests with tools are taken: any, where a chat template without a place for tools gets them in "

@@ -141,10 +141,32 @@ HEADER_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredResponses:
+    """How many answers of the Responses API are kept, and for how long."""
+
+    most: Annotated[
+        int,
+        Setting(
+            "most answers of /v1/responses that a router keeps in its memory, for previous_response_id; 0: none. Private "
+            "ones are never kept, and none are where there are several routers",
+            name="stored_responses",
+            ge=0,
+        ),
+    ] = 10_000
+    bytes: Annotated[
+        int, Setting("most bytes of memory for answers that are kept", name="stored_responses_bytes", ge=1 << 16)
+    ] = 256 << 20
+    age_s: Annotated[
+        float, Setting("seconds for which an answer is kept, at most", name="stored_responses_age_s", gt=0, le=90 * 86400)
+    ] = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HttpConfig:
     """The HTTP entry.
 
     Attributes:
+        responses: which answers are kept.
         public: what it shares with the gRPC server: interface, keys, TLS, limits, how it drains. Its port is gRPC's.
         port: 0 takes any free port.
     """
@@ -185,9 +207,29 @@ class HttpConfig:
         ),
     ] = 30.0
 
+    responses: StoredResponses = field(default_factory=StoredResponses)
     page: Annotated[
-        bool, Setting("whether / of the HTTP port is a page for browsers: a chat that shows who guessed which token")
+        bool,
+        Setting(
+            "whether the HTTP port has pages for browsers: /, a chat that shows who guessed which token, and /docs, what "
+            "each path takes and answers, as /openapi.json says it to programs"
+        ),
     ] = True
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            "origins, such as https://chat.example, whose pages in browsers may ask the HTTP port, with a key of their own "
+            "where it needs one; *: those of every origin, so that without keys any page may use it; none: no other pages",
+            pattern=r"^(\*|https?://[^/?#\s*]+)$",
+        ),
+    ] = ()
+    metrics: Annotated[
+        bool,
+        Setting(
+            "whether /metrics of the HTTP port says what that of the ops port says; where keys are needed, it takes one "
+            "with the scope observe"
+        ),
+    ] = False
 
     @property
     def host(self) -> str:

@@ -110,6 +110,19 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Infill:
+    """What stands around a gap that the answer fills, besides the text before it.
+
+    Attributes:
+        suffix: the text behind the gap.
+        files: other files, to be read first, as (name, text).
+    """
+
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HowAsked:
     """How a user has asked, for traces: it changes nothing of the answer.
 
@@ -131,6 +144,7 @@ class ClientRequest:
         tenant, traceparent: as in ``GenerationRequest``.
         chat: how a conversation is rendered; no matter for other inputs.
         of_conversation: ``input`` are the token ids of a conversation.
+        infill: ``input`` is the text before a gap, or the token ids of all that stands around it; None: it is continued.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
@@ -153,6 +167,7 @@ class ClientRequest:
     effort: Effort | None = None
     chat: ChatOptions = ChatOptions()
     of_conversation: bool = False
+    infill: Infill | None = None
     prediction: str = ""
     skip_special_tokens: bool = True
     tenant: str | None = None
@@ -263,8 +278,13 @@ class ModelCard:
         chats: there is a chat template.
         tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
             does not say, or not in a form that is read.
+        thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.thoughts``; empty:
+            it does not, or thoughts are to stay in the text.
+        reads_thoughts: the chat template shows the model its earlier thoughts.
+        special_tokens: tokens that have no text, by their names; added_tokens: all that are marks, with text or without.
         template_options: what else its chat templates read, by name.
         aliases: other names of the model.
+        infills: its tokenizer has the tokens that mark a gap to be filled.
     """
 
     name: str
@@ -278,8 +298,13 @@ class ModelCard:
     arithmetic: str = ""
     chats: bool = True
     tool_format: str = ""
+    thoughts: str = ""
+    reads_thoughts: bool = False
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+    added_tokens: Mapping[str, int] = field(default_factory=dict)
     template_options: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    infills: bool = False
 
 
 class RouterPort(Protocol):
@@ -318,6 +343,9 @@ class RouterPort(Protocol):
 
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
         """What each token adds to a text; they are in the model's vocabulary."""
+
+    async def tokenizer_info(self) -> Mapping[str, Any]:
+        """What the model's files say of its tokenizer, as in tokenizer_config.json."""
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
 from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
 from speculation.messages import ServiceState
@@ -31,6 +32,9 @@ class PassingRouter:
 
     async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
         return await self._router.spell(token_ids)
+
+    async def tokenizer_info(self) -> Mapping[str, Any]:
+        return await self._router.tokenizer_info()
 
     async def ready(self) -> bool:
         return await self._router.ready()

@@ -32,7 +32,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
-        decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+        decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"), ensure_ascii=False)
         self._by_alphabet = '"ByteLevel"' in decoder
         self._by_number = '"ByteFallback"' in decoder or _METASPACE in decoder
 

@@ -18,11 +18,13 @@ class RouterConfig:
         strategy: settings of the strategies.
         names: what the model is called by users, the first name in answers; none: as its verifier calls it.
         generic_tools: tools that the model's chat template has no place for are shown in a form of our own.
+        thoughts: what the model thinks before it answers is told apart from the answer, where it marks it.
     """
 
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     generic_tools: bool = True
+    thoughts: bool = True
     names: tuple[str, ...] = ()
     migration_timeout_s: Annotated[
         float,

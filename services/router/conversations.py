@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from services.api.messages import ChatMessage, ChatOptions
 from services.router import generic_tools
 from services.router.named_templates import ChatTemplates
-from services.router.template_traits import TemplateTraits, traits_of
+from services.router.template_traits import TemplateTraits, thoughts_of, traits_of
 from services.router.templates import ChatTemplate
+from services.tool_formats import harmony
+from services.tool_formats.raw_json import begun_members, members
 from speculation import limits
 from speculation.errors import InvalidArgument
 
@@ -38,11 +40,17 @@ class Conversations:
 
     Args:
         generic: tools and calls that the template has no place for are written in a form of our own.
+        thoughts: what models think before they answer is told apart, where they mark it.
+        added: tokens that the tokenizer has beside those of its vocabulary, by name.
     """
 
-    def __init__(self, templates: ChatTemplates, *, generic: bool) -> None:
+    def __init__(
+        self, templates: ChatTemplates, *, generic: bool, thoughts: bool = True, added: Collection[str] = ()
+    ) -> None:
         self._templates = templates
         self._generic = generic
+        self._tells_thoughts = thoughts
+        self._added = added
         self._traits: dict[int, TemplateTraits] = {}
 
     @property
@@ -52,7 +60,22 @@ class Conversations:
         if template is None:
             return ""
         traits = self._traits_of(template)
-        return generic_tools.FORMAT if self._generic and not traits.tools else traits.tool_format
+        if not traits.tools and self._generic:
+            return generic_tools.FORMAT
+        # Its messages are read only where thoughts are.
+        return "" if traits.tool_format == harmony.NAME and not self._tells_thoughts else traits.tool_format
+
+    @property
+    def thoughts(self) -> str:
+        """As in ``ModelCard``."""
+        template = self._templates.default or self._templates.with_tools
+        return thoughts_of(template, self._added) if self._tells_thoughts and template is not None else ""
+
+    @property
+    def reads_thoughts(self) -> bool:
+        """As in ``ModelCard``."""
+        known = (self._templates.default, self._templates.with_tools)
+        return any(each is not None and bool(self._traits_of(each).thought_field) for each in known)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -69,9 +92,10 @@ class Conversations:
         """
         check_messages(messages)
         template = self._templates.of(tools=bool(options.tools))
-        shown = [_as_dict(message, index, template) for index, message in enumerate(messages)]
+        traits = self._traits_of(template)
+        shown = [_as_dict(message, index, traits) for index, message in enumerate(messages)]
         given = _template_options(options, template)
-        shown, given = self._with_tools(shown, given, options, self._traits_of(template))
+        shown, given = self._with_tools(shown, given, options, traits)
 
         def rendered(messages: Messages) -> str:
             return template.render(messages, given, continue_final_message=options.continue_final_message)
@@ -106,7 +130,7 @@ class Conversations:
         return generic_tools.with_tools(shown, tools, system=traits.system), given
 
 
-def _as_dict(message: ChatMessage, index: int, template: ChatTemplate) -> dict[str, Any]:
+def _as_dict(message: ChatMessage, index: int, traits: TemplateTraits) -> dict[str, Any]:
     """A message with the names that templates know.
 
     Raises:
@@ -116,14 +140,42 @@ def _as_dict(message: ChatMessage, index: int, template: ChatTemplate) -> dict[s
     if message.name:
         entry["name"] = message.name
     if message.reasoning:
-        if not template.reads("reasoning_content"):
+        if not traits.thought_field:
             raise _no_place(f"messages[{index}].reasoning_content", message.reasoning, "thoughts")
-        entry["reasoning_content"] = message.reasoning
+        entry[traits.thought_field] = message.reasoning
     if message.tool_calls:
-        entry["tool_calls"] = json.loads(message.tool_calls)
+        calls = json.loads(message.tool_calls)
+        entry["tool_calls"] = [_written(call, traits) for call in calls]
     if message.tool_call_id:
         entry["tool_call_id"] = message.tool_call_id
     return entry
+
+
+def _written(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    """A call with its arguments as the template reads them: of a call that was cut, perhaps only those that are whole."""
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        arguments = arguments if traits.cut_arguments else _whole_members(arguments)
+    elif traits.text_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _whole_members(text: str) -> dict[str, Any]:
+    """The members of an object that are all there; one that JSON's reader refuses, as the text that it is."""
+    try:
+        found = members(text)[0]
+    except ValueError:
+        found = dict(list(begun_members(text).items())[:-1])
+    return {name: _value(value) for name, value in found.items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _template_options(options: ChatOptions, template: ChatTemplate) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from services.api.messages import (
     ChatMessage,
@@ -30,6 +33,7 @@ from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
+from services.router.tokenizer_info import tokenizer_info
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
@@ -58,7 +62,7 @@ class RouterService:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools)
+        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
@@ -74,7 +78,9 @@ class RouterService:
         planned = plan_comparisons(request, self._config.strategy)
         inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
-        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens, after=before)
+        detokenizer = self._tokens.detokenizer(
+            special=not request.skip_special_tokens, after=before, hidden=self._gap_ends(request)
+        )
         named = self._tokens.named(request.sampling.stop)
         origins = None if request.report == "none" else Origins(self._tokens)
         answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
@@ -113,7 +119,12 @@ class RouterService:
                 arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
                 tool_format=self._tokens.tool_format,
+                thoughts=self._tokens.thoughts,
+                reads_thoughts=self._tokens.reads_thoughts,
+                special_tokens=self._tokens.special_names,
+                added_tokens=self._tokens.added_names,
                 template_options=self._tokens.template_options,
+                infills=self._tokens.infill is not None,
             )
         ]
 
@@ -121,8 +132,13 @@ class RouterService:
         await self._verifier.forget(tenant)
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
-        self._tokens.check_length(request.input, (await self._describe()).max_model_len)
-        return await self._pool.run(lambda: self._encode(request), length_of(request.input), request.tenant)
+        most, size = (await self._describe()).max_model_len, length_of(request.input)
+        self._tokens.check_length(request.input, most)
+        if request.infill is not None:
+            around = "".join((request.infill.suffix, *(text for file in request.infill.files for text in file)))
+            self._tokens.check_length(around, most, "suffix")
+            size += len(around)
+        return await self._pool.run(lambda: self._encode(request), size, request.tenant)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         card = await self._describe()
@@ -139,6 +155,9 @@ class RouterService:
         if len(token_ids) <= _FEW:
             return self._tokens.spell(token_ids)
         return await self._pool.run(lambda: self._tokens.spell(token_ids), len(token_ids))
+
+    async def tokenizer_info(self) -> Mapping[str, Any]:
+        return await asyncio.to_thread(tokenizer_info, Path(self._config.model_path))
 
     async def ready(self) -> bool:
         try:
@@ -187,15 +206,23 @@ class RouterService:
         )
 
     def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
-        """The tokens that end the answer, besides the model's own: of a stop that names one, and of a turn."""
+        """The tokens that end the answer, besides the model's own: of a stop that names one, of a gap, and of a turn."""
         turn = self._tokens.end_of_turn if is_conversation(request) and not sampling.ignore_eos else None
+        gap = () if sampling.ignore_eos else self._gap_ends(request)
         named = self._tokens.named(sampling.stop)
-        return tuple(dict.fromkeys((*sampling.stop_token_ids, *named, *(() if turn is None else (turn,)))))
+        return tuple(dict.fromkeys((*sampling.stop_token_ids, *named, *gap, *(() if turn is None else (turn,)))))
+
+    def _gap_ends(self, request: ClientRequest) -> tuple[int, ...]:
+        """The tokens that end what fills a gap."""
+        marks = self._tokens.infill
+        return () if request.infill is None or marks is None else marks.ends
 
     def _encode(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input
         if isinstance(source, str):
-            return self._tokens.encode(source)
+            return (
+                self._tokens.encode(source) if request.infill is None else self._tokens.encode_infill(source, request.infill)
+            )
         messages = tuple(entry for entry in source if isinstance(entry, ChatMessage))
         if messages:
             return self._tokens.encode_chat(messages, request.chat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,9 +37,9 @@ class ChatTemplate:
         self._source = source
         self.variables = found - tokens.keys()
 
-    def reads(self, name: str) -> bool:
-        """Whether the template may read a variable, or a message's field, of this name."""
-        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+    def holds(self, text: str) -> bool:
+        """Whether a text stands in the template."""
+        return text in self._source
 
     def render(
         self,

@@ -49,6 +49,7 @@ class FileTokenizer:
         self.templates = templates
         added = tokenizer.get_added_tokens_decoder()
         self.special_names = {token.content: number for number, token in added.items() if token.special}
+        self.added_names = {token.content: number for number, token in added.items()}
         self.special_ids = frozenset(self.special_names.values())
         # Tokenisers write a character as one or more characters.
         self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
@@ -63,6 +64,10 @@ class FileTokenizer:
             return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
         # Without Python's lock, too; not worth its start where an answer is decoded token by token.
         return self._tokenizer.decode_batch([tokens], skip_special_tokens=not special)[0]
+
+    def id_of(self, name: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
 
     def spell(self, token: int) -> bytes:
         return self._bytes.spell(token)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from jinja2 import TemplateError
 
-from services.api.messages import ChatMessage, ChatOptions, TokenSpelling
+from services.api.messages import ChatMessage, ChatOptions, Infill, TokenSpelling
 from services.printable import printable_line
 from services.router.conversations import Conversations
+from services.router.infill import InfillTokens, infill_tokens
 from services.router.named_templates import ChatTemplates
 from services.router.tokenizer_file import open_file
 from speculation.errors import InvalidArgument, PromptTooLong
@@ -23,6 +24,8 @@ _BROKEN = "\ufffd"
 _CHARACTER_BYTES = 4
 # Each new token is decoded together with its predecessors. Their number is cut to about half of this when it exceeds it.
 _WINDOW = 16
+# A character that is never one token with what follows it (as in CodeLlama's own ``encode_infilling``).
+_AHEAD = "☺"
 # Characters of a template's own error that are shown.
 _SAID = 200
 
@@ -47,8 +50,15 @@ class Backend(Protocol):
     def special_names(self) -> Mapping[str, int]:
         """Ids of special tokens by their names."""
 
+    def id_of(self, name: str) -> int | None:
+        """Id of the token of this name, special or not; None: there is none."""
+
     @property
-    def special_ids(self) -> Container[int]:
+    def added_names(self) -> Mapping[str, int]:
+        """Ids of all tokens that are found in a text before it is tokenised, by their names; special ones are among them."""
+
+    @property
+    def special_ids(self) -> Set[int]:
         """Ids of special tokens, which have no text."""
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
@@ -92,15 +102,16 @@ class Tokens:
     """A model's tokeniser and chat template.
 
     Args:
-        generic_tools: as in ``RouterConfig``.
+        generic_tools, thoughts: as in ``RouterConfig``.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
     """
 
-    def __init__(self, model_path: str, *, generic_tools: bool = True) -> None:
+    def __init__(self, model_path: str, *, generic_tools: bool = True, thoughts: bool = True) -> None:
         self._backend = load(model_path)
-        self._conversations = Conversations(self._backend.templates, generic=generic_tools)
+        added = self._backend.added_names
+        self._conversations = Conversations(self._backend.templates, generic=generic_tools, thoughts=thoughts, added=added)
 
     @property
     def has_chat_template(self) -> bool:
@@ -111,6 +122,26 @@ class Tokens:
     def tool_format(self) -> str:
         """As in ``ModelCard``."""
         return self._conversations.tool_format
+
+    @functools.cached_property
+    def thoughts(self) -> str:
+        """As in ``ModelCard``."""
+        return self._conversations.thoughts
+
+    @functools.cached_property
+    def reads_thoughts(self) -> bool:
+        """As in ``ModelCard``."""
+        return self._conversations.reads_thoughts
+
+    @property
+    def special_names(self) -> Mapping[str, int]:
+        """Ids of tokens that have no text, by their names."""
+        return self._backend.special_names
+
+    @property
+    def added_names(self) -> Mapping[str, int]:
+        """Ids of all tokens that are marks, by their names."""
+        return self._backend.added_names
 
     @property
     def template_options(self) -> tuple[str, ...]:
@@ -167,6 +198,38 @@ class Tokens:
         # The template writes the special tokens itself.
         return tuple(self._backend.encode(text, special=False))
 
+    @functools.cached_property
+    def infill(self) -> InfillTokens | None:
+        """The tokens that mark a gap to be filled; None: the model has none."""
+        return infill_tokens(self._backend.id_of)
+
+    def encode_infill(self, before: str, infill: Infill) -> tuple[int, ...]:
+        """Token ids of the text before a gap and of what stands around it.
+
+        Raises:
+            InvalidArgument: the model has no tokens for that.
+        """
+        if self.infill is None:
+            allowed = "unset: this model's tokenizer has no fill-in-the-middle tokens"
+            raise InvalidArgument("suffix", "set", allowed)
+        return (*self._before_texts, *self.infill.prompt(before, infill, self._inner))
+
+    @functools.cached_property
+    def _before_texts(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer puts before a text."""
+        whole, bare = tuple(self._backend.encode("a")), tuple(self._backend.encode("a", special=False))
+        return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), ())
+
+    def _inner(self, text: str) -> Sequence[int]:
+        """Token ids of a text within another: without the space that some tokenizers put before a text."""
+        if not text:
+            return ()
+        ahead = tuple(self._backend.encode(_AHEAD, special=False))
+        ids = tuple(self._backend.encode(_AHEAD + text, special=False))
+        puts_space = self._backend.spell(ahead[0]).startswith(b" ")
+        apart = ids[: len(ahead)] == ahead
+        return ids[len(ahead) :] if puts_space and apart else tuple(self._backend.encode(text, special=False))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``, with the names of special tokens."""
         return self._backend.decode(tokens, special=True)
@@ -190,14 +253,15 @@ class Tokens:
         """The token that the tokenizer says ends a text; None: it says none."""
         return self._backend.special_names.get(self._backend.templates.tokens.get("eos_token", ""))
 
-    def detokenizer(self, *, special: bool = False, after: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, *, special: bool = False, after: Sequence[int] = (), hidden: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer, for one answer.
 
         Args:
             special: its text has the names of special tokens.
             after: the tokens whose text the answer's continues; none: its text begins anew.
+            hidden: tokens that have no text either, unless ``special``.
         """
-        return Detokenizer(self._backend, special=special, after=after)
+        return Detokenizer(self._backend, special=special, after=after, hidden=hidden)
 
 
 class Detokenizer:
@@ -209,8 +273,11 @@ class Detokenizer:
     which may have been shown already.)
     """
 
-    def __init__(self, backend: Backend, *, special: bool = False, after: Sequence[int] = ()) -> None:
-        self._hidden: Container[int] = () if special else backend.special_ids
+    def __init__(
+        self, backend: Backend, *, special: bool = False, after: Sequence[int] = (), hidden: Sequence[int] = ()
+    ) -> None:
+        also = backend.special_ids | {*hidden} if hidden else backend.special_ids
+        self._hidden: Container[int] = () if special else also
         self._decode = functools.partial(backend.decode, special=True) if special else backend.decode
         self._window: list[int] = []
         # The part of the window's text that was shown.

@@ -41,20 +41,31 @@ def members(text: str, start: int = 0) -> tuple[dict[str, str], int]:
     """
     at = _expect(text, start, "{")
     found: dict[str, str] = {}
-    if text[_behind_space(text, at) :][:1] == "}":
+    if _next(text, at) == "}":
         return found, _expect(text, at, "}")
     while True:
-        begin = _behind_space(text, at)
-        end = value_end(text, begin)
-        name = json.loads(text[begin:end]) if text[begin] == '"' else None
-        if not isinstance(name, str):
-            raise ValueError("a member has no name")
-        begin = _behind_space(text, _expect(text, end, ":"))
+        name, begin = _member(text, at)
         at = value_end(text, begin)
         found[name] = text[begin:at]
-        if text[_behind_space(text, at) :][:1] == "}":
+        if _next(text, at) == "}":
             return found, _expect(text, at, "}")
         at = _expect(text, at, ",")
+
+
+def begun_members(text: str) -> dict[str, str]:
+    """As ``members``, of an object that is cut short: the last value may be incomplete, or empty."""
+    found: dict[str, str] = {}
+    name, begin = "", 0
+    try:
+        at = _expect(text, 0, "{")
+        while True:
+            name, begin = _member(text, at)
+            found[name] = text[begin:]
+            at = value_end(text, begin)
+            found[name] = text[begin:at]
+            at = _expect(text, at, ",")
+    except ValueError:
+        return found
 
 
 def is_json(text: str) -> bool:
@@ -65,17 +76,19 @@ def is_json(text: str) -> bool:
         return False
 
 
-def within_text(text: str) -> bool:
-    """Whether JSON that is cut after ``text`` is cut within one of its strings."""
-    inside = escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = inside
-        elif char == '"':
-            inside = not inside
-    return inside
+def _member(text: str, start: int) -> tuple[str, int]:
+    """A member's name, and where its value begins."""
+    begin = _behind_space(text, start)
+    end = value_end(text, begin)
+    name = json.loads(text[begin:end]) if text[begin] == '"' else None
+    if not isinstance(name, str):
+        raise ValueError("a member has no name")
+    return name, _behind_space(text, _expect(text, end, ":"))
+
+
+def _next(text: str, start: int) -> str:
+    at = _behind_space(text, start)
+    return text[at : at + 1]
 
 
 def _expect(text: str, start: int, mark: str) -> int:

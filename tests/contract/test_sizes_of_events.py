@@ -9,6 +9,7 @@ import pytest
 
 from services.api.config import HttpConfig
 from services.api.http.event_stream import EventStream, event_bytes
+from services.api.http.openai.errors import error_body
 from speculation.errors import Unavailable
 from tests.contract.test_openai_streams import CHAT, FOX, served
 from tests.openai_types import check, events_of
@@ -53,7 +54,8 @@ async def test_errors_of_private_answers_are_as_long_as_other_events(message: st
         sent.append(part.get("body", b""))
 
     for everything in (True, False):
-        await EventStream(send, [], 1024, 60, everything=everything).fail(Unavailable(message))
+        stream = EventStream(send, [], 1024, 60, everything=everything)
+        await stream.fail([error_body(Unavailable(message))])
         error, done, _ = sent
         assert (len(error) == 1024) is everything
         assert json.loads(error[len("data: ") :])["error"]["message"].startswith(

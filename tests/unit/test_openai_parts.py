@@ -5,130 +5,23 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from services.api.http.openai.choice_text import ChoiceText
-from services.api.http.openai.tool_calls import CallsInText, Delta, ListedCalls
-from services.api.http.openai.tool_choice import ToolUse
 from services.api.http.openai.usage import metrics
 from services.api.messages import ChatMessage, ChatOptions, TextChunk
 from services.model_files.byte_letters import TokenBytes
 from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
-from services.tool_formats.catalogue import FORMATS
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats
 from tests.refusals import refuses
 from tests.tiny import make_tiny_tokenizer
 from tests.unit.test_gate import completion
-
-TOOLS = ToolUse(mode="auto", shown="[]", schemas={"look": {}, "f": {}})
-HERMES = FORMATS["hermes"]
-SAID = [
-    "plain text with < and <tool_ca and </tool_call> and {}",
-    'one <tool_call>{"name": "look", "arguments": {"a": "</b>"}}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "{}"}</tool_call> \n <tool_call>{"name": "look", "arguments": {}}</tool_call> done',
-    '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
-    "<tool_call>nonsense</tool_call> after",
-    '<tool_call>{"name": "f", "arguments": {}}',
-    "<tool_call>not closed",
-    "<tool_call><tool_call>",
-    "",
-]
-
-
-def joined(deltas: list[Delta]) -> list[tuple[int | None, str, str]]:
-    """Content and calls, each as a whole."""
-    found: list[tuple[int | None, str, str]] = []
-    for delta in deltas:
-        if found and found[-1][0] == delta.call:
-            found[-1] = (delta.call, found[-1][1], found[-1][2] + delta.text)
-        else:
-            found.append((delta.call, delta.name, delta.text))
-    return found
-
-
-@pytest.mark.parametrize("text", SAID, ids=range(len(SAID)))
-def test_calls_are_the_same_however_a_text_is_cut(text: str) -> None:
-    whole = CallsInText(TOOLS, HERMES)
-    wanted = joined(whole.push(text) + whole.finish())
-    source = random.Random(1)
-    cuts = [
-        [*range(len(text))],
-        *([at] for at in range(len(text))),
-        *(sorted(source.sample(range(99), 9)) for _ in range(20)),
-    ]
-    for cut in cuts:
-        reader = CallsInText(TOOLS, HERMES)
-        bounds = [0, *cut, len(text)]
-        pieces = [text[a:b] for a, b in pairwise(bounds)]
-        assert joined([delta for piece in pieces for delta in reader.push(piece)] + reader.finish()) == wanted
-    told = "".join(text for call, _, text in wanted if call is None)
-    if "look" not in text and '"f"' not in text:
-        assert told == text
-
-
-def test_what_the_calls_are() -> None:
-    reader = CallsInText(TOOLS, HERMES)
-    assert joined(reader.push(SAID[2]) + reader.finish()) == [(0, "f", "{}"), (1, "look", "{}"), (None, "", " done")]
-    unclosed = CallsInText(TOOLS, HERMES)
-    assert joined(unclosed.push(SAID[5]) + unclosed.finish()) == [(0, "f", "{}")]
-    assert unclosed.calls == 1
-
-
-AS_WRITTEN = [
-    r'{"x": "\ud83d"}',
-    '{"x": 1e999}',
-    '{"x": ' + "9" * 5000 + "}",
-    '{"x":1.0000000000000000000000001}',
-    '{ "x" : "a </tool_call> b" }',
-    r'{"x": "\" </tool_call> <tool_call>"}',
-    "null",
-    "[1]",
-    '{"x": 1, "x": 2}',
-]
-
-
-@pytest.mark.parametrize("arguments", AS_WRITTEN, ids=range(len(AS_WRITTEN)))
-def test_arguments_stay_as_the_model_wrote_them(arguments: str) -> None:
-    enveloped, listed = CallsInText(TOOLS, HERMES), ListedCalls()
-    call = f'{{"name": "f", "arguments": {arguments}}}'
-    found = [delta for char in f"<tool_call>\n{call}\n</tool_call>" for delta in enveloped.push(char)] + enveloped.finish()
-    assert joined(found) == [(0, "f", arguments)]
-    assert joined(listed.push(f"[{call}, {call}]") + listed.finish()) == [(0, "f", arguments), (1, "f", arguments)]
-
-
-@pytest.mark.parametrize("inner", ['{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": "{"}', "[" * 100])
-def test_what_is_no_json_is_no_call(inner: str) -> None:
-    reader, text = CallsInText(TOOLS, HERMES), f"<tool_call>{inner}</tool_call>"
-    assert joined(reader.push(text) + reader.finish()) == [(None, "", text)]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('[{"name": "f", "arguments": {"a": [1, "b', [(0, "f", '{"a": [1, "b')]),
-        ('[{"name": "f", "arguments": {}}, {"name": "look", "arguments": ', [(0, "f", "{}"), (1, "look", "")]),
-        ('[{"name": "f", "arguments": {}}, {"name": "lo', [(0, "f", "{}")]),
-        ('[{"na', []),
-        ("[", []),
-    ],
-)
-def test_a_list_that_is_cut_is_no_content(text: str, told: list[tuple[int, str, str]]) -> None:
-    reader = ListedCalls()
-    assert joined(reader.push(text) + reader.finish()) == told
-
-
-def test_a_list_of_calls_byte_by_byte() -> None:
-    text = '[{"name": "f", "arguments": {"b": [1, {"c": "}"}]}}, {"name": "look", "arguments": {}}]'
-    reader = ListedCalls()
-    deltas = [delta for char in text for delta in reader.push(char)] + reader.finish()
-    assert joined(deltas) == [(0, "f", '{"b": [1, {"c": "}"}]}'), (1, "look", "{}")]
 
 
 def chunks(source: random.Random, text: str) -> list[TextChunk]:

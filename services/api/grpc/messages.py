@@ -27,7 +27,8 @@ from speculation.types import Effort, FinishReason, Report, StructuredOutputs, T
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 # What a client is not told of is left out.
-_OF_SERVERS = ("chats", "tool_format", "template_options", "aliases")
+_MARKS = ("tool_format", "thoughts", "reads_thoughts", "special_tokens", "added_tokens")
+_OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
 _MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", *_OF_SERVERS))
 # Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (

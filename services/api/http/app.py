@@ -16,9 +16,17 @@ from starlette.types import Receive, Scope, Send
 from services.access.gate import Gate
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
+from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
+from services.api.http.messages.endpoints import MessageEndpoints
+from services.api.http.messages.errors import ANTHROPIC
+from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.openapi import openapi
+from services.api.http.responses.response_endpoints import ResponseEndpoints
+from services.api.http.responses.stored_responses import ResponseStore
+from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
@@ -26,7 +34,15 @@ from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhau
 log = logging.getLogger(__name__)
 
 _PORT = re.compile(r":\d*$")
-_MODEL = "/v1/models/"
+# What stands before and behind an id in a path, the longest first.
+_AROUND_IDS = (
+    ("/v1/responses/", "/input_items"),
+    ("/v1/responses/", "/cancel"),
+    ("/v1/responses/", ""),
+    ("/v1/models/", ""),
+)
+_RESPONSE = "/v1/responses/{id}"
+_MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
 
@@ -40,6 +56,13 @@ class _Path:
     counted: str = ""
     # What its key must be allowed; None: nothing.
     scope: str | None = None
+    # The same path with another method.
+    beside: _Path | None = None
+
+    @property
+    def all(self) -> tuple[_Path, ...]:
+        """With every method that the path takes."""
+        return (self,) if self.beside is None else (self, *self.beside.all)
 
 
 class HttpApp:
@@ -50,11 +73,22 @@ class HttpApp:
         draining: new requests are refused.
     """
 
-    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate) -> None:
+    def __init__(
+        self,
+        router: RouterPort,
+        config: HttpConfig,
+        gate: Gate,
+        store: ResponseStore,
+        exposition: Callable[[], bytes] = bytes,
+    ) -> None:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
+        self._asks_for_keys = config.public.asks_for_keys
         self._seats = config.public.max_concurrent_requests
-        self._endpoints = ends = Endpoints(router, gate, config)
+        self._endpoints = ends = Endpoints(router, gate, config, exposition)
+        responses = ResponseEndpoints(ends, store, gate, config)
+        strict = config.unknown_fields == "refuse"
+        messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -63,19 +97,41 @@ class HttpApp:
         self._paths = {
             "/v1/chat/completions": _Path("POST", ends.chat),
             "/v1/completions": _Path("POST", ends.completions),
+            _MESSAGES: _Path("POST", messages.message),
+            f"{_MESSAGES}/count_tokens": _Path("POST", messages.count, counted="CountTokens", scope="generate"),
+            "/v1/chat/completions/render": _Path("POST", others.render, counted="Render", scope="generate"),
+            "/infill": _Path("POST", others.infill),
+            "/v1/responses": _Path("POST", responses.create),
+            _RESPONSE: _Path(
+                "GET",
+                responses.retrieve,
+                counted="GetResponse",
+                scope="generate",
+                beside=_Path("DELETE", responses.delete, counted="DeleteResponse", scope="generate"),
+            ),
+            f"{_RESPONSE}/cancel": _Path("POST", responses.cancel),
+            f"{_RESPONSE}/input_items": _Path("GET", responses.input_items, counted="ListInputItems", scope="generate"),
             "/v1/models": _Path("GET", ends.models, counted="ListModels"),
-            _MODEL: _Path("GET", ends.model, counted="ListModels"),
+            "/v1/models/{id}": _Path("GET", ends.model, counted="ListModels"),
             # A page asks for it every two seconds: it is left out of the audit log.
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
+            "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
         }
+        if config.metrics:
+            # As often asked for as the state.
+            self._paths["/metrics"] = _Path("GET", ends.metrics)
         if config.page:
-            # It holds no secret, and asks for a key itself where its requests need one.
-            self._paths["/"] = _Path("GET", ends.page, is_open=True)
+            # They hold no secret; the first one asks for a key itself where its requests need one.
+            self._paths |= {
+                "/": _Path("GET", ends.page, is_open=True),
+                "/docs": _Path("GET", ends.docs, is_open=True),
+                "/openapi.json": _Path("GET", self._openapi, is_open=True),
+            }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,6 +140,7 @@ class HttpApp:
         call = HttpCall(
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
+        call.door = ANTHROPIC if scope["path"].startswith(_MESSAGES) else OPENAI
         try:
             await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:
@@ -94,6 +151,10 @@ class HttpApp:
             log.exception("request %s failed", call.log_name)
             await self._fail(call, Internal("internal error; the server's log says why"))
 
+    async def _openapi(self, call: HttpCall) -> None:
+        """GET /openapi.json: what each path takes and answers, for programs."""
+        await call.answer_bytes(*openapi(frozenset(self._paths), asks_for_keys=self._asks_for_keys))
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish for ``grace_s`` seconds, then end them with an error."""
         self.draining = True
@@ -101,7 +162,7 @@ class HttpApp:
             async with asyncio.timeout(grace_s):
                 await self._empty.wait()
         except TimeoutError:
-            for running in tuple(self._endpoints.running):
+            for running in tuple(self._endpoints.running.values()):
                 running.fail(Unavailable("the server is stopping; try again"))
         await self._endpoints.stop()
 
@@ -112,6 +173,7 @@ class HttpApp:
         _check_framing(call.headers)
         self._check_host(call.headers)
         found = self._find(call, method, path)
+        call.query = query
         if found.is_open:
             if self.leaving and path == "/ready":
                 raise Unavailable("the server is stopping")
@@ -135,14 +197,16 @@ class HttpApp:
                 self._empty.set()
 
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
-        if path.startswith(_MODEL):
-            path, call.path = _MODEL, path.removeprefix(_MODEL)
-        found = self._paths.get(path)
-        if found is None:
-            raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
-        if method != found.method and not (method == "HEAD" and found.is_open):
-            raise HttpError(405, "method_not_supported", f"{path} takes {found.method} alone", [("allow", found.method)])
-        return found
+        path, call.path = _without_id(path)
+        known = self._paths.get(path)
+        if known is None:
+            said = instead_of(path)
+            raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
+        for found in known.all:
+            if method == found.method or (method == "HEAD" and found.is_open):
+                return found
+        methods = ", ".join(each.method for each in known.all)
+        raise HttpError(405, "method_not_supported", f"{path} takes {methods} alone", [("allow", methods)])
 
     def _check_host(self, headers: Headers) -> None:
         """A page in a browser may have its name point to loopback, but cannot send another name than its own."""
@@ -155,6 +219,14 @@ class HttpApp:
         if not call.begun:
             # A connection that stays would bring its next request here as well.
             await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _without_id(path: str) -> tuple[str, str]:
+    """A path as it is registered, and the id in it."""
+    for before, behind in _AROUND_IDS:
+        if path.startswith(before) and path.endswith(behind):
+            return f"{before}{{id}}{behind}", path[len(before) : len(path) - len(behind)]
+    return path, ""
 
 
 def _check_query(query: bytes) -> None:

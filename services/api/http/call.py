@@ -12,10 +12,10 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Send
 
 from services.access.gate import Caller, Gate
+from services.api.http.door import OPENAI, Door
 from services.api.http.openai.errors import Headers as HeaderList
-from services.api.http.openai.errors import error_body, error_headers, http_status
+from services.api.http.openai.errors import error_headers, http_status
 from services.api.messages import ClientRequest, RequestedSampling
-from services.links.request_names import REQUEST_ID
 from services.tracing.log_names import UsersName
 from speculation.errors import Cancelled, Internal, OutriderError
 
@@ -27,11 +27,13 @@ class HttpCall:
     """A request, and how to answer it.
 
     Attributes:
-        path: without the part that its handler is found by.
+        path: the id in it, if it has one.
+        query: what stands behind the path.
         request_id: goes into every answer.
         address: where it comes from.
         caller: whose request it is; None: nobody has asked.
         begun: the answer's status has been sent.
+        door: the API that it speaks.
     """
 
     headers: Headers
@@ -40,10 +42,12 @@ class HttpCall:
     address: str
     gate: Gate
     path: str = ""
+    query: bytes = b""
     request_id: str = ""
     traceparent: str = ""
     caller: Caller | None = None
     begun: bool = False
+    door: Door = OPENAI
 
     @property
     def known_caller(self) -> Caller:
@@ -61,10 +65,10 @@ class HttpCall:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.begun = True
-            named = (REQUEST_ID.encode(), self.request_id.encode())
+            named = [(name.encode(), self.request_id.encode()) for name in self.door.id_headers]
             rates = {} if self.caller is None else self.gate.rates(self.caller)
             limits = [(name.encode(), value.encode()) for name, value in rates.items()]
-            message["headers"] = [*message.get("headers", []), named, *limits]
+            message["headers"] = [*message.get("headers", []), *named, *limits]
         await self.send_raw(message)
 
     async def answer(
@@ -81,9 +85,13 @@ class HttpCall:
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
 
+    def error_body(self, error: OutriderError) -> dict[str, Any]:
+        """The JSON of an answer, or of the last event of one, that is an error."""
+        return self.door.error(error, self.request_id)
+
     async def refuse(self, error: OutriderError, headers: HeaderList | None = None) -> None:
         """Send an error as the answer, with ``headers`` besides its own."""
-        await self.answer(error_body(error), http_status(error), [*error_headers(error), *(headers or [])])
+        await self.answer(self.error_body(error), http_status(error), [*error_headers(error), *(headers or [])])
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client goes first. The request's body has been read.

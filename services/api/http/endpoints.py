@@ -21,12 +21,13 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Headers, Refused
-from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.generation import Prepared, RunningChoices, expected, named, own_names, prepare
 from services.api.http.openai.model_fit import called, of_a_tool
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
-from services.api.http.page import page
+from services.api.http.ops_listener import TEXT
+from services.api.http.page import DOCS, page
 from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
@@ -34,6 +35,8 @@ from speculation.errors import Internal, InvalidArgument, NotFound, OutriderErro
 log = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
+# Makes the answer to a request, given the router, its name and its time in seconds.
+Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
 _OWNER = "outrider"
 # Names fields of a request that had no effect.
 _IGNORED = "x-outrider-ignored"
@@ -44,36 +47,48 @@ class Endpoints:
 
     Args:
         gate: holds a slot for each generation, and records calls.
+        exposition: what ``metrics`` says; called in a thread.
 
     Attributes:
-        running: the generations under way.
+        running: the answers under way, and their generations.
     """
 
-    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
+    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig, exposition: Callable[[], bytes]) -> None:
         self._router = router
         self._gate = gate
         self._config = config
+        self._exposition = exposition
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
         self._state = LatelyKnownState(router)
-        self.running: set[RunningChoices] = set()
+        self.running: dict[AnswerInProgress, RunningChoices] = {}
 
     async def chat(self, call: HttpCall) -> None:
         """POST /v1/chat/completions"""
-        asked = await self._read(call, read_chat)
-        await call.unless_gone(self._generate(call, asked, ChatAnswer, "ChatCompletions"))
+        asked = await self.read(call, read_chat)
+        await call.unless_gone(self.generate(call, asked, ChatAnswer, "ChatCompletions"))
 
     async def completions(self, call: HttpCall) -> None:
         """POST /v1/completions"""
-        asked = await self._read(call, read_completion)
-        await call.unless_gone(self._generate(call, asked, CompletionAnswer, "Completions"))
+        asked = await self.read(call, read_completion)
+        await call.unless_gone(self.generate(call, asked, CompletionAnswer, "Completions"))
 
-    async def _read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+    async def read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+        """What ``read`` makes of the body, while its arrival counts for the key."""
         with self._gate.arriving(call.known_caller):
             return await read_body(call.receive, call.headers, self._config.arrives_s, read)
 
-    async def _generate(self, call: HttpCall, asked: Asked, form: type[ChatAnswer | CompletionAnswer], method: str) -> None:
+    async def generate(self, call: HttpCall, asked: Asked, form: Form, method: str) -> None:
+        """Answer a request.
+
+        Args:
+            form: makes the answer.
+            method: its name in the audit log.
+
+        Raises:
+            OutriderError: nothing has been sent.
+        """
         if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
             raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
         private = self._config.public.privacy.padding(asked.private)
@@ -98,18 +113,18 @@ class Endpoints:
         self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
     ) -> None:
         """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
-        self.running.add(running)
+        self.running[answer] = running
         try:
             if asked.stream is None:
                 await self._whole(call, running, answer)
             else:
                 padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
-                stream = EventStream(
+                stream = answer.stream_form(
                     call.send, _ignored(answer), padding, self._config.public.send_timeout_s, everything=private is not None
                 )
                 await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
         finally:
-            self.running.discard(running)
+            del self.running[answer]
 
     async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerInProgress) -> None:
         while not running.over:
@@ -137,10 +152,11 @@ class Endpoints:
                 await stream.events([answer.closing()])
             await stream.end()
         except OutriderError as error:
-            await stream.fail(error)
+            await stream.fail(await answer.failed(error) or [call.error_body(error)])
         except Exception:
             log.exception("the stream of request %s failed", call.log_name)
-            await stream.fail(Internal("internal error; the server's log says why"))
+            internal = Internal("internal error; the server's log says why")
+            await stream.fail(await answer.failed(internal) or [call.error_body(internal)])
 
     async def stop(self) -> None:
         """End what goes on beside requests."""
@@ -177,7 +193,7 @@ class Endpoints:
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
-        model, request, names = await self._read(call, read_tokenize)
+        model, request, names = await self.read(call, read_tokenize)
         card = await self._card(model)
         request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
@@ -187,7 +203,7 @@ class Endpoints:
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
-        model, ids = await self._read(call, read_detokenize)
+        model, ids = await self.read(call, read_detokenize)
         await self._card(model)
         await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
@@ -198,9 +214,18 @@ class Endpoints:
         """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
         await call.answer(status_of(await self._state(), whole="observe" in call.known_caller.scopes))
 
+    async def metrics(self, call: HttpCall) -> None:
+        """GET /metrics: the sums over all requests, for Prometheus."""
+        self._gate.require(call.known_caller, "observe")
+        await call.answer_bytes(await asyncio.to_thread(self._exposition), [("content-type", TEXT)])
+
     async def page(self, call: HttpCall) -> None:
         """GET /: the page for browsers."""
         await call.answer_bytes(*page())
+
+    async def docs(self, call: HttpCall) -> None:
+        """GET /docs: what each path takes and answers, for browsers."""
+        await call.answer_bytes(*page(DOCS))
 
     async def health(self, call: HttpCall) -> None:
         """GET /health: this process answers."""
@@ -218,7 +243,7 @@ class Endpoints:
 
 
 def _ignored(answer: AnswerInProgress) -> Headers:
-    names = answer.prepared.ignored
+    names = answer.ignored
     return [(_IGNORED, ", ".join(names))] if names else []
 
 

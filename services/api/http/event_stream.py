@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from services.api.http.openai.errors import Headers, error_body
-from speculation.errors import Cancelled, OutriderError
+from services.api.http.openai.errors import Headers
+from speculation.errors import Cancelled
 
 # Seconds without an event after which a comment finds out whether the client is still there.
 PING_S = 15.0
@@ -30,14 +30,16 @@ _FIELD = ',"obfuscation":""'
 _LETTERS = string.ascii_letters + string.digits
 
 
-def event_bytes(content: dict[str, Any], padding: int | None = None) -> bytes:
+def event_bytes(content: dict[str, Any], padding: int | None = None, name: str = "") -> bytes:
     """An event.
 
     Args:
         padding: fill it up to a multiple of so many bytes.
+        name: the event's own; empty: it has none.
     """
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    event = f"data: {text}\n\n".encode()
+    named = f"event: {name}\n" if name else ""
+    event = f"{named}data: {text}\n\n".encode()
     if padding is None:
         return event
     missing = -(len(event) + len(_FIELD)) % padding
@@ -55,7 +57,10 @@ class EventStream:
 
     Attributes:
         begun: the status has been sent, so that errors are events from now on.
+        last: what says that there are no more events; empty: their end alone.
     """
+
+    last = b"data: [DONE]\n\n"
 
     def __init__(
         self, send: Send, headers: Headers, padding: int | None, stalled_s: float, *, everything: bool = False
@@ -74,26 +79,35 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, contents: list[dict[str, Any]]) -> None:
-        """Send events; those with choices are padded."""
+        """Send events; those with text are padded."""
         parts = [
-            event_bytes(content, self._padding if self._everything or content.get("choices") else None)
+            self.written(content, self._padding if self._everything or self.has_text(content) else None)
             for content in contents
         ]
         if parts:
             await self._write(b"".join(parts))
 
+    def has_text(self, content: dict[str, Any]) -> bool:
+        """Whether an event tells of the answer's text."""
+        return bool(content.get("choices"))
+
+    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
+        """An event as it is sent."""
+        return event_bytes(content, padding)
+
     async def ping(self) -> None:
         """Send a comment, which clients skip."""
         await self._write(b": ping\n\n")
 
-    async def fail(self, error: OutriderError) -> None:
+    async def fail(self, contents: list[dict[str, Any]]) -> None:
         """End the stream with an error, which clients raise."""
-        await self._write(event_bytes(error_body(error), self._padding if self._everything else None))
+        await self.events(contents)
         await self.end()
 
     async def end(self) -> None:
         """End the stream."""
-        await self._write(b"data: [DONE]\n\n")
+        if self.last:
+            await self._write(self.last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, body: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
 from services.api.http.openai.generation import Prepared
@@ -11,9 +12,7 @@ from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.prompt_scores import prompt_logprobs
 from services.api.http.openai.request import Asked
-from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
-from services.tool_formats.catalogue import FORMATS
 
 
 class ChatAnswer(AnswerInProgress):
@@ -23,7 +22,13 @@ class ChatAnswer(AnswerInProgress):
         kind = ("chat.completion", "chat.completion.chunk")
         super().__init__(asked, prepared, name, created, prefix="chatcmpl", kind=kind)
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
-        self._readers = [reader_for(asked.tools, FORMATS.get(prepared.card.tool_format)) for _ in prepared.requests]
+        self._readers = [reader_for(asked, prepared, index) for index in range(len(prepared.requests))]
+
+    @property
+    def thought_tokens(self) -> int | None:
+        if not self.card.thoughts:
+            return None
+        return sum(reader.thought_tokens for reader in self._readers)
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
@@ -36,9 +41,9 @@ class ChatAnswer(AnswerInProgress):
         told: list[dict[str, Any]] = []
         reader = self._readers[index]
         for piece in self.pieces_of(index, event):
-            told += await self._tell(index, piece, reader.push(piece.text))
+            told += await self._tell(index, piece, reader.push(piece))
         if isinstance(event, Completion):
-            told += await self._tell(index, Piece(text="", tokens=()), reader.finish())
+            told += await self._tell(index, Piece(text="", tokens=()), reader.finish(event))
             told.append(self._event(index, {}, None, end=self._end(index)))
         return told
 
@@ -77,7 +82,9 @@ class ChatAnswer(AnswerInProgress):
     async def _choice(self, index: int) -> dict[str, Any]:
         pieces, reader = self.records[index].pieces, self._readers[index]
         tokens = [token for piece in pieces for token in piece.tokens]
-        deltas = [delta for piece in pieces for delta in reader.push(piece.text)] + reader.finish()
+        end = self.records[index].end
+        assert end is not None
+        deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.finish(end)
         logprobs = None
         if self.asked.top_logprobs is not None:
             await self._speller.learn(tokens)
@@ -93,7 +100,8 @@ class ChatAnswer(AnswerInProgress):
 
 
 def _message(deltas: list[Delta]) -> dict[str, Any]:
-    content = "".join(delta.text for delta in deltas if delta.call is None)
+    content = "".join(delta.text for delta in deltas if delta.call is None and not delta.thought)
+    thought = "".join(delta.text for delta in deltas if delta.thought)
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
         if delta.call is None:
@@ -102,6 +110,8 @@ def _message(deltas: list[Delta]) -> dict[str, Any]:
             calls[delta.call] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
         calls[delta.call]["function"]["arguments"] += delta.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if thought:
+        message |= {"content": content or None, "reasoning_content": thought}
     if calls:
-        message |= {"content": content.strip() or None, "tool_calls": list(calls.values())}
+        message |= {"content": content or None, "tool_calls": list(calls.values())}
     return message

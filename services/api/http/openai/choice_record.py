@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
+from speculation.errors import OutriderError
 from speculation.types import FinishReason, TokenLogprobs
 
 
@@ -41,7 +43,12 @@ class AnswerInProgress(ABC):
         kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
         name: what the answer is called, without its prefix.
         created: Unix time in seconds.
+
+    Attributes:
+        stream_form: how its events are sent.
     """
+
+    stream_form: ClassVar[type[EventStream]] = EventStream
 
     def __init__(
         self, asked: Asked, prepared: Prepared, name: str, created: int, *, prefix: str, kind: tuple[str, str]
@@ -61,6 +68,16 @@ class AnswerInProgress(ABC):
         """The model that answers."""
         return self.prepared.card
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of the request that have no effect."""
+        return self.prepared.ignored
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens of all choices' thoughts so far; None: no thoughts are told from the answer."""
+        return None
+
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """The stream's events before any text."""
@@ -72,6 +89,10 @@ class AnswerInProgress(ABC):
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
         """The answer that is not streamed, once all choices have ended."""
+
+    async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
+        """The last events of a stream that ends with an error; none: the error itself is told, as its API has it."""
+        return []
 
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""
@@ -137,7 +158,7 @@ class AnswerInProgress(ABC):
         )
         if not self.asked.answers:
             completion = 0
-        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction))
+        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction), thought_tokens=self.thought_tokens)
 
     def ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         """``token_ids`` of a choice or event, if they are wanted."""

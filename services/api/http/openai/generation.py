@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_tools, held_to_calls, readable
+from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
 from services.api.http.openai.request import Asked, Input
+from services.api.http.openai.thought_grammar import behind_thought
 from services.api.messages import (
     ChatMessage,
     ChatOptions,
@@ -25,7 +26,8 @@ from services.api.messages import (
     TextChunk,
 )
 from services.grammars import field_of
-from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.harmony import NAME as HARMONY
+from services.tool_formats.thoughts import THOUGHTS
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
@@ -39,6 +41,8 @@ _TEMPERATURE = 1.0
 _CONTEXTS = 16
 # Events of a request that may wait for a slow reader before its generations wait, too.
 _AHEAD = 64
+# Tokens of a prompt's end in which a mark shows.
+_TAIL = 32
 # What the router calls the grammar of calls.
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
@@ -53,6 +57,7 @@ class Prepared:
         prompts: token ids of each input.
         echoed: the text to begin the answers to each input with; empty: none.
         ignored: fields without effect on this model.
+        thinking: for each input, whether its prompt has begun a thought; none: none has.
     """
 
     card: ModelCard
@@ -60,6 +65,7 @@ class Prepared:
     prompts: tuple[tuple[int, ...], ...]
     echoed: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    thinking: tuple[bool, ...] = ()
 
 
 def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
@@ -68,7 +74,8 @@ def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
     Args:
         base: as of ``prepare``.
     """
-    sampling = replace(asked.sampling, max_tokens=asked.sampling.max_tokens or max(1, asked.sampling.min_tokens or 0))
+    longest = None if asked.clips_length else asked.sampling.max_tokens
+    sampling = replace(asked.sampling, max_tokens=longest or max(1, asked.sampling.min_tokens or 0))
     known = replace(base, sampling=sampling, model=asked.model, strategy=asked.strategy)
     return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
 
@@ -85,19 +92,21 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     Raises:
         OutriderError: the request cannot be served; names the field as the request spells it.
     """
-    card = (await router.models())[0]
-    card = called(card, asked.model)
-    asked, ignored = readable(asked, card, strict=strict)
-    check_tools(asked, card)
+    card, asked, ignored = await fitted(asked, router, strict=strict)
     if asked.compare and (answers := asked.n * len(asked.inputs)) > 1:
         raise Refused("speculation.compare", ", ".join(asked.compare), f"unset where a request has {answers} answers")
-    prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
+    prompts = [
+        await _tokenize(asked, router, replace(base, input=source, chat=asked.chat, infill=asked.infill), card)
+        for source in asked.inputs
+    ]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
     how = HowAsked(streams=asked.stream is not None, choices=asked.n)
-    requests = []
+    requests, thinking = [], []
     for ids in prompts:
-        sampling = _completed(asked, card, len(ids), base.most_tokens)
+        thinks = chats and await _thinks(ids, asked, router, card)
+        thinking.append(thinks)
+        sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
         for choice in range(asked.n):
             requests.append(
                 replace(
@@ -105,6 +114,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                     input=ids,
                     chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
                     of_conversation=chats,
+                    infill=asked.infill,
                     sampling=replace(sampling, seed=(seed + choice) % 2**64),
                     model=asked.model,
                     strategy=asked.strategy,
@@ -126,7 +136,30 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
         most = _CONTEXTS * card.max_model_len
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
-    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed), ignored=ignored)
+    return Prepared(
+        card=card,
+        requests=tuple(requests),
+        prompts=tuple(prompts),
+        echoed=tuple(echoed),
+        ignored=ignored,
+        thinking=tuple(thinking),
+    )
+
+
+async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:
+    """The model, the request as it fits the model, and the names of fields that have no effect.
+
+    Args:
+        strict: as of ``prepare``.
+
+    Raises:
+        OutriderError: there is no such model, or it cannot do what is asked.
+    """
+    card = called((await router.models())[0], asked.model)
+    asked, ignored = readable(asked, card, strict=strict)
+    check_tools(asked, card)
+    check_infill(asked, card)
+    return card, asked, ignored
 
 
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
@@ -141,6 +174,16 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
         ids = ids[: max(1, kept)] if asked.truncates_end else ids[-max(1, kept) :]
     room_behind(len(ids), card.max_model_len, field)
     return ids
+
+
+async def _thinks(prompt: Sequence[int], asked: Asked, router: RouterPort, card: ModelCard) -> bool:
+    """Whether a prompt ends within a thought, which the chat template, or the message that is continued, has begun."""
+    if card.thoughts in ("", HARMONY):
+        return False
+    begin, end = THOUGHTS[card.thoughts]
+    if asked.chat.continue_final_message and isinstance(message := asked.inputs[0][-1], ChatMessage):
+        return message.content.rfind(begin) > message.content.rfind(end)
+    return (await router.detokenize(prompt[-_TAIL:])).rstrip().endswith(begin)
 
 
 def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
@@ -158,7 +201,7 @@ def own_names(asked: Asked) -> dict[str, str]:
     names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
     form = asked.sampling.structured_outputs
     if form is not None:
-        return {**names, field_of(form): asked.form_field}
+        return {**names, field_of(form): asked.form_field, _GRAMMAR: asked.form_field}
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 
@@ -169,10 +212,10 @@ async def _echo(source: Input, router: RouterPort) -> str:
     return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
 
 
-def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
-    sampling = asked.sampling
-    if asked.tools is not None and asked.tools.mode == "auto":
-        sampling = held_to_calls(asked.tools, sampling, FORMATS[card.tool_format])
+def _completed(
+    asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None, *, thinking: bool
+) -> RequestedSampling:
+    sampling = _formed(asked, card, thinking)
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
@@ -180,11 +223,25 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
     if sampling.max_tokens is None and defaults.max_tokens is None and defaults.max_length is None:
         most = longest_answer(None, room=room, most=allowed, otherwise=asked.default_max_tokens)
         sampling = replace(sampling, max_tokens=max(most, sampling.min_tokens or 0))
+    if asked.clips_length and sampling.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
     try:
         check_fits(asked.length_field, sampling.max_tokens, room, card.max_model_len)
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
     return sampling
+
+
+def _formed(asked: Asked, card: ModelCard, thinking: bool) -> RequestedSampling:
+    """The request's sampling with the form that all of the answer must have."""
+    sampling, free = asked.sampling, asked.tools is not None and asked.tools.mode == "auto"
+    if asked.tools is not None and free:
+        sampling = held_to_calls(asked.tools, sampling, card)
+        if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
+            # Of the messages, those that are thoughts are part of the form.
+            return sampling
+    chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
+    return behind_thought(sampling, card, thinking=thinking) if chats else sampling
 
 
 class RunningChoices:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.chat_request import EFFORT
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.request import Asked
+from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ModelCard, RequestedSampling
+from services.api.messages import ChatMessage, ModelCard, RequestedSampling
 from services.grammars import check_sampling
-from services.tool_formats.interface import ToolFormat
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
 
@@ -32,7 +31,37 @@ def called(card: ModelCard, name: str | None) -> ModelCard:
 
 
 def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    """The request without options that the chat template does not read, and the names of those."""
+    """The request without options and thoughts that the chat template does not read, and the names of those.
+
+    Args:
+        strict: they are refused instead.
+
+    Raises:
+        Refused: there are some, and they are.
+    """
+    asked, unread = _known_options(asked, card, strict=strict)
+    if card.reads_thoughts:
+        return asked, unread
+    thoughts = {
+        f"messages[{index}].reasoning_content": message.reasoning
+        for source in asked.inputs
+        for index, message in enumerate(source)
+        if isinstance(message, ChatMessage) and message.reasoning
+    }
+    if not thoughts:
+        return asked, unread
+    if strict:
+        allowed = "unset: this model's chat template has no place for thoughts"
+        raise Refused(*next(iter(thoughts.items())), allowed, "unsupported_parameter")
+    return replace(asked, inputs=tuple(map(_thoughtless, asked.inputs))), (*unread, "messages[].reasoning_content")
+
+
+def _thoughtless(source: Input) -> Input:
+    messages = [replace(each, reasoning="") for each in source if isinstance(each, ChatMessage)]
+    return tuple(messages) or source
+
+
+def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
     given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
     unread = {name: value for name, value in given.items() if name not in card.template_options and name not in TAKEN}
     if not unread:
@@ -63,7 +92,18 @@ def check_tools(asked: Asked, card: ModelCard) -> None:
         )
 
 
-def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat) -> RequestedSampling:
+def check_infill(asked: Asked, card: ModelCard) -> None:
+    """Check that the model fills gaps, where one is to be filled.
+
+    Raises:
+        Refused: it does not.
+    """
+    if asked.infill is not None and not card.infills:
+        allowed = "unset: this model's tokenizer has no fill-in-the-middle tokens"
+        raise Refused("suffix", asked.infill.suffix or "empty", allowed, "unsupported_parameter")
+
+
+def held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard) -> RequestedSampling:
     """The request's sampling with the form that its tools ask of the model's text.
 
     Raises:
@@ -71,7 +111,7 @@ def held_to_calls(tools: ToolUse, sampling: RequestedSampling, calls: ToolFormat
     """
     form = sampling.structured_outputs
     if form is None:
-        return replace(sampling, structured_outputs=tools.form_within(calls))
+        return replace(sampling, structured_outputs=tools.form_within(card))
     if tools.strict:
         allowed = "unset where tool_choice is auto and the answer's form is given, too"
         raise Refused(next(iter(tools.strict.values())), True, allowed, "unsupported_value")

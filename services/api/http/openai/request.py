@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ChatMessage, ChatOptions, RequestedSampling
+from services.api.messages import ChatMessage, ChatOptions, Infill, RequestedSampling
 from speculation.types import AcceptanceRule, Effort, Report
 
 Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -37,12 +37,15 @@ class Asked:
         answers: there is an answer; False: only what is said of the prompt is wanted.
         truncate: keep only so many tokens of the prompt's end; -1: as many as fit; None: all.
         truncates_end: that keeps the prompt's beginning instead.
+        infill: the answers fill gaps, each behind one of ``inputs``, which are texts.
         echo: the text begins with the prompt.
         include_stop: the text ends with the stop string that ended it.
         return_token_ids: answers have token ids as well.
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
+        clips_length: an answer may be as long as the context leaves where the request allows a longer one.
         length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
+        thoughts: the answer tells what the model thought before it.
     """
 
     inputs: tuple[Input, ...]
@@ -71,11 +74,14 @@ class Asked:
     answers: bool = True
     truncate: int | None = None
     truncates_end: bool = False
+    infill: Infill | None = None
     echo: bool = False
     include_stop: bool = False
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    clips_length: bool = False
     length_field: str = "max_tokens"
     form_field: str = ""
     request_id: str | None = None
     tier: bool = False
+    thoughts: bool = True

@@ -10,12 +10,17 @@ from typing import Any, Literal
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
-from services.api.http.openai.tool_grammar import enveloped_calls, listed_calls
-from services.tool_formats.interface import ToolFormat
+from services.api.http.openai.mark_rules import MarkRules
+from services.api.http.openai.protocol import tools
+from services.api.http.openai.protocol.chat_body import MAX_TOOLS
+from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
+from services.api.messages import ModelCard
+from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.harmony import NAME as HARMONY
+from services.tool_formats.marks import Marks
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
-_MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 
@@ -52,24 +57,27 @@ class ToolUse:
             return schema_form(self.schemas[self.called], "tools")
         return _grammar(listed_calls(self.schemas, several=self.several))
 
-    def form_within(self, calls: ToolFormat) -> StructuredOutputs | None:
+    def form_within(self, card: ModelCard) -> StructuredOutputs | None:
         """The form of text in which the model is free to call tools; None: any, as far as the tools ask for no more.
 
         Args:
-            calls: how the model writes calls.
+            card: of the model, which says how it writes calls.
 
         Raises:
             Refused: this cannot be asked of such calls; names the field.
         """
         if self.mode != "auto" or (self.several and not self.strict):
             return None
-        if not calls.closing:
-            allowed = f"unset: this model writes calls as {calls.name}, which is read, but which no grammar is written for"
-            if self.strict:
-                raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
-            raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
-        held = {name: schema if name in self.strict else {"type": "object"} for name, schema in self.schemas.items()}
-        return _grammar(enveloped_calls(held, calls.opening, calls.closing, several=self.several))
+        marks = MarkRules(card)
+        if card.tool_format == HARMONY:
+            return _grammar(calls_in_messages(self.schemas, self.strict, marks))
+        shape = FORMATS[card.tool_format](Marks()).shape
+        if shape is not None:
+            return _grammar(calls_in_text(self.schemas, self.strict, shape, marks, several=self.several))
+        allowed = f"unset: this model writes calls as {card.tool_format}, which is read, but which no grammar is written for"
+        if self.strict:
+            raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
+        raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
 
 
 def _grammar(text: str) -> StructuredOutputs:
@@ -91,12 +99,12 @@ def read_tools(fields: Fields) -> ToolUse | None:
         if (choice := fields.take("tool_choice")) not in (None, "none", "auto"):
             raise fields.refuse("tool_choice", _shown(choice), "unset, auto or none where there are no tools")
         return None
-    if len(listed) > _MOST:
-        raise fields.refuse("tools", f"{len(listed)} tools", f"at most {_MOST} tools")
+    if len(listed) > MAX_TOOLS:
+        raise fields.refuse("tools", f"{len(listed)} tools", f"at most {MAX_TOOLS} tools")
     schemas: dict[str, Any] = {}
     strict: dict[str, str] = {}
     for index, entry in enumerate(listed):
-        name, schema, is_strict = _tool(fields_of(entry, f"tools[{index}]"))
+        name, schema, is_strict = _tool(fields_of(entry, tools.Tool, f"tools[{index}]"))
         if name in schemas:
             raise fields.refuse("tools", f"two of the name {name}", "functions of different names")
         schemas[name] = schema
@@ -118,7 +126,7 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     """A function's name, the schema of its arguments, and whether calls must follow it."""
     if (kind := fields.text("type")) != "function":
         raise fields.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = fields.below("function")
+    function = fields.below("function", tools.Function)
     if function is None:
         raise fields.refuse("function", "unset", "an object", "missing_required_parameter")
     name = function.text("name")
@@ -129,8 +137,8 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     strict = function.truth("strict")
     for key in WITHOUT_EFFECT:
         fields.take(key)
-    function.end(known=("name", "description", "parameters", "strict"))
-    fields.end(known=("type", "function"))
+    function.end()
+    fields.end()
     return name, schema if schema is not None else {"type": "object", "properties": {}}, strict is True
 
 
@@ -144,16 +152,16 @@ def _mode(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode | None, str]:
         return "required", ""
     if not isinstance(choice, dict):
         raise fields.refuse("tool_choice", choice, f"one of {', '.join(_CHOICES)}, or a function's name in an object")
-    below = fields_of(choice, "tool_choice")
+    below = fields_of(choice, tools.NamedTool, "tool_choice")
     if (kind := below.text("type")) != "function":
         raise below.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = below.below("function")
+    function = below.below("function", tools.FunctionName)
     name = None if function is None else function.text("name")
     if function is None or name not in schemas:
         known = ", ".join(schemas)
         raise below.refuse("function.name", name or "unset", f"one of the tools: {known}")
-    function.end(known=("name",))
-    below.end(known=("type", "function"))
+    function.end()
+    below.end()
     return "named", name
 
 

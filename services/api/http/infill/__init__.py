@@ -1,0 +1,1 @@
+"""llama-server's /infill: text for a gap, by models whose tokenizer has fill-in-the-middle tokens."""

@@ -1,0 +1,92 @@
+"""The body of /infill and what is answered, each field declared once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, RootModel
+
+from services.api.http.declared import Declared, Whole
+from speculation import limits
+
+
+class OtherFile(Declared):
+    """A file that is read before the one with the gap."""
+
+    filename: str = "tmp"
+    text: str
+
+
+class InfillBody(Declared):
+    """A text with a gap. Sampling that is unset is the model's, as in /v1/completions."""
+
+    input_prefix: str = Field(description="the text before the gap")
+    input_suffix: str = Field(description="the text behind it")
+    input_extra: list[OtherFile] | None = None
+    prompt: str | None = Field(None, description="behind input_prefix: where the cursor's line begins")
+    n_predict: Whole | None = Field(
+        None, ge=-1, le=limits.MAX_TOKENS, description="-1: what the context leaves; 0: no answer"
+    )
+    stream: bool | None = None
+    seed: Whole | None = Field(None, description="-1: drawn")
+    stop: list[str] | None = None
+    temperature: Any = None
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repeat_penalty: Any = Field(None, description="as repetition_penalty of /v1/completions")
+    ignore_eos: Any = None
+    return_tokens: bool | None = Field(None, description="tokens: the ids of the answer")
+    model: Any = None
+    speculation: Any = None
+    privacy: Any = None
+    cache_salt: Any = None
+    cache_prompt: Literal[True] | None = Field(None, description="prompts are cached by themselves")
+    id_slot: Whole | None = Field(None, description="without effect: there are no slots to choose")
+    n_indent: Literal[0] | None = None
+    t_max_prompt_ms: Literal[0] | None = None
+    t_max_predict_ms: Literal[0] | None = None
+
+
+# Fields of llama-server: what to say instead.
+HINTS: dict[str, str] = {
+    "samplers": "unset: all samplers that are asked for are applied, in one order",
+    "response_fields": "unset: answers are given whole",
+    "n_probs": "unset: say logprobs to /v1/completions, with suffix",
+    "logit_bias": "unset: say it to /v1/completions, with suffix",
+    "max_tokens": "unset: say n_predict",
+    "suffix": "unset: say input_suffix",
+}
+
+
+class InfillPiece(BaseModel):
+    """An event of the answer but its last one."""
+
+    index: Literal[0]
+    content: str
+    tokens: list[int] | None = None
+    stop: Literal[False]
+
+
+class InfillReply(BaseModel):
+    """The answer, or the last event of one; ``tokens`` where they are asked for."""
+
+    index: Literal[0]
+    content: str
+    tokens: list[int] | None = None
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    truncated: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    seed: int
+    metrics: dict[str, Any]
+
+
+class InfillEvent(RootModel[InfillPiece | InfillReply]):
+    """An event of the answer."""

@@ -1,0 +1,94 @@
+"""Fields of Anthropic's API that are not honoured: their harmless values, and the refusals of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.api.http.openai.errors import Refused
+
+# Which values ask for nothing, and what is said of all others.
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _is(*values: Any) -> Any:
+    return lambda value: value in values and not isinstance(value, bool)
+
+
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _keeps_all(value: Any) -> bool:
+    """Whether a management of the context leaves the conversation as it is."""
+    edits = value.get("edits", []) if isinstance(value, dict) and set(value) <= {"edits"} else None
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict) and edit.get("type") == "clear_thinking_20251015" and edit.get("keep") == "all"
+        for edit in edits
+    )
+
+
+_CACHE: dict[str, Rule] = {"cache_control": (_any, "without effect: prompts are cached by themselves")}
+
+BODY: dict[str, Rule] = {
+    **_CACHE,
+    "metadata": (lambda value: isinstance(value, dict), "an object"),
+    "service_tier": (_is("auto", "standard_only"), "auto or standard_only: there is one tier"),
+    "speed": (_is("standard"), "standard: there is one speed"),
+    "context_management": (_keeps_all, "unset, or keep all thinking: the conversation is sent to the model as it is"),
+    "mcp_servers": (_is([]), "unset: the client calls tools, not the server"),
+    "container": (_never, "unset: nothing is run in containers"),
+    "inference_geo": (_never, "unset: requests are answered where the server runs"),
+}
+BLOCK: dict[str, Rule] = {
+    **_CACHE,
+    "citations": (_is([]), "unset: documents are not read, so that nothing is cited"),
+    "caller": (_is({"type": "direct"}), "unset, or direct: the client calls tools"),
+}
+TOOL: dict[str, Rule] = {
+    **_CACHE,
+    "eager_input_streaming": (_truth, "true or false: inputs are streamed as they come"),
+    "defer_loading": (lambda value: value is False, "false: the model is shown all tools"),
+    "allowed_callers": (_is(["direct"]), "[direct]: the client calls tools"),
+    "input_examples": (_is([]), "unset: put examples into the description"),
+}
+# Fields of other APIs: what to say instead.
+HINTS: dict[str, str] = {
+    "max_completion_tokens": "unset: say max_tokens",
+    "stop": "unset: say stop_sequences",
+    "n": "unset: a request has one answer",
+    "logprobs": "unset: say it to /v1/chat/completions",
+    "top_logprobs": "unset: say it to /v1/chat/completions",
+    "prompt_logprobs": "unset: say it to /v1/chat/completions",
+    "response_format": "unset: say output_config.format",
+    "output_format": "unset: say output_config.format",
+    "reasoning_effort": "unset: say output_config.effort",
+    "parallel_tool_calls": "unset: say tool_choice.disable_parallel_tool_use",
+    "max_tokens_to_sample": "unset: say max_tokens",
+    "prompt": "unset: say messages",
+}
+
+
+def honoured(entry: Mapping[str, Any], rules: Mapping[str, Rule], path: str = "") -> dict[str, Any]:
+    """An object without the fields that ask for nothing.
+
+    Args:
+        path: its name in errors; empty: the whole body.
+
+    Raises:
+        Refused: a field that is not honoured asks for something.
+    """
+    for key, (harmless, allowed) in rules.items():
+        value = entry.get(key)
+        if value is not None and not harmless(value):
+            shown = value if isinstance(value, str | int | float) and value != "" else "set"
+            raise Refused(f"{path}.{key}" if path else key, shown, allowed, "unsupported_parameter")
+    return {key: value for key, value in entry.items() if key not in rules}

@@ -1,0 +1,67 @@
+"""What is answered about the model beside generation, and what llama-server's /infill does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.api.http.call import HttpCall
+from services.api.http.endpoints import Endpoints
+from services.api.http.infill.answer import InfillAnswer
+from services.api.http.infill.request import infill_names, read_infill
+from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.generation import Prepared, named, own_names, prepare
+from services.api.http.openai.request import Asked
+from services.api.messages import RouterPort
+from speculation.errors import InvalidArgument
+
+
+class ModelEndpoints:
+    """Answers calls that other servers' clients know.
+
+    Args:
+        endpoints: those of OpenAI's API, which generate.
+        strict: options that the chat template does not read are refused, not left out.
+    """
+
+    def __init__(self, endpoints: Endpoints, router: RouterPort, *, strict: bool) -> None:
+        self._endpoints = endpoints
+        self._router = router
+        self._strict = strict
+
+    async def infill(self, call: HttpCall) -> None:
+        """POST /infill"""
+        asked = await self._endpoints.read(call, read_infill)
+        with infill_names():
+            await call.unless_gone(self._endpoints.generate(call, asked, InfillAnswer, "Infill"))
+
+    async def render(self, call: HttpCall) -> None:
+        """POST /v1/chat/completions/render: what would be asked of the model, as vLLM tells it."""
+        asked = await self._endpoints.read(call, read_chat)
+        base = call.base_request(asked.request_id)
+        try:
+            prepared = await call.unless_gone(prepare(asked, self._router, base, strict=self._strict))
+        except InvalidArgument as error:
+            raise named(error, own_names(asked)) from error
+        await call.answer(_rendered(call.request_id, asked, prepared), large=True)
+
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        """GET /tokenizer_info: the tokenizer's settings, as in its file."""
+        await call.answer(dict(await self._router.tokenizer_info()), large=True)
+
+
+def _rendered(request_id: str, asked: Asked, prepared: Prepared) -> dict[str, Any]:
+    first = prepared.requests[0]
+    given = first.sampling.given
+    if first.sampling.structured_outputs is not None:
+        form = first.sampling.structured_outputs
+        given["structured_outputs"] = {"kind": form.kind, "text": form.text}
+    return {
+        "request_id": request_id,
+        "token_ids": list(prepared.prompts[0]),
+        "features": None,
+        "sampling_params": {**given, "n": asked.n, "skip_special_tokens": asked.skip_special_tokens},
+        "model": prepared.card.name,
+        "stream": asked.stream is not None,
+        "cache_salt": asked.cache_salt or None,
+        "priority": asked.priority,
+    }

@@ -1,0 +1,13 @@
+"""OpenAI's Responses API.
+
+A request goes through these modules in order::
+
+    protocol          the body and its items, as they are declared
+    conversation      items -> the messages of a chat
+    chat_body         the body -> what the chat door reads, and so ``Asked``
+    own_names         errors about that chat -> the body's own names
+    output_items      text -> the answer's items, and an event for each change of them
+    response_answer   items -> the response, whole or in events
+
+``stored_responses`` keeps responses for a while; ``response_endpoints`` is what each path does.
+"""

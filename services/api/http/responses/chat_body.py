@@ -1,0 +1,170 @@
+"""A body of the Responses API as one of the chat door, which then says what it asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.api.http.declared import read_declared
+from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fields import WITHOUT_EFFECT
+from services.api.http.openai.request import Asked
+from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference
+from services.api.http.responses.own_names import OwnNames
+from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, ChosenFunction, CreateResponse, FunctionTool
+from services.api.http.responses.unserved import HINTS, check_unserved
+from speculation import limits
+from speculation.errors import InvalidArgument
+
+_PREVIOUS = "previous_response_id"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewResponse:
+    """A body that has been read.
+
+    Attributes:
+        own: the items of ``input``.
+        references: ids of the stored items that some of them stand for.
+    """
+
+    body: CreateResponse
+    own: list[Item]
+    references: tuple[str, ...]
+
+    @property
+    def needs_stored(self) -> bool:
+        """Whether it builds on stored responses."""
+        return self.body.previous_response_id is not None or bool(self.references)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedResponse:
+    """What a body asks for.
+
+    Attributes:
+        context: all items that the model is shown, as JSON.
+        names: of the chat's fields in the body.
+    """
+
+    body: CreateResponse
+    asked: Asked
+    context: bytes
+    names: OwnNames
+
+
+def read_create(content: dict[str, Any]) -> NewResponse:
+    """The body of POST /v1/responses, as far as it can be read without what is stored.
+
+    Raises:
+        Refused: a field is wrong, missing, unknown or not served; names it.
+    """
+    body = read_declared(CreateResponse, check_unserved(content), hints=HINTS)
+    own = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    if not isinstance(own, list):
+        raise Refused("input", own, "a text, or a list of items", "invalid_type")
+    if not 1 <= len(own) <= limits.MAX_MESSAGES:
+        raise Refused("input", f"{len(own)} items", f"1 to {limits.MAX_MESSAGES} items")
+    for index, item in enumerate(own):
+        if not isinstance(item, dict):
+            raise Refused(f"input[{index}]", item, "an object", "invalid_type")
+    found = (read_reference(item, f"input[{index}]") for index, item in enumerate(own))
+    return NewResponse(body=body, own=own, references=tuple(dict.fromkeys(each for each in found if each is not None)))
+
+
+def ask(new: NewResponse, before: Sequence[Item], stored: Callable[[str], Item | None]) -> AskedResponse:
+    """What a body asks for.
+
+    Args:
+        before: the items of the conversation that it continues.
+        stored: the item of an id; None: there is none.
+
+    Raises:
+        InvalidArgument: a field is wrong, unknown or not honoured; names it.
+    """
+    body, conversation = new.body, ItemsAsChat()
+    # A text has no items to name.
+    paths = ["input"] if isinstance(body.input, str) else [f"input[{index}]" for index in range(len(new.own))]
+    own = [_resolved(item, path, stored) for item, path in zip(new.own, paths, strict=True)]
+    if body.instructions:
+        conversation.instruct(body.instructions)
+    conversation.add((item, _PREVIOUS) for item in before)
+    conversation.add(zip(own, paths, strict=True))
+    names = conversation.names
+    try:
+        asked = read_chat(_chat_of(body, conversation.messages))
+    except InvalidArgument as error:
+        raise names.told(error) from error
+    return AskedResponse(
+        body=body, asked=replace(asked, length_field="max_completion_tokens"), context=_context(before, own), names=names
+    )
+
+
+def _resolved(item: Item, path: str, stored: Callable[[str], Item | None]) -> Item:
+    name = read_reference(item, path)
+    if name is None:
+        return item
+    if (found := stored(name)) is None:
+        raise Refused(f"{path}.id", name, "the id of an item of a stored response of this API key", "item_not_found")
+    return found
+
+
+def _chat_of(body: CreateResponse, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    chat = {name: value for name in AS_IN_CHAT if (value := getattr(body, name)) is not None}
+    chat |= {"messages": messages, "max_completion_tokens": body.max_output_tokens, "stream": body.stream}
+    if body.stream_options is not None and body.stream_options.include_obfuscation is not None:
+        chat["stream_options"] = {"include_obfuscation": body.stream_options.include_obfuscation}
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    elif body.top_logprobs is not None:
+        chat["top_logprobs"] = body.top_logprobs
+    if body.text is not None and body.text.format is not None:
+        chat["response_format"] = _format(body.text.format)
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    if body.tools is not None:
+        chat["tools"] = _tools(body.tools)
+    if body.tool_choice is not None:
+        chat["tool_choice"] = _choice(body.tool_choice)
+    return chat
+
+
+def _format(given: Any) -> Any:
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+
+
+def _tools(given: Any) -> Any:
+    if not isinstance(given, list):
+        return given
+    return [_tool(entry, f"tools[{index}]") for index, entry in enumerate(given)]
+
+
+def _tool(entry: Any, path: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise Refused(path, entry, "an object", "invalid_type")
+    if (kind := entry.get("type")) != "function":
+        shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
+        raise Refused(f"{path}.type", shown, "function: there are no built-in tools", "unsupported_value")
+    read_item(FunctionTool, entry, path)
+    unshown = ("type", *WITHOUT_EFFECT)
+    function = {name: value for name, value in entry.items() if value is not None and name not in unshown}
+    return {"type": "function", "function": function}
+
+
+def _choice(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    if (kind := given.get("type")) != "function":
+        shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
+        raise Refused("tool_choice.type", shown, "function", "unsupported_value")
+    chosen = read_declared(ChosenFunction, given, "tool_choice")
+    return {"type": "function", "function": {"name": chosen.name}}
+
+
+def _context(before: Sequence[Item], own: Sequence[Item]) -> bytes:
+    return json.dumps([*before, *own], ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,241 @@
+"""What a client sends to the Responses API, as it is declared. What is not here is refused (``unserved``)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+from pydantic import Field, PlainValidator
+
+from services.api.http.declared import Declared, Whole
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+class Later(PlainValidator):
+    """Of a field that is read elsewhere, whose errors know more: only its type is declared here."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(_as_it_is, json_schema_input_type=kind)
+
+
+class SentBack(Declared):
+    """What clients send back as they got it, or add for themselves: it asks for nothing."""
+
+    id: Any = None
+    status: Any = None
+    object: Any = None
+    created: Any = None
+    created_by: Any = None
+    index: Any = None
+    cache_control: Any = None
+    provider_specific_fields: Any = None
+
+
+class InputText(SentBack):
+    """A part of a content."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: Any = None
+
+
+class SentOutputText(SentBack):
+    """A part of an earlier answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+Content = str | list[InputText | SentOutputText]
+
+
+class InputMessage(SentBack):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Annotated[Any, Later(Content)]
+
+
+class SentCall(SentBack):
+    """A call of a function in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutput(SentBack):
+    """What a function gave back."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Annotated[Any, Later(Content)]
+
+
+class SentThought(Declared):
+    """A part of a reasoning item."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class SentReasoning(SentBack):
+    """What the model thought before an earlier answer; ``summary`` counts where there is no ``content``."""
+
+    type: Literal["reasoning"]
+    summary: list[SentThought] | None = None
+    content: list[SentThought] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(Declared):
+    """An item of a stored answer, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+InputItem = InputMessage | SentCall | CallOutput | SentReasoning | ItemReference
+
+
+class FunctionTool(SentBack):
+    """A function that the answer may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Declared):
+    """The function that the answer calls."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Declared):
+    """The form of the answer's text; all but ``type`` belong to json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class TextConfig(Declared):
+    """``text`` of a request."""
+
+    format: Annotated[Any, Later(TextFormat)] = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(Declared):
+    """``reasoning`` of a request. Thoughts are told whole, so that ``summary: auto`` adds nothing."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class StreamedHow(Declared):
+    """``stream_options`` of a request."""
+
+    include_obfuscation: bool | None = None
+
+
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    # Thoughts are told plainly.
+    "reasoning.encrypted_content",
+    # Of items that are never there.
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class Extensions(Declared):
+    """Fields beyond OpenAI's, as the chat door reads them."""
+
+    seed: Annotated[Any, Later(int)] = None
+    top_k: Annotated[Any, Later(int)] = None
+    min_p: Annotated[Any, Later(float)] = None
+    presence_penalty: Annotated[Any, Later(float)] = None
+    frequency_penalty: Annotated[Any, Later(float)] = None
+    repetition_penalty: Annotated[Any, Later(float)] = None
+    logit_bias: Annotated[Any, Later(dict[str, float])] = None
+    min_tokens: Annotated[Any, Later(int)] = None
+    stop: Annotated[Any, Later(str | list[str])] = None
+    stop_token_ids: Annotated[Any, Later(list[int])] = None
+    include_stop_str_in_output: Annotated[Any, Later(bool)] = None
+    ignore_eos: Annotated[Any, Later(bool)] = None
+    bad_words: Annotated[Any, Later(list[str])] = None
+    allowed_token_ids: Annotated[Any, Later(list[int])] = None
+    skip_special_tokens: Annotated[Any, Later(bool)] = None
+    ignore_generation_config: Annotated[Any, Later(bool)] = None
+    structured_outputs: Annotated[Any, Later(dict[str, Any])] = None
+    stream_interval: Annotated[Any, Later(int)] = None
+    prediction: Annotated[Any, Later(dict[str, Any])] = None
+    speculation: Annotated[Any, Later(dict[str, Any])] = None
+    chat_template_kwargs: Annotated[Any, Later(dict[str, Any])] = None
+    privacy: Annotated[Any, Later(Literal["none", "strict"])] = None
+    cache_salt: Annotated[Any, Later(str)] = None
+    priority: Annotated[Any, Later(int)] = None
+    return_token_ids: Annotated[Any, Later(bool)] = None
+    return_tokens_as_token_ids: Annotated[Any, Later(bool)] = None
+    request_id: Annotated[Any, Later(str)] = None
+
+
+class CreateResponse(Extensions):
+    """The body of POST /v1/responses."""
+
+    model: Annotated[Any, Later(str)] = None
+    input: Annotated[Any, Later(str | list[InputItem])]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamedHow | None = None
+    max_output_tokens: Annotated[Any, Later(int)] = None
+    # It counts calls of built-in tools, of which there are none.
+    max_tool_calls: Annotated[Whole, Ge(1)] | None = None
+    temperature: Annotated[Any, Later(float)] = None
+    top_p: Annotated[Any, Later(float)] = None
+    top_logprobs: Annotated[Any, Later(int)] = None
+    include: list[Includable] | None = None
+    tools: Annotated[Any, Later(list[FunctionTool])] = None
+    tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction)] = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["disabled"] | None = None
+    metadata: Annotated[Any, Later(dict[str, str])] = None
+    user: Annotated[Any, Later(str)] = None
+    safety_identifier: Annotated[Any, Later(str)] = None
+    prompt_cache_key: Annotated[Any, Later(str)] = None
+    prompt_cache_retention: Annotated[Any, Later(Literal["in_memory"])] = None
+    service_tier: Annotated[Any, Later(Literal["auto", "default"])] = None
+
+
+# Fields that are called and read as at the chat door.
+AS_IN_CHAT = (
+    *Extensions.model_fields,
+    "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "service_tier",
+)  # fmt: skip
