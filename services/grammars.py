@@ -34,6 +34,8 @@ _ATTRIBUTE = re.compile(
     r"""^[^\S\n]*+[?!]?\w++[^\S\n]*+\[(?:"(?:\\.|[^"\\\n])*+"|/(?:\\.|[^/\\\n])*+/|[^\]"/\n])*?\b(temperature)\b""",
     re.MULTILINE,
 )
+# A slash, or the end of a line, would end a regular expression in a grammar.
+_ENDS_REGEX = re.compile(r"\\.|[/\n]", re.DOTALL)
 # Only a tokenizer can tell whether such tokens exist, and the verifier has it.
 _FOR_THE_VERIFIER = "no tokenizer - can't validate"
 
@@ -101,6 +103,41 @@ def _engine_text(structured: StructuredOutputs) -> str:
             if (found := _ATTRIBUTE.search(text)) is not None:
                 raise refusal(structured, f"the attribute {found[1]} of a rule is not supported")
             return LLMatcher.grammar_from_lark(text)
+
+
+def schema_rule(schema: dict[str, Any]) -> str:
+    """A JSON schema as a part of a grammar."""
+    schema = without_vacuous(schema)
+    own = schema.get("x-guidance")
+    fixed = isinstance(own, dict) and own.get("whitespace_flexible") is False
+    options = {} if fixed else {"whitespace_pattern": _WHITE_SPACE}
+    given = own if isinstance(own, dict) else {}
+    return f"%json {json.dumps({**schema, 'x-guidance': {**options, **given, 'lenient': False}}, ensure_ascii=False)}"
+
+
+def form_rule(structured: StructuredOutputs) -> str:
+    """A constraint as a part of a grammar.
+
+    Raises:
+        InvalidArgument: its text is not of its kind.
+    """
+    engine_text(structured)
+    match structured.kind:
+        case "json_object":
+            return schema_rule({"type": "object"})
+        case "json":
+            schema = _parse_json(structured)
+            return schema_rule(schema if isinstance(schema, dict) else {})
+        case "regex":
+            return f"/{_ENDS_REGEX.sub(_escaped, structured.text)}/"
+        case "choice":
+            return f"({' | '.join(map(_literal, _choices(structured)))})"
+        case "grammar":
+            return f"%lark {{\n{structured.text}\n}}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else r"\n" if found[0].endswith("\n") else found[0]
 
 
 def check_sampling(params: SamplingParams) -> None:

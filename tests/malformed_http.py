@@ -20,9 +20,25 @@ FIELDS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "response_format", "tools", "tool_choice", "prediction",
     "speculation", "structured_outputs", "ignore_eos", "min_tokens", "skip_special_tokens", "return_token_ids", "user",
     "metadata", "store", "modalities", "service_tier", "parallel_tool_calls", "chat_template_kwargs", "truncate_prompt_tokens",
-    "add_generation_prompt", "continue_final_message", "text", "tokens", "add_special_tokens", "unheard_of",
+    "add_generation_prompt", "continue_final_message", "text", "tokens", "add_special_tokens", "unheard_of", "system",
+    "stop_sequences", "thinking", "output_config", "cache_control", "context_management", "container", "mcp_servers", "input",
+    "instructions", "previous_response_id", "max_output_tokens", "include", "reasoning", "truncation", "suffix", "input_prefix",
+    "input_suffix", "input_extra", "n_predict", "samplers", "id_slot", "cache_prompt",
 )  # fmt: skip
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_FOX = [{"role": "user", "content": "fox"}]
+# Bodies of requests that are answered.
+_GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": _FOX, "max_tokens": 2},
+    "/v1/completions": {"prompt": "fox", "max_tokens": 2},
+    "/v1/messages": {"messages": _FOX, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": _FOX},
+    "/v1/responses": {"input": "fox", "max_output_tokens": 2},
+    "/v1/chat/completions/render": {"messages": _FOX, "max_tokens": 2},
+    "/infill": {"input_prefix": "fox", "input_suffix": "dog", "n_predict": 2},
+    "/tokenize": {"prompt": "fox"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+PATHS = tuple(_GOOD)
 # A request was bad; a method or a length is not accepted. Everything else would be the server's own failure.
 BAD = frozenset({400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 426, 429, 431, 501, 505})
 FINE = frozenset({200})
@@ -60,12 +76,8 @@ def request(host: str, path: str, body: bytes = b"", headers: Iterable[str] = ()
 
 
 def good(path: str = "/v1/completions") -> dict[str, Any]:
-    """The body of a request that is answered."""
-    if path == "/v1/chat/completions":
-        return {"messages": [{"role": "user", "content": "fox"}], "max_tokens": 2}
-    return {"/v1/completions": {"prompt": "fox", "max_tokens": 2}, "/tokenize": {"prompt": "fox"}}.get(
-        path, {"tokens": [1, 2]}
-    )
+    """The body of a request that is answered (/infill: by models with the tokens for it)."""
+    return dict(_GOOD[path])
 
 
 def _wrong_types(source: random.Random, host: str) -> Exchange:

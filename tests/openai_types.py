@@ -25,6 +25,7 @@ _OF_RESPONSES = {
 _OF_USAGE = {"accepted_prediction_tokens", "rejected_prediction_tokens"}
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _OF_CHOICES = {"stop_reason", "seed", "token_ids", "prompt_token_ids", "speculation"}
+_OF_MESSAGES = {"reasoning_content"}
 _KINDS = {"chat.completion": ChatCompletion, "chat.completion.chunk": ChatCompletionChunk, "text_completion": Completion}
 
 
@@ -40,7 +41,9 @@ def check(raw: dict[str, Any]) -> BaseModel:
     unknown = {path: names for path, names in _extras(found, "") if names}
     assert set(unknown.pop("", set())) <= OURS[kind]
     for path, names in unknown.items():
-        assert path.startswith("choices") and path.count(".") == 0 and names <= _OF_CHOICES, (path, names)
+        message = path.endswith((".message", ".delta"))
+        assert path.startswith("choices") and names <= (_OF_MESSAGES if message else _OF_CHOICES), (path, names)
+        assert message or path.count(".") == 0, (path, names)
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ class ScriptedRouter:
         waits: seconds before each chunk.
         asked: the requests that came.
         left: how many of them were left before their end.
+        reason: why an answer ends.
         state: of the service; ``states_asked``: how often it was asked for.
     """
 
@@ -43,6 +45,7 @@ class ScriptedRouter:
         self.left = 0
         self.forever = False
         self.bulky = False
+        self.reason = FinishReason.STOP
         self.state = ServiceState()
         self.states_asked = 0
 
@@ -52,12 +55,14 @@ class ScriptedRouter:
         try:
             shown = 0
             while True:
-                for number, start in enumerate(range(0, len(self.text), self.pieces)):
+                for number, piece in enumerate(self._pieces()):
                     if self.fails is not None and number == self.fails[0]:
                         ended = True
                         raise self.fails[1]
                     await asyncio.sleep(self.waits)
-                    piece = self.text[start : start + self.pieces]
+                    if (token := self.card.special_tokens.get(piece)) is not None:
+                        yield TextChunk(text="", token_ids=(token,), text_ends=(shown,))
+                        continue
                     yield self._chunk(request, piece, shown)
                     shown += len(piece)
                 if not self.forever:
@@ -67,8 +72,15 @@ class ScriptedRouter:
         finally:
             self.left += not ended
 
+    def _pieces(self) -> Iterator[str]:
+        """Pieces of the text. The names of special tokens are tokens."""
+        names = "|".join(map(re.escape, self.card.special_tokens))
+        for part in re.split(f"({names})", self.text) if names else [self.text]:
+            size = max(1, len(part)) if part in self.card.special_tokens else self.pieces
+            yield from (part[start : start + size] for start in range(0, len(part), size))
+
     def _chunk(self, request: ClientRequest, piece: str, shown: int) -> TextChunk:
-        ids, ends = [], []
+        ids, ends = list[int](), list[int]()
         for index, char in enumerate(piece):
             data = char.encode()
             ids += data
@@ -83,7 +95,7 @@ class ScriptedRouter:
         assert isinstance(request.input, tuple)
         prompt = tuple(id for id in request.input if isinstance(id, int))
         return Completion(
-            request_id=request.request_id, finish_reason=FinishReason.STOP, stop=None, prompt_token_ids=prompt,
+            request_id=request.request_id, finish_reason=self.reason, stop=None, prompt_token_ids=prompt,
             completion_tokens=shown, cached_tokens=3, seed=request.sampling.seed or 0, model=self.card.name,
             strategy="autoregressive", stats=SpeculationStats(),
             timing=Timing(queue_s=0.0, time_to_first_token_s=0.1, total_s=0.2),

@@ -12,6 +12,7 @@ from services.router.named_templates import ChatTemplates
 from services.router.template_traits import TemplateTraits, thoughts_of, traits_of
 from services.router.templates import ChatTemplate
 from services.tool_formats import harmony
+from services.tool_formats.raw_json import begun_members, members
 from speculation import limits
 from speculation.errors import InvalidArgument
 
@@ -144,18 +145,37 @@ def _as_dict(message: ChatMessage, index: int, traits: TemplateTraits) -> dict[s
         entry[traits.thought_field] = message.reasoning
     if message.tool_calls:
         calls = json.loads(message.tool_calls)
-        entry["tool_calls"] = [_with_text(call) for call in calls] if traits.text_arguments else calls
+        entry["tool_calls"] = [_written(call, traits) for call in calls]
     if message.tool_call_id:
         entry["tool_call_id"] = message.tool_call_id
     return entry
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are a text."""
+def _written(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    """A call with its arguments as the template reads them: of a call that was cut, perhaps only those that are whole."""
     function = call["function"]
     arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": written}}
+    if isinstance(arguments, str):
+        arguments = arguments if traits.cut_arguments else _whole_members(arguments)
+    elif traits.text_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _whole_members(text: str) -> dict[str, Any]:
+    """The members of an object that are all there; one that JSON's reader refuses, as the text that it is."""
+    try:
+        found = members(text)[0]
+    except ValueError:
+        found = dict(list(begun_members(text).items())[:-1])
+    return {name: _value(value) for name, value in found.items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _template_options(options: ChatOptions, template: ChatTemplate) -> dict[str, Any]:

@@ -22,6 +22,7 @@ _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds a
 _ASKED = {"role": "user", "content": "Where is Bern?"}
 # Nine letters and digits, which is what Mistral's templates take; and what Kimi's write in place of the name.
 _IDS = ("abcdef123", f"functions.{_NAME}:0")
+_CUT = '{"place": "Be'
 # Names under which templates read thoughts.
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = "Outrider7thought"
@@ -37,6 +38,7 @@ class TemplateTraits:
         calls: calls in the assistant's messages.
         tool_format: the form in which it writes a call and its reader reads that call back; empty: none.
         text_arguments: it reads the arguments of calls as a text.
+        cut_arguments: it writes arguments that are no JSON, as those of a call that was cut short, as they are.
         thought_field: the name under which it reads what the assistant thought; empty: it does not.
     """
 
@@ -45,6 +47,7 @@ class TemplateTraits:
     calls: bool
     tool_format: str
     text_arguments: bool
+    cut_arguments: bool
     thought_field: str
 
 
@@ -56,7 +59,8 @@ def traits_of(template: ChatTemplate) -> TemplateTraits:
     calls, form, as_text = False, "", False
     for text_arguments in (False, True):
         for call_id in _IDS:
-            whole = _rendered(template, _called(call_id, text_arguments), tools=tools)
+            arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+            whole = _rendered(template, _called(call_id, arguments), tools=tools)
             if whole is None or whole == without or form:
                 continue
             calls, as_text = True, text_arguments
@@ -69,6 +73,7 @@ def traits_of(template: ChatTemplate) -> TemplateTraits:
         calls=calls,
         tool_format=form,
         text_arguments=as_text,
+        cut_arguments=any(_rendered(template, _called(call_id, _CUT), tools=tools) is not None for call_id in _IDS),
         thought_field=_thought_field(template),
     )
 
@@ -84,8 +89,7 @@ def thoughts_of(template: ChatTemplate, added: Collection[str]) -> str:
     return shown or next((name for name, pair in pairs.items() if all(mark in added for mark in pair)), "")
 
 
-def _called(call_id: str, text_arguments: bool) -> dict[str, Any]:
-    arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+def _called(call_id: str, arguments: Any) -> dict[str, Any]:
     call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
@@ -95,7 +99,7 @@ def _thought_field(template: ChatTemplate) -> str:
     for field in _THOUGHT_FIELDS:
         said = {"role": "assistant", "content": "Here.", field: _THOUGHT}
         answered = {"role": "tool", "content": "Here.", "tool_call_id": _IDS[0], "name": _NAME}
-        for more in ([said], [{**_called(_IDS[0], False), field: _THOUGHT}, answered]):
+        for more in ([said], [{**_called(_IDS[0], _ARGUMENTS), field: _THOUGHT}, answered]):
             if _THOUGHT in (_rendered(template, *more, tools=True) or _rendered(template, *more, tools=False) or ""):
                 return field
     return ""

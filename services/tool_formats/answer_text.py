@@ -62,6 +62,9 @@ class AnswerText:
         self.thinking = thinking
         self._thoughts = "" if thoughts == harmony.NAME else thoughts
         harmonic = harmony.NAME in (thoughts, form)
+        # Known before the first token comes.
+        for mark in harmony.MARKS if harmonic else THOUGHTS.get(thoughts, ()):
+            marks(mark)
         self._steps: Generator[None, None, None] = self._messages() if harmonic else self._read()
 
     def push(self, text: str) -> list[Part]:

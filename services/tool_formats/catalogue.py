@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.tool_formats.harmony import NAME as HARMONY
 from services.tool_formats.interface import ToolFormat
-from services.tool_formats.json_calls import JsonCalls, long_id, short_id
+from services.tool_formats.json_calls import JsonCalls, NewId, long_id, short_id
 from services.tool_formats.marks import Marks
 from services.tool_formats.named_arguments import NamedArguments
 from services.tool_formats.pythonic import PythonCalls
@@ -19,9 +19,12 @@ _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<�
 _KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), ("<|tool_call_begin|>", "<|tool_call_end|>")
 
 
-def _json(name: str, *marks: str, bare: bool = False, short: bool = False) -> Callable[[Marks], ToolFormat]:
-    new_id = short_id if short else long_id
-    return lambda mark: JsonCalls(name, *map(mark, marks), bare=bare, call_id=new_id)
+def _json(name: str, *marks: str) -> Callable[[Marks], ToolFormat]:
+    return lambda mark: JsonCalls(name, *map(mark, marks))
+
+
+def _listed(name: str, *marks: str, call_id: NewId = long_id) -> Callable[[Marks], ToolFormat]:
+    return lambda mark: JsonCalls(name, *map(mark, marks), listed=True, call_id=call_id)
 
 
 def _sectioned(
@@ -39,16 +42,17 @@ FORMATS: dict[str, Callable[[Marks], ToolFormat]] = {
     "hermes": _json("hermes", *_TOOL_CALL),
     "function_tags": lambda mark: FunctionTags(*map(mark, _TOOL_CALL)),
     "key_tags": lambda mark: KeyTags(*map(mark, (*_TOOL_CALL, *_KEY, *_VALUE))),
-    "mistral": _json("mistral", "[TOOL_CALLS]", short=True),
+    "mistral": _listed("mistral", "[TOOL_CALLS]", call_id=short_id),
     "mistral_args": lambda mark: NamedArguments("mistral_args", *map(mark, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))),
     "deepseek_v3": _sectioned("deepseek_v3", _DEEPSEEK, "<｜tool▁sep｜>", "kind"),
     "deepseek_v31": _sectioned("deepseek_v31", _DEEPSEEK, "<｜tool▁sep｜>", "name"),
     "kimi_k2": _sectioned("kimi_k2", _KIMI, "<|tool_call_argument_begin|>", "id"),
-    "phi4": _json("phi4", "<|tool_call|>", "<|/tool_call|>"),
-    "granite": _json("granite", "<|tool_call|>"),
-    "listed_tags": _json("listed_tags", "<tool_calls>", "</tool_calls>"),
+    # Its mark ends nothing, so that it reads the next form, too, but for its end.
+    "granite": _listed("granite", "<|tool_call|>"),
+    "phi4": _listed("phi4", "<|tool_call|>", "<|/tool_call|>"),
+    "listed_tags": _listed("listed_tags", "<tool_calls>", "</tool_calls>"),
     "python_marked": lambda mark: PythonCalls("python_marked", mark("<|tool_call_start|>"), mark("<|tool_call_end|>")),
-    "llama_json": _json("llama_json", "<|python_tag|>", bare=True),
+    "llama_json": lambda mark: JsonCalls("llama_json", mark("<|python_tag|>"), bare=True),
     "pythonic": lambda mark: PythonCalls("pythonic"),
 }
 # All names: harmony's messages are read by ``answer_text`` itself.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.tool_formats.raw_json import is_json
+from services.tool_formats.shape import Shape
 from services.tool_formats.tape import OtherwiseError, Reading, Tape
 
 
@@ -70,15 +71,23 @@ class Calls:
 
     def schema_of(self, argument: str) -> Any:
         """The schema of an argument of the call that was begun; None: there is none."""
-        schema = self.schemas[self.begun.name] if self.begun is not None else None
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        return properties.get(argument) if isinstance(properties, dict) else None
+        return argument_schema(self.schemas[self.begun.name], argument) if self.begun is not None else None
 
     def unread(self) -> str:
         """What has been read and is no call."""
         head, self._head = self._head, ""
         self.begun = None
         return head + self._tape.forget()
+
+
+def argument_schema(schema: Any, argument: str) -> Any:
+    """The schema of an argument, or what it refers to in the tool's definitions; None: there is none."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    found = properties.get(argument) if isinstance(properties, dict) else None
+    named = found.get("$ref") if isinstance(found, dict) else None
+    for part in named.removeprefix("#/").split("/") if isinstance(named, str) and named.startswith("#/") else ():
+        schema = schema.get(part) if isinstance(schema, dict) else None
+    return schema if isinstance(named, str) and named.startswith("#/") else found
 
 
 class ToolFormat(Protocol):
@@ -89,12 +98,16 @@ class ToolFormat(Protocol):
         openings: calls begin with one of them.
         first: that is so at the beginning of an answer alone.
         marks: all texts in it that may be special tokens.
+        shape: how a call is written, for grammars; None: no grammar can be made of it.
     """
 
     name: str
     openings: tuple[str, ...]
     first: bool
     marks: tuple[str, ...]
+
+    @property
+    def shape(self) -> Shape | None: ...
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         """Read calls, behind their opening.

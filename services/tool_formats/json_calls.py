@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.raw_json import begun_members, is_json, members
+from services.tool_formats.shape import Shape, Slot, json_object
 from services.tool_formats.tape import OtherwiseError, Reading, Tape
 
+# Makes an id of a call's name and its place in the answer.
+NewId = Callable[[str, int], str]
 _ARGUMENTS = ("arguments", "parameters")
 # With one of these begins an object that may be a call.
 _FIRST_NAMES = ("name", "type", "id", "function", *_ARGUMENTS)
@@ -35,6 +38,7 @@ class JsonCalls:
     Args:
         closing: ends calls; empty: they end with their JSON.
         bare: calls also begin, at the beginning of an answer, without a mark.
+        listed: models were taught lists alone; an object is read all the same.
     """
 
     def __init__(
@@ -44,7 +48,8 @@ class JsonCalls:
         closing: str = "",
         *,
         bare: bool = False,
-        call_id: Callable[[str, int], str] = long_id,
+        listed: bool = False,
+        call_id: NewId = long_id,
     ) -> None:
         self.name = name
         self.opening = opening
@@ -52,7 +57,24 @@ class JsonCalls:
         self.openings: tuple[str, ...] = (opening, "{") if bare else (opening,)
         self.first = bare
         self.marks: tuple[str, ...] = (opening, closing) if closing else (opening,)
+        self._listed_only = listed
         self._new_id = call_id
+
+    @property
+    def shape(self) -> Shape:
+        call, space = json_object("parameters" if self.first else "arguments"), Slot.SPACE
+        if self.first:
+            return Shape(opening=self.opening, call=call, between=(space, ";", space), first=True)
+        if not self._listed_only:
+            return Shape(opening=self.opening, before=(space,), call=call, after=(space, self.closing))
+        end = (space, self.closing) if self.closing else ()
+        return Shape(
+            opening=self.opening,
+            before=(space, "[", space),
+            call=call,
+            between=(space, ",", space),
+            after=(space, "]", *end),
+        )
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         if opening == "{":

@@ -33,6 +33,10 @@ class PythonCalls:
         self.first = not opening
         self.marks: tuple[str, ...] = (opening, closing) if opening else ()
 
+    @property
+    def shape(self) -> None:
+        """No grammar makes Python of a JSON schema."""
+
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         if opening == self.opening:
             yield from tape.space()

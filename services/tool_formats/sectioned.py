@@ -6,6 +6,7 @@ from typing import Literal
 
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
+from services.tool_formats.shape import Shape, Slot, Step
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 
 _FENCE, _FENCE_END = "```json", "```"
@@ -37,6 +38,21 @@ class SectionedCalls:
         self.openings: tuple[str, ...] = (section[0],)
         self.first = False
         self.marks: tuple[str, ...] = (*section, *call, middle)
+
+    @property
+    def shape(self) -> Shape:
+        heads: dict[str, tuple[Step, ...]] = {
+            "name": (Slot.NAME, self.middle),
+            "kind": ("function", self.middle, Slot.NAME, f"\n{_FENCE}\n"),
+            "id": ("functions.", Slot.NAME, ":", Slot.NUMBER, self.middle),
+        }
+        fence = (f"\n{_FENCE_END}",) if self.head == "kind" else ()
+        return Shape(
+            opening=self.section[0],
+            call=(self.call[0], *heads[self.head], Slot.ARGUMENTS, *fence, self.call[1]),
+            between=(Slot.SPACE,),
+            after=(Slot.SPACE, self.section[1]),
+        )
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         while True:

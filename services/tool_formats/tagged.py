@@ -13,6 +13,7 @@ from typing import Any
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.raw_json import is_json
+from services.tool_formats.shape import Shape, Slot, Tags
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 
 # As Python writes them, and templates with it.
@@ -27,6 +28,10 @@ class TaggedCalls(ABC):
     openings: tuple[str, ...]
     marks: tuple[str, ...]
     first = False
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
 
     @abstractmethod
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]: ...
@@ -48,6 +53,16 @@ class FunctionTags(TaggedCalls):
         self.opening, self.closing = opening, closing
         self.openings = (opening, "<function=")
         self.marks = (opening, closing)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            opening=self.opening,
+            before=(Slot.SPACE,),
+            call=("<function=", Slot.NAME, ">\n", Slot.TAGGED, "</function>"),
+            after=(Slot.SPACE, self.closing),
+            tags=Tags(before_key="<parameter=", between=(">\n",), after_value="</parameter>"),
+        )
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         if opening == self.opening:
@@ -82,6 +97,15 @@ class KeyTags(TaggedCalls):
         self.openings = (opening,)
         self.marks = (opening, closing, *tags)
 
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            opening=self.opening,
+            call=(Slot.NAME, "\n", Slot.TAGGED),
+            after=(self.closing,),
+            tags=Tags(before_key=self._key[0], between=(self._key[1], "\n", self._value[0]), after_value=self._value[1]),
+        )
+
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         name, mark = yield from tape.until(self._key[0], self.closing, most=MOST_NAME)
         calls.begin(name.strip())
@@ -108,7 +132,7 @@ def as_object(members: Mapping[str, str]) -> str:
 
 def as_json(text: str, schema: Any) -> str:
     """A value as JSON: what the text is where the schema allows that, otherwise the text."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     value = _PYTHON.get(text.strip(), text.strip())
     if kinds == {"string"} or not is_json(value):
         return _text(text)
@@ -118,7 +142,7 @@ def as_json(text: str, schema: Any) -> str:
     return value
 
 
-def _kinds(schema: Any) -> set[str]:
+def kinds_of(schema: Any) -> set[str]:
     """The types that a schema says, as far as it says them openly; none: it does not."""
     if not isinstance(schema, dict):
         return set()
@@ -126,7 +150,7 @@ def _kinds(schema: Any) -> set[str]:
     if kinds is None and isinstance(named := schema.get("enum"), list):
         return {"string"} if named and all(isinstance(each, str) for each in named) else set()
     if kinds is None and isinstance(parts := schema.get("anyOf") or schema.get("oneOf"), list):
-        each = [_kinds(part) for part in parts]
+        each = [kinds_of(part) for part in parts]
         return set().union(*each) if all(each) else set()
     listed = kinds if isinstance(kinds, list) else [kinds]
     return {each for each in listed if isinstance(each, str)}

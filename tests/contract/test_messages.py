@@ -121,7 +121,6 @@ def test_tokens_are_counted_as_they_are_sent(client: Anthropic, both_entries: Ht
 
 
 async def test_a_conversation_is_read_as_a_chat() -> None:
-    router = ScriptedRouter("words").with_card(template_options=("enable_thinking", "reasoning_effort"))
     called = {"type": "tool_use", "id": "t1", "name": "look", "input": {"a": "ü"}}
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
     messages: list[Any] = [
@@ -142,7 +141,9 @@ async def test_a_conversation_is_read_as_a_chat() -> None:
             seen.append(request)
             return (1,)
 
-    async with served(Seeing("words").with_card(template_options=router.card.template_options)) as (client, _):
+    async with served(
+        Seeing("words").with_card(template_options=("enable_thinking", "reasoning_effort"), reads_thoughts=True)
+    ) as (client, _):
         await client.messages.create(
             model="scripted", system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], messages=messages,
             max_tokens=5, thinking={"type": "disabled"}, metadata={"user_id": "x"},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from services.api.http.openai.forced_calls import ListedCalls
 from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.catalogue import FORMATS, NAMES
+from services.tool_formats.harmony import MARKS
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
 from services.tool_formats.thoughts import THOUGHTS
@@ -112,8 +113,8 @@ def read(
     """What a text says; parts of the same kind together. ``special``: marks that are special tokens."""
     marks = Marks({name: number for number, name in enumerate(special)})
     reader = AnswerText(marks, form=form, schemas=SCHEMAS, thoughts=thoughts, thinking=thinking)
-    for name in special:
-        text = text.replace(name, marks(name))
+    for number, name in enumerate(special):
+        text = text.replace(name, marks.letter(number) or "")
     bounds = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
     parts = [part for begin, end in pairwise(bounds) for part in reader.push(text[begin:end])] + reader.finish(cut=cut)
     found: Said = []
@@ -296,6 +297,8 @@ def test_a_thought_is_told_apart(thoughts: str, text: str) -> None:
         ("text", "Yes."),
     ]
     assert read_anyhow(text.format("", "Yes."), thoughts=thoughts) == [("text", "Yes.")]
+    special = MARKS if thoughts == "harmony" else THOUGHTS[thoughts]
+    assert read(text.format("hm", "Yes."), thoughts=thoughts, special=special) == [("thought", "hm"), ("text", "Yes.")]
 
 
 def test_thoughts_that_do_not_end_or_that_the_prompt_begins() -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from transformers import AutoTokenizer
 
 from services.api.messages import ChatMessage, ChatOptions
 from services.router.tokens import Tokens
+from services.tool_formats.answer_text import AnswerText
+from services.tool_formats.catalogue import FORMATS, NAMES
+from services.tool_formats.interface import ToolCall
+from services.tool_formats.json_calls import long_id
+from services.tool_formats.marks import Marks
 from speculation.errors import InvalidArgument
+from tests.chat_templates import BY_FORM, CUTTING, THINKING
 from tests.refusals import refuses
 from tests.tiny import make_tiny_tokenizer
 
@@ -165,18 +172,33 @@ def test_tools_by_the_template_alone(tmp_path: Path) -> None:
         rendered(tmp_path, USER, CALLED, ANSWERED, generic=False)
 
 
-HERMES = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
-    "{% endfor %}{% if add_generation_prompt %}<|im|>assistant\n{% endif %}"
-)
-XML = HERMES.replace('{"name": "{{ c.function.name }}"', "<function={{ c.function.name }}>")
+@pytest.mark.parametrize("form", BY_FORM)
+def test_a_form_of_calls_is_known_by_reading_one_back(tmp_path: Path, form: str) -> None:
+    tokens = Tokens(str(with_settings(tmp_path, BY_FORM[form])))
+    assert tokens.tool_format == form
+    # What a call of ours looks like when a client sends it back.
+    made = long_id if form == "harmony" else FORMATS[form](Marks()).call_id
+    call = {"id": made("look", 0), "type": "function", "function": {"name": "look", "arguments": {"a": "b"}}}
+    text = rendered(tmp_path, USER, ChatMessage(role="assistant", content="", tool_calls=json.dumps([call])), ANSWERED)
+    reader = AnswerText(Marks(), form=form, schemas={"look": {}})
+    parts = [*reader.push(text.partition("<|closed|>")[2].removeprefix("<|assistant|>")), *reader.finish(cut=False)]
+    assert form == "harmony" or [part.call for part in parts if part.call is not None] == [
+        ToolCall("look", '{"a": "b"}', call["id"] if form in ("kimi_k2", "mistral") else ANY)
+    ]
+    # Cut short: its arguments are no JSON.
+    cut = {**call, "function": {"name": "look", "arguments": '{"a": "b", "c": [1'}}
+    assert "look" in rendered(tmp_path, USER, ChatMessage(role="assistant", content="", tool_calls=json.dumps([cut])))
 
 
-def test_a_form_of_calls_is_known_by_reading_one_back(tmp_path: Path) -> None:
-    assert Tokens(str(with_settings(tmp_path, HERMES))).tool_format == "hermes"
-    assert Tokens(str(with_settings(tmp_path, XML))).tool_format == ""
+def test_every_form_has_a_template() -> None:
+    assert set(BY_FORM) == set(NAMES)
+
+
+def test_a_form_that_is_not_read_is_not_offered(tmp_path: Path) -> None:
+    other = BY_FORM["hermes"].replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
+    assert Tokens(str(with_settings(tmp_path, other))).tool_format == ""
+    lost = BY_FORM["hermes"].replace('"arguments"', '"input"')
+    assert Tokens(str(with_settings(tmp_path, lost))).tool_format == ""
 
 
 def test_thoughts_go_to_templates_that_read_them(tmp_path: Path) -> None:
@@ -186,6 +208,45 @@ def test_thoughts_go_to_templates_that_read_them(tmp_path: Path) -> None:
     with_settings(tmp_path)
     with refuses(InvalidArgument, field="messages[1].reasoning_content", value="hm"):
         rendered(tmp_path, USER, thought, USER)
+
+
+def test_thoughts_go_by_the_name_that_the_template_reads(tmp_path: Path) -> None:
+    thought = ChatMessage(role="assistant", content="yes", reasoning="hm")
+    with_settings(tmp_path, BY_FORM["harmony"])
+    assert "<|channel|>analysis<|message|>hm<|end|>" in rendered(tmp_path, USER, thought, USER)
+    with_settings(tmp_path, THINKING)
+    assert "<think>\nhm\n</think>\n\nyes" in rendered(tmp_path, USER, thought, USER)
+
+
+MARKED: list[tuple[str, str, bool]] = [
+    (THINKING, "think", True),
+    (CUTTING, "think", False),
+    (BY_FORM["harmony"], "harmony", True),
+    (PLAIN, "", False),
+    ("{# [THINK] [/THINK] #}" + PLAIN, "bracketed_think", False),
+]
+
+
+@pytest.mark.parametrize(("template", "thoughts", "reads"), MARKED)
+def test_how_a_model_thinks_is_known_by_its_template(tmp_path: Path, template: str, thoughts: str, reads: bool) -> None:
+    tokens = Tokens(str(with_settings(tmp_path, template)))
+    assert (tokens.thoughts, tokens.reads_thoughts) == (thoughts, reads)
+    told = Tokens(str(tmp_path), thoughts=False)
+    assert told.thoughts == "" and told.tool_format != "harmony"
+
+
+def test_how_a_model_thinks_is_known_by_its_tokens(tmp_path: Path) -> None:
+    with_settings(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    most = max(entry["id"] for entry in content["added_tokens"]) + 1000
+    for name in ("<think>", "</think>"):
+        entry = {**content["added_tokens"][0], "content": name, "id": most, "special": False, "normalized": False}
+        content["added_tokens"].append(entry)
+        content["model"]["vocab"][name] = most
+        most += 1
+    file.write_text(json.dumps(content))
+    assert Tokens(str(tmp_path)).thoughts == "think"
 
 
 def test_a_template_that_fails_is_told(tmp_path: Path) -> None:

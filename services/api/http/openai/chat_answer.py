@@ -24,6 +24,12 @@ class ChatAnswer(AnswerInProgress):
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
         self._readers = [reader_for(asked, prepared, index) for index in range(len(prepared.requests))]
 
+    @property
+    def thought_tokens(self) -> int | None:
+        if not self.card.thoughts:
+            return None
+        return sum(reader.thought_tokens for reader in self._readers)
+
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
         events = [self._event(index, {"role": "assistant", "content": ""}, None) for index in range(len(self.records))]

@@ -13,7 +13,7 @@ from speculation import limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields of our own answers that ask for nothing, so that an answer can be sent back as it came.
-_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning")
+_EMPTY = ("refusal", "audio", "function_call", "annotations")
 
 
 def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
@@ -42,7 +42,7 @@ def _message(fields: Fields) -> ChatMessage:
     if call_id is None:
         raise fields.refuse("tool_call_id", "unset", "the id of the call that is answered", "missing_required_parameter")
     name = fields.text("name", 256)
-    reasoning = fields.text("reasoning_content") or fields.text("reasoning") or ""
+    reasoning = _reasoning(fields)
     for key in _EMPTY:
         if (value := fields.take(key)) not in (None, [], ""):
             raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
@@ -57,6 +57,14 @@ def _message(fields: Fields) -> ChatMessage:
         tool_call_id=call_id,
         reasoning=reasoning,
     )
+
+
+def _reasoning(fields: Fields) -> str:
+    """What the assistant thought, by its older or its newer name."""
+    older, newer = fields.text("reasoning_content") or "", fields.text("reasoning") or ""
+    if older and newer and older != newer:
+        raise fields.refuse("reasoning", newer, "unset, or as reasoning_content")
+    return older or newer
 
 
 def _calls(fields: Fields) -> str:

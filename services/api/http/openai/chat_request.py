@@ -45,7 +45,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
     scored = read_prompt_logprobs(fields, stream)
     form, form_field = _form(fields, tools)
-    tier = fields.given("service_tier")
+    tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
     field_rules.take_unhonoured(fields, field_rules.CHAT)
     fields.end(known=field_table.CHAT, hints=field_rules.HINTS)
     return Asked(
@@ -62,6 +62,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         tools=tools,
         chat=options,
         tier=tier,
+        thoughts=thoughts,
         **others,
     )
 

@@ -73,6 +73,11 @@ class AnswerInProgress(ABC):
         """Fields of the request that have no effect."""
         return self.prepared.ignored
 
+    @property
+    def thought_tokens(self) -> int | None:
+        """Tokens of all choices' thoughts so far; None: no thoughts are told from the answer."""
+        return None
+
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """The stream's events before any text."""
@@ -153,7 +158,7 @@ class AnswerInProgress(ABC):
         )
         if not self.asked.answers:
             completion = 0
-        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction))
+        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction), thought_tokens=self.thought_tokens)
 
     def ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         """``token_ids`` of a choice or event, if they are wanted."""

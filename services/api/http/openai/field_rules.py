@@ -55,7 +55,6 @@ SHARED: dict[str, Rule] = {
     "prompt_cache_retention": (is_one_of("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
     "spaces_between_special_tokens": (is_one_of(True), "true: the tokenizer alone decides on spaces"),
     "guided_decoding_backend": (_text, "a text"),
-    "include_reasoning": (is_one_of(True), "true: nothing is cut out of answers"),
     # What is not served; a value that asks for nothing is accepted.
     "prompt_cache_options": (never, _CACHES),
     "moderation": (never, "unset: answers are not moderated"),
@@ -66,7 +65,7 @@ SHARED: dict[str, Rule] = {
     "logits_processors": (is_one_of([]), "unset: programs are not taken from requests"),
     "repetition_detection": (never, "unset: say repetition_penalty"),
     "vllm_xargs": (never, "unset: there are no such arguments"),
-    "thinking_token_budget": (never, "unset: thoughts are not told from answers"),
+    "thinking_token_budget": (never, "unset: thoughts have no limit of their own"),
 }
 
 CHAT: dict[str, Rule] = {
@@ -88,6 +87,7 @@ CHAT: dict[str, Rule] = {
 
 COMPLETION: dict[str, Rule] = {
     **SHARED,
+    "include_reasoning": (is_one_of(True), "true: nothing is cut out of texts"),
     "add_special_tokens": (is_one_of(True), "true: prompts get the special tokens that the tokenizer adds"),
     "prompt_embeds": (never, "unset: prompts are text or token ids"),
     "messages": (never, "unset: say prompt, or use /v1/chat/completions"),

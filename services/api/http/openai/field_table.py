@@ -53,13 +53,15 @@ _SHARED: dict[str, str] = {
 }
 CHAT: dict[str, str] = {
     **_SHARED,
-    "messages": "text; id, cache_control and the like in messages, parts and tools are without effect",
+    "messages": "text; id, cache_control and the like in messages, parts and tools are without effect; reasoning_content "
+    "(reasoning) that the template does not read is named in x-outrider-ignored (server.unknown_fields)",
     "max_completion_tokens": "as max_tokens",
     "top_logprobs": "",
     "tools": "also where the chat template has no place for them (server.tools)",
     "tool_choice": "",
     "parallel_tool_calls": "",
     "chat_template_kwargs": "what the template does not read is named in x-outrider-ignored (server.unknown_fields)",
+    "include_reasoning": "false: the answer leaves out reasoning_content; the model thinks all the same",
     "reasoning_effort": "as an option of the chat template, if it reads it",
     "add_generation_prompt": "",
     "continue_final_message": "",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Protocol
 
+from services.tool_formats.json_calls import NewId
 from services.tool_formats.raw_json import begun_members, is_json
 from services.tool_formats.tape import EndedError, OtherwiseError, Reading, Tape
 
 # A call's place, and its id and name, where it begins; a part of its arguments.
 Said = tuple[int, str, str, str]
-NewId = Callable[[str, int], str]
 
 
 class ForcedCalls(Protocol):

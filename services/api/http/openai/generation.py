@@ -13,6 +13,7 @@ from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
 from services.api.http.openai.request import Asked, Input
+from services.api.http.openai.thought_grammar import behind_thought
 from services.api.messages import (
     ChatMessage,
     ChatOptions,
@@ -101,9 +102,11 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
     how = HowAsked(streams=asked.stream is not None, choices=asked.n)
-    requests = []
+    requests, thinking = [], []
     for ids in prompts:
-        sampling = _completed(asked, card, len(ids), base.most_tokens)
+        thinks = chats and await _thinks(ids, asked, router, card)
+        thinking.append(thinks)
+        sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
         for choice in range(asked.n):
             requests.append(
                 replace(
@@ -131,7 +134,6 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     if wanted > _CONTEXTS * card.max_model_len:
         most = _CONTEXTS * card.max_model_len
         raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
-    thinking = [chats and await _thinks(ids, asked, router, card) for ids in prompts]
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
     return Prepared(
         card=card,
@@ -198,7 +200,7 @@ def own_names(asked: Asked) -> dict[str, str]:
     names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
     form = asked.sampling.structured_outputs
     if form is not None:
-        return {**names, field_of(form): asked.form_field}
+        return {**names, field_of(form): asked.form_field, _GRAMMAR: asked.form_field}
     return names if asked.tools is None else {**names, _GRAMMAR: "tools"}
 
 
@@ -209,10 +211,10 @@ async def _echo(source: Input, router: RouterPort) -> str:
     return (await router.detokenize([each for each in source if isinstance(each, int)])).rstrip("\ufffd")
 
 
-def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
-    sampling = asked.sampling
-    if asked.tools is not None and asked.tools.mode == "auto":
-        sampling = held_to_calls(asked.tools, sampling, card)
+def _completed(
+    asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None, *, thinking: bool
+) -> RequestedSampling:
+    sampling = _formed(asked, card, thinking)
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
@@ -227,6 +229,18 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
     return sampling
+
+
+def _formed(asked: Asked, card: ModelCard, thinking: bool) -> RequestedSampling:
+    """The request's sampling with the form that all of the answer must have."""
+    sampling, free = asked.sampling, asked.tools is not None and asked.tools.mode == "auto"
+    if asked.tools is not None and free:
+        sampling = held_to_calls(asked.tools, sampling, card)
+        if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
+            # Of the messages, those that are thoughts are part of the form.
+            return sampling
+    chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
+    return behind_thought(sampling, card, thinking=thinking) if chats else sampling
 
 
 class RunningChoices:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.chat_request import EFFORT
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.request import Asked
+from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ModelCard, RequestedSampling
+from services.api.messages import ChatMessage, ModelCard, RequestedSampling
 from services.grammars import check_sampling
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
@@ -31,7 +31,37 @@ def called(card: ModelCard, name: str | None) -> ModelCard:
 
 
 def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    """The request without options that the chat template does not read, and the names of those."""
+    """The request without options and thoughts that the chat template does not read, and the names of those.
+
+    Args:
+        strict: they are refused instead.
+
+    Raises:
+        Refused: there are some, and they are.
+    """
+    asked, unread = _known_options(asked, card, strict=strict)
+    if card.reads_thoughts:
+        return asked, unread
+    thoughts = {
+        f"messages[{index}].reasoning_content": message.reasoning
+        for source in asked.inputs
+        for index, message in enumerate(source)
+        if isinstance(message, ChatMessage) and message.reasoning
+    }
+    if not thoughts:
+        return asked, unread
+    if strict:
+        allowed = "unset: this model's chat template has no place for thoughts"
+        raise Refused(*next(iter(thoughts.items())), allowed, "unsupported_parameter")
+    return replace(asked, inputs=tuple(map(_thoughtless, asked.inputs))), (*unread, "messages[].reasoning_content")
+
+
+def _thoughtless(source: Input) -> Input:
+    messages = [replace(each, reasoning="") for each in source if isinstance(each, ChatMessage)]
+    return tuple(messages) or source
+
+
+def _known_options(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
     given = json.loads(asked.chat.template_kwargs) if asked.chat.template_kwargs else {}
     unread = {name: value for name, value in given.items() if name not in card.template_options and name not in TAKEN}
     if not unread:

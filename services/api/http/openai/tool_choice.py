@@ -10,10 +10,11 @@ from typing import Any, Literal
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
-from services.api.http.openai.tool_grammar import enveloped_calls, listed_calls
+from services.api.http.openai.mark_rules import MarkRules
+from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
 from services.api.messages import ModelCard
 from services.tool_formats.catalogue import FORMATS
-from services.tool_formats.json_calls import JsonCalls
+from services.tool_formats.harmony import NAME as HARMONY
 from services.tool_formats.marks import Marks
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
@@ -66,16 +67,16 @@ class ToolUse:
         """
         if self.mode != "auto" or (self.several and not self.strict):
             return None
-        calls = FORMATS[card.tool_format](Marks()) if card.tool_format in FORMATS else None
-        if not isinstance(calls, JsonCalls) or not calls.closing:
-            allowed = (
-                f"unset: this model writes calls as {card.tool_format}, which is read, but which no grammar is written for"
-            )
-            if self.strict:
-                raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
-            raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
-        held = {name: schema if name in self.strict else {"type": "object"} for name, schema in self.schemas.items()}
-        return _grammar(enveloped_calls(held, calls.opening, calls.closing, several=self.several))
+        marks = MarkRules(card)
+        if card.tool_format == HARMONY:
+            return _grammar(calls_in_messages(self.schemas, self.strict, marks))
+        shape = FORMATS[card.tool_format](Marks()).shape
+        if shape is not None:
+            return _grammar(calls_in_text(self.schemas, self.strict, shape, marks, several=self.several))
+        allowed = f"unset: this model writes calls as {card.tool_format}, which is read, but which no grammar is written for"
+        if self.strict:
+            raise Refused(next(iter(self.strict.values())), True, allowed, "unsupported_value")
+        raise Refused("parallel_tool_calls", False, allowed, "unsupported_value")
 
 
 def _grammar(text: str) -> StructuredOutputs:

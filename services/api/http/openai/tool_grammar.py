@@ -9,54 +9,96 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.json_schemas import without_vacuous
+from services.api.http.openai.mark_rules import MarkRules, literal
+from services.api.http.openai.tagged_grammar import tagged_rules
+from services.grammars import schema_rule
+from services.tool_formats import harmony
+from services.tool_formats.shape import Shape, Slot, Step, json_object
 
 # As much white space as in answers that follow a schema.
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+SPACE = r"space: /[\x20\x0A\x0D\x09]{1,20}/?"
+TEXT = "TEXT: /(.|\\n)*/"
 
 
 def listed_calls(schemas: Mapping[str, Any], *, several: bool) -> str:
     """A JSON list of calls, each an object with ``name`` and ``arguments``."""
     more = '(space "," space call)*' if several else ""
-    return f'start: "[" space call {more} space "]"\n{_call_of(schemas)}'
+    rules = [f"call_{index}: {_sequence(json_object('arguments'), index, name)}" for index, name in enumerate(schemas)]
+    return "\n".join([f'start: "[" space call {more} space "]"', SPACE, _any_call(schemas), *rules, *_arguments(schemas)])
 
 
-def enveloped_calls(schemas: Mapping[str, Any], opening: str, closing: str, *, several: bool) -> str:
-    """Any text, in which each ``opening`` begins a call that ``closing`` ends.
+def calls_in_text(
+    schemas: Mapping[str, Any], strict: Mapping[str, str], shape: Shape, marks: MarkRules, *, several: bool
+) -> str:
+    """Any text, with calls as a model writes them.
 
     Args:
+        strict: tools whose calls must follow their schemas, and the fields that say so.
         several: text and further calls may follow a call; otherwise the answer ends there.
+
+    Raises:
+        Refused: no grammar holds such calls to a schema; names the field.
     """
-    answer = "(begun enveloped)* TEXT" if several else "TEXT | begun enveloped"
-    return (
-        f"start: {answer}\n"
-        "TEXT: /(.|\\n)*/\n"
-        f"begun[lazy]: TEXT {_literal(opening)}\n"
-        f"enveloped: space call space {_literal(closing)}\n"
-        f"{_call_of(schemas)}"
+    held = {name: schema if name in strict else {"type": "object"} for name, schema in schemas.items()}
+    between = "" if shape.between is None else f"({_sequence(shape.between)} call)*"
+    before, after = _sequence(shape.before, marks=marks), _sequence(shape.after, marks=marks)
+    rules = [f"region: {before} call {between if several else ''} {after}", _any_call(schemas), SPACE]
+    for index, name in enumerate(schemas):
+        rules.append(f"call_{index}: {_sequence(shape.call, index, name, marks)}")
+        if shape.tags is not None:
+            rules += tagged_rules(index, schemas[name], strict.get(name), shape.tags, marks)
+    if shape.tags is None:
+        rules += _arguments(held)
+    if shape.first:
+        return "\n".join([*_beginning(shape, marks), *rules])
+    answer = "(begun region)* TEXT" if several else "TEXT | begun region"
+    return "\n".join([f"start: {answer}", TEXT, *marks.until("begun", shape.opening), *rules])
+
+
+def calls_in_messages(schemas: Mapping[str, Any], strict: Mapping[str, str], marks: MarkRules) -> str:
+    """Harmony's messages, the last of which is an answer, or one call."""
+    held = {name: schema if name in strict else {"type": "object"} for name, schema in schemas.items()}
+    channel, message, constrain = (marks.mark(each) for each in (harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN))
+    rules = [
+        "start: said* (answer | call)",
+        f'said: {channel} ("analysis" | "commentary") {message} said_end {marks.mark(harmony.START)} "assistant"',
+        f'answer: {channel} "final" {message} TEXT',
+        f'kind: " "? ({constrain}? "json")?',
+        TEXT,
+        *marks.until("said_end", harmony.END),
+        _any_call(schemas),
+    ]
+    for index, name in enumerate(schemas):
+        to = f"to=functions.{name}"
+        head = f'{literal(f" {to}")} {channel} "commentary" | {channel} {literal(f"commentary {to}")}'
+        rules.append(f"call_{index}: ({head}) kind {message} arguments_{index}")
+    return "\n".join([*rules, *_arguments(held)])
+
+
+def _beginning(shape: Shape, marks: MarkRules) -> list[str]:
+    """Rules for an answer that is nothing but calls, or text that does not begin like one."""
+    others = "{" if marks.is_special(shape.opening) else "{" + shape.opening[0]
+    return [f"start: OTHER | {marks.mark(shape.opening)}? region", f"OTHER: /\\s*([^{others}\\s](.|\\n)*)?/"]
+
+
+def _any_call(schemas: Mapping[str, Any]) -> str:
+    return f"call: {' | '.join(f'call_{index}' for index in range(len(schemas)))}"
+
+
+def _arguments(schemas: Mapping[str, Any]) -> list[str]:
+    return [f"arguments_{index}: {schema_rule(schema)}" for index, schema in enumerate(schemas.values())]
+
+
+def _sequence(steps: tuple[Step, ...], index: int = 0, name: str = "", marks: MarkRules | None = None) -> str:
+    slots = {
+        Slot.SPACE: "space",
+        Slot.NAME: literal(name),
+        Slot.QUOTED_NAME: literal(json.dumps(name)),
+        Slot.NUMBER: "/[0-9]+/",
+        Slot.ARGUMENTS: f"arguments_{index}",
+        Slot.TAGGED: f"tagged_{index}",
+    }
+    written = (
+        slots[step] if isinstance(step, Slot) else literal(step) if marks is None else marks.mark(step) for step in steps
     )
-
-
-def _call_of(schemas: Mapping[str, Any]) -> str:
-    rules = [f"space: /{_WHITE_SPACE}/?", f"call: {' | '.join(f'call_{index}' for index in range(len(schemas)))}"]
-    for index, (name, schema) in enumerate(schemas.items()):
-        named = f'"{{" space "\\"name\\"" space ":" space {_literal(_text(name))} space ","'
-        rules.append(f'call_{index}: {named} space "\\"arguments\\"" space ":" space arguments_{index} space "}}"')
-        rules.append(f"arguments_{index}: %json {_text(_with_options(schema))}")
-    return "\n".join(rules)
-
-
-def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
-    schema = without_vacuous(schema)
-    own = schema.get("x-guidance")
-    if isinstance(own, dict) and own.get("whitespace_flexible") is False:
-        return {**schema, "x-guidance": {**own, "lenient": False}}
-    return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, **(own or {}), "lenient": False}}
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return " ".join(written)

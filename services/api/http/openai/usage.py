@@ -16,13 +16,21 @@ from speculation.types import SpeculationStats
 _PREDICTION = "prediction"
 
 
-def usage(prompt_tokens: int, completion_tokens: int, ended: Sequence[Completion] = (), *, predicted: bool = False) -> Any:
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    ended: Sequence[Completion] = (),
+    *,
+    predicted: bool = False,
+    thought_tokens: int | None = None,
+) -> Any:
     """``usage`` of an answer, with details where all of its choices have ended.
 
     Args:
         prompt_tokens: each prompt once, however many choices it has.
         ended: the ends of all choices; empty while some go on.
         predicted: the request has a prediction.
+        thought_tokens: of all choices' thoughts; None: the model does not mark them.
     """
     counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
@@ -33,13 +41,13 @@ def usage(prompt_tokens: int, completion_tokens: int, ended: Sequence[Completion
         # What a choice finds in the cache may be what another choice has just computed.
         cached = min(prompt_tokens, sum(_fewest_cached(ended).values()))
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        details: dict[str, int] = {} if thought_tokens is None else {"reasoning_tokens": thought_tokens}
         if predicted:
             accepted = sum(end.stats.accepted_by_source.get(_PREDICTION, 0) for end in ended)
             rejected = sum(max(0, end.predicted_tokens - end.stats.accepted_by_source.get(_PREDICTION, 0)) for end in ended)
-            counts["completion_tokens_details"] = {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": rejected,
-            }
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        if details:
+            counts["completion_tokens_details"] = details
     return counts
 
 
