@@ -230,6 +230,15 @@ def test_what_the_template_does_not_read_is_named(both_entries: HttpService) -> 
         assert answer.status_code == 200 and answer.headers["x-outrider-ignored"] == "reasoning.effort"
 
 
+def test_thoughts_that_the_template_does_not_read_are_named(both_entries: HttpService) -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    spoken = [*FOX, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    asked = {"max_output_tokens": 4, "seed": 1, **LONG}
+    answer = CLIENT.post(both_entries.url + PATH, json={"input": [spoken[0], thought, *spoken[1:]], **asked})
+    assert answer.headers["x-outrider-ignored"] == "input[].content"
+    assert tokens(answer.json()) == tokens(whole(both_entries, input=spoken, **asked))
+
+
 def test_where_tokens_come_from(both_entries: HttpService) -> None:
     asked = {"input": "fox", "max_output_tokens": 10, "seed": 1, "speculation": {"report": "sources"}, **LONG}
     answer = whole(both_entries, **asked)
