@@ -18,7 +18,7 @@ from services.tool_formats.thoughts import THOUGHTS
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """A part of an answer: of its text, of its thought, or a call."""
 
     kind: Literal["text", "thought", "call"]
@@ -53,7 +53,7 @@ class AnswerText:
         self._form = FORMATS[form](marks) if form in FORMATS and schemas else None
         self._tape = Tape()
         self._calls = Calls(self._tape, schemas or {})
-        self._found: list[Part] = []
+        self._found: list[AnswerPart] = []
         # Space that is told only if more of the same follows.
         self._space = ""
         self._last: Literal["text", "thought", "call", ""] = ""
@@ -67,12 +67,12 @@ class AnswerText:
             marks(mark)
         self._steps: Generator[None, None, None] = self._messages() if harmonic else self._read()
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """What more text adds."""
         self._tape.feed(text)
         return self._step()
 
-    def finish(self, *, cut: bool) -> list[Part]:
+    def finish(self, *, cut: bool) -> list[AnswerPart]:
         """What the end of the text adds.
 
         Args:
@@ -81,9 +81,9 @@ class AnswerText:
         self._cut = cut
         self._tape.end()
         found = self._step()
-        return [*found, Part("text", space)] if (space := self._ended_space()) else found
+        return [*found, AnswerPart("text", space)] if (space := self._ended_space()) else found
 
-    def _step(self) -> list[Part]:
+    def _step(self) -> list[AnswerPart]:
         next(self._steps, None)
         self._tell_calls()
         found, self._found = self._found, []
@@ -253,7 +253,7 @@ class AnswerText:
                 return
             ready, self._space = self._space + ready, text[len(ready) :]
         self._last = kind
-        self._found.append(Part(kind, ready))
+        self._found.append(AnswerPart(kind, ready))
 
     def _tell_calls(self) -> None:
         for call in self._calls.found:
@@ -263,7 +263,9 @@ class AnswerText:
     def _tell_call(self, call: ToolCall) -> None:
         self._space, self._last = "", "call"
         new_id = long_id if self._form is None else self._form.call_id
-        self._found.append(Part("call", call=ToolCall(call.name, call.arguments, call.id or new_id(call.name, self._count))))
+        self._found.append(
+            AnswerPart("call", call=ToolCall(call.name, call.arguments, call.id or new_id(call.name, self._count)))
+        )
         self._count += 1
 
     def _ended_space(self) -> str:
