@@ -11,10 +11,11 @@ from services.api.http.openai.forced_calls import ForcedCalls, ListedCalls, Name
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, ModelCard
-from services.tool_formats.answer_text import AnswerPart, AnswerText
+from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
+from services.tool_formats.told_parts import AnswerPart
 from speculation.types import FinishReason
 
 
