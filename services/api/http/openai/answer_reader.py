@@ -11,10 +11,11 @@ from services.api.http.openai.forced_calls import ForcedCalls, ListedCalls, Name
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, ModelCard
-from services.tool_formats.answer_text import AnswerText, Part
+from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
+from services.tool_formats.told_parts import AnswerPart
 from speculation.types import FinishReason
 
 
@@ -83,7 +84,7 @@ class AnswerReader:
 
     def push(self, piece: Piece) -> list[Delta]:
         """What a piece adds."""
-        found: list[Part] = []
+        found: list[AnswerPart] = []
         length = 0
         for token in piece.tokens:
             length += len(token.text)
@@ -104,7 +105,7 @@ class AnswerReader:
         # A mark is a token, not text that looks like one.
         return self._marks.letter(token.id) or token.text
 
-    def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
+    def _deltas(self, parts: Sequence[AnswerPart]) -> list[Delta]:
         found: list[Delta] = []
         for part in parts:
             text = self._marks.spelt(part.text, named=self._named)
