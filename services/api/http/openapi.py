@@ -93,14 +93,16 @@ def _answer(operation: Operation, places: Places) -> dict[str, Any]:
     plain: dict[str, Any] = {} if operation.answer is None else {"schema": places[operation.answer]}
     content = {operation.media: plain}
     if operation.event is not None:
-        # OpenAPI 3.1 has no word for the events of a stream.
-        content["text/event-stream"] = {
-            "schema": {"type": "string"},
-            "x-event": places[operation.event],
-            **({"x-last-event": operation.last_event} if operation.last_event else {}),
-        }
+        content["text/event-stream"] = {"schema": _event(places[operation.event], operation.last_event)}
     named = {"x-request-id": {"description": "the request's name", "schema": {"type": "string"}}}
     return {"description": "The answer.", "headers": named, "content": content}
+
+
+def _event(content: Any, last: str) -> dict[str, Any]:
+    """One event of a stream: OpenAPI 3.1 has no word for all of them."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    description = f"each event; the last one's data are {last}" if last else "each event"
+    return {"type": "object", "description": description, "properties": {"data": data}}
 
 
 def _errors(operation: Operation, places: Places) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Speculation(Declared):
     )
     effort: Effort | None = Field(
         None,
-        description="paper: each step waits for a draft and checks all of it; measured: as far as that pays; unset: measured "
-        "for auto and blend, paper for other strategies",
+        description="paper: each step waits for a draft and checks all of it; measured: as far as that pays; unset: "
+        "measured for auto and blend, paper for other strategies",
     )
     report: Report | None = Field(
         None, description="sources: who guessed each token; trees: also what each pass checked; none: nothing"
