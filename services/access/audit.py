@@ -11,6 +11,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TextIO
 
+from services.sparse_log import SparseLog
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class AuditLog:
 
     def __init__(self, where: str | None = None, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._lost_at = float("-inf")
+        self._complaints = SparseLog(log, every_s=_COMPLAIN_S)
         self._handler: logging.Handler | None = None
         if where == STDERR:
             self._handler = _ToStderr()
@@ -69,9 +70,7 @@ class AuditLog:
         try:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
         except (OSError, ValueError) as error:
-            if self._now() - self._lost_at > _COMPLAIN_S:
-                self._lost_at = self._now()
-                log.error("a line of the audit log is lost: %s", error)
+            self._complaints.error("lost", "a line of the audit log is lost: %s", error)
 
     def close(self) -> None:
         """Close the file."""
