@@ -1,4 +1,4 @@
-"""Lines that a misbehaving peer or machine could repeat a thousand times a second: one now and then says it, with how often."""
+"""Lines that a misbehaving peer could repeat a thousand times a second: one now and then says it, and how often."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TextIO
 
+from services.printable import escaped
 from services.sparse_log import SparseLog
 from speculation.errors import ConfigurationError
 
@@ -61,12 +62,11 @@ class AuditLog:
                 ) from error
 
     def write(self, **said: object) -> None:
-        """Write one line: the time, and ``said``. Strings are shortened."""
+        """Write one line: the time, and ``said``. Strings are shortened, and hold nothing that a terminal would obey."""
         if self._handler is None:
             return
         at = datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="milliseconds")
-        short = {name: value[:_MOST_CHARACTERS] if isinstance(value, str) else value for name, value in said.items()}
-        line = json.dumps({"time": at, **short})
+        line = json.dumps({"time": at, **{name: _shown(value) for name, value in said.items()}})
         try:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
         except (OSError, ValueError) as error:
@@ -76,3 +76,7 @@ class AuditLog:
         """Close the file."""
         if isinstance(self._handler, _ToFile):
             self._handler.close()
+
+
+def _shown(value: object) -> object:
+    return escaped(value[:_MOST_CHARACTERS]) if isinstance(value, str) else value
