@@ -26,6 +26,7 @@ from cli import (
 from cli.printed_answer import print_answer
 from cluster.process.terminal import end_with, prepare_streams, stderr
 from cluster.settings.config import API_KEY_VARIABLE
+from services.clean_logs import clean_logs
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.sources import STRATEGIES
 
@@ -374,6 +375,7 @@ def _options(**given: Any) -> Options:
 def main() -> None:
     """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
     prepare_streams()
+    clean_logs()
     try:
         app()
     except KeyboardInterrupt:

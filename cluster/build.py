@@ -156,7 +156,7 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
             value=lookup.prompt_lookup_min,
             allowed=f"at most prompt_lookup_max, {lookup.prompt_lookup_max}",
         )
-    kept = settings.cache_dir / "drafting" / _as_name(settings.model)
+    kept = _written(settings) / "drafting" / _as_name(settings.model)
     found = draft_models(settings, model) if models else {}
     trained = replace(config.trained, target=model.path, draft_kernels=by_kernels)
     return replace(
@@ -165,6 +165,11 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
         recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
         calibration=kept if settings.drafter.keep_calibration else None,
     )
+
+
+def _written(settings: Settings) -> Path:
+    """The folder in which drafters and retrieval services write."""
+    return settings.cache_dir if settings.drafting_dir is None else settings.drafting_dir
 
 
 def _snapshot(named: Path | None, index: Path | None) -> Path | None:
@@ -215,7 +220,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     return filled(
         RetrievalConfig,
         retrieval,
-        cache_dir=settings.cache_dir / "indexes",
+        cache_dir=_written(settings) / "indexes",
         tokenizer_sha256=digest,
         state_width=_hidden_size(model.path) if retrieval.semantic else None,
     )

@@ -30,6 +30,7 @@ OWN = (
     "internal_token",
     "internal_token_file",
     "cache_dir",
+    "drafting_dir",
     "cluster.placement.drafter",
     "cluster.placement.retrieval",
     "cluster.placement.router",

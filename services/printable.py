@@ -1,4 +1,4 @@
-"""Texts of others in messages of ours: without control characters, and not longer than a message may be."""
+"""Texts of others in messages and logs of ours: without control characters, and in messages not longer than one may be."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def printable_line(text: str, most: int) -> str:
     # Twice as much is looked at: some of it may be spaces.
     line = " ".join(printable(text, 2 * most).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def escaped(text: str) -> str:
+    r"""The text in one line, with ``\n``, ``\x1b`` or ``\u202e`` in the place of each character that cannot be shown."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

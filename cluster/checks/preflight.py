@@ -72,6 +72,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
     host.check_folder("cache_dir", settings.cache_dir)
+    if settings.drafting_dir is not None:
+        host.check_folder("drafting_dir", settings.drafting_dir)
     _check_ops_port(settings)
     if not here:
         return

@@ -1,7 +1,7 @@
 """How the components write their logs: lines for people, or one JSON object a line for machines. To stderr.
 
 Neither holds prompts, answers or keys: nothing logs them. The text of an unexpected error may quote them, so JSON keeps only
-the error's type and place.
+the error's type and place. What others wrote, such as a peer's reason, stands in both without control characters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cluster.settings.operating import LoggingSettings
+from services.clean_logs import clean_logs
+from services.printable import escaped
 from services.tracing.log_names import UsersName
 from speculation.errors import InvalidArgument, OutriderError
 
@@ -33,6 +35,7 @@ def start_logging(settings: LoggingSettings, stream: TextIO | None = None) -> No
     Args:
         stream: where to; None: stderr.
     """
+    clean_logs()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         JsonLines() if settings.format == "json" else logging.Formatter("%(asctime)s %(name)s: %(message)s")
@@ -64,7 +67,9 @@ class JsonLines(logging.Formatter):
         said.update(_request(record))
         if record.exc_info is not None and (error := record.exc_info[1]) is not None:
             said.update(_error(error))
-        return json.dumps(said, ensure_ascii=False, default=str)
+        # Whoever decodes the object may show it on a terminal.
+        clean = {name: escaped(value) if isinstance(value, str) else value for name, value in said.items()}
+        return json.dumps(clean, ensure_ascii=False, default=str)
 
 
 def _request(record: logging.LogRecord) -> Iterator[tuple[str, str]]:

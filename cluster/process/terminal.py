@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from services.printable import escaped
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def explain(error: BaseException) -> tuple[str, int] | None:
 
 
 def tell(line: str) -> None:
-    """Print an error."""
+    """Print an error in one line. It may quote others: a file's text, a peer's words."""
     from rich.markup import escape
 
-    stderr().print("[bold red]error:[/bold red]", escape(line), highlight=False, soft_wrap=True)
+    stderr().print("[bold red]error:[/bold red]", escape(escaped(line)), highlight=False, soft_wrap=True)
 
 
 def end_with(error: Exception) -> NoReturn:

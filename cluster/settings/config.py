@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         default_factory=cache_folder,
         description="folder of models, indexes and measurements, all of which can be made again",
     )
+    drafting_dir: Path | None = Field(
+        None,
+        description="folder in which drafters and retrieval services write: fetched indexes, how good the sources' drafts "
+        "were; null: cache_dir, which they otherwise only read",
+    )
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
     router: RouterSettings = RouterSettings()

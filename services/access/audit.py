@@ -11,6 +11,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TextIO
 
+from services.printable import escaped
+from services.sparse_log import SparseLog
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class AuditLog:
 
     def __init__(self, where: str | None = None, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._lost_at = float("-inf")
+        self._complaints = SparseLog(log, every_s=_COMPLAIN_S)
         self._handler: logging.Handler | None = None
         if where == STDERR:
             self._handler = _ToStderr()
@@ -60,20 +62,21 @@ class AuditLog:
                 ) from error
 
     def write(self, **said: object) -> None:
-        """Write one line: the time, and ``said``. Strings are shortened."""
+        """Write one line: the time, and ``said``. Strings are shortened, and hold nothing that a terminal would obey."""
         if self._handler is None:
             return
         at = datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="milliseconds")
-        short = {name: value[:_MOST_CHARACTERS] if isinstance(value, str) else value for name, value in said.items()}
-        line = json.dumps({"time": at, **short})
+        line = json.dumps({"time": at, **{name: _shown(value) for name, value in said.items()}})
         try:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
         except (OSError, ValueError) as error:
-            if self._now() - self._lost_at > _COMPLAIN_S:
-                self._lost_at = self._now()
-                log.error("a line of the audit log is lost: %s", error)
+            self._complaints.error("lost", "a line of the audit log is lost: %s", error)
 
     def close(self) -> None:
         """Close the file."""
         if isinstance(self._handler, _ToFile):
             self._handler.close()
+
+
+def _shown(value: object) -> object:
+    return escaped(value[:_MOST_CHARACTERS]) if isinstance(value, str) else value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+from time import monotonic
 
 from services.access.audit import AuditLog
 from services.metrics.registry import DROPPED, Metrics
+from services.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +31,12 @@ class RefusedComponents:
         audit: AuditLog | None = None,
         metrics: Metrics = DROPPED,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._component = component
         self._audit = audit or AuditLog()
         self._count = metrics.counter("component_auth_failures_total")
-        self._clock = clock
-        self._said: dict[str, float] = {}
+        self._complaints = SparseLog(log, every_s=_AGAIN_S, clock=clock)
 
     def note(self, reason: str, address: str, shown: str = "") -> None:
         """A call has been refused.
@@ -47,8 +47,7 @@ class RefusedComponents:
         """
         self._count.add(1, self._component, reason)
         self._audit.write(method="authenticate", component=self._component, outcome=reason, address=address, shown=shown)
-        if self._clock() - self._said.get(reason, float("-inf")) >= _AGAIN_S:
-            self._said[reason] = self._clock()
-            # Told even where nothing but errors is: nobody has reason to call but components.
-            named = f", its certificate names {shown}" if shown else ""
-            log.error("the %s refuses calls: %s (from %s%s)", self._component, reason.replace("_", " "), address, named)
+        named = f", its certificate names {shown}" if shown else ""
+        # Told even where nothing but errors is: nobody has reason to call but components.
+        why = reason.replace("_", " ")
+        self._complaints.error(reason, "the %s refuses calls: %s (from %s%s)", self._component, why, address, named)

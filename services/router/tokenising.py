@@ -13,30 +13,35 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
-_THREADS = 2
+_THREADS = 3
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """Who waits, with the characters of each one's text; and those of the texts that had their turn meanwhile."""
+    """Who waits, with the characters of each one's text; how many of its texts have a thread, and what it has had so far."""
 
     waiting: deque[tuple[asyncio.Future[None], int]] = field(default_factory=deque)
+    running: int = 0
     taken: int = 0
 
 
 class TokenisingPool:
     """A small pool of threads. What is cancelled before its turn is never begun.
 
-    Tokenising a long text takes time; in a thread, it does not delay other requests. While texts wait, the next one is that
+    Tokenising a long text takes time; in a thread, it does not delay other requests. A text that has begun cannot be
+    stopped, so no tenant has the last thread: one is always left to the others. While texts wait, the next one is that
     of the tenant that has had the fewest characters, so that nobody's texts keep those of others out.
 
     Args:
-        threads: texts tokenised at once; a tokeniser's work mostly runs without Python's lock.
+        threads: texts tokenised at once, at most one fewer of one tenant (of a single thread: that one); a tokeniser's work
+            mostly runs without Python's lock.
     """
 
     def __init__(self, threads: int = _THREADS) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenising")
         self._free = threads
+        self._most_of_one = max(1, threads - 1)
+        # Who has texts here, running or waiting.
         self._of: dict[str, _Tenant] = {}
 
     async def run(self, work: Callable[[], _Result], characters: int, tenant: str | None = None) -> _Result:
@@ -45,38 +50,57 @@ class TokenisingPool:
         Args:
             tenant: whose text it is; None: not known.
         """
-        await self._turn(tenant or "", characters)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._pass_on()
+        name = tenant or ""
+        await self._turn(name, characters)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # Also of a caller that has gone: its thread is taken until the work ends.
+        running.add_done_callback(lambda _: self._end(name))
+        return await asyncio.shield(running)
 
-    async def _turn(self, tenant: str, characters: int) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        known = self._of.get(tenant)
+    async def _turn(self, name: str, characters: int) -> None:
+        known = self._of.get(name)
         if known is None:
             # One that comes now has had as much as the one that has had least.
-            known = self._of[tenant] = _Tenant(taken=min((each.taken for each in self._of.values()), default=0))
+            known = self._of[name] = _Tenant(taken=min((each.taken for each in self._of.values()), default=0))
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         known.waiting.append((mine, characters))
+        self._pass_on()
         try:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
-                self._pass_on()
+                self._end(name)
+            else:
+                self._leave(name)
             raise
 
     def _pass_on(self) -> None:
-        """Give a turn that has ended to the next one who waits."""
-        while self._of:
-            tenant, state = min(self._of.items(), key=lambda item: item[1].taken)
+        """Give free threads to those who wait and may have one."""
+        while self._free:
+            may = [each for each in self._of.values() if each.waiting and each.running < self._most_of_one]
+            if not may:
+                return
+            state = min(may, key=lambda each: each.taken)
             mine, characters = state.waiting.popleft()
-            if not state.waiting:
-                del self._of[tenant]
             if not mine.done():
+                self._free -= 1
+                state.running += 1
                 state.taken += characters
                 mine.set_result(None)
-                return
+
+    def _end(self, name: str) -> None:
+        """A text that had a thread needs it no more."""
         self._free += 1
+        self._of[name].running -= 1
+        self._pass_on()
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        """Forget a tenant of whom nothing is here any more."""
+        state = self._of.get(name)
+        if state is None:
+            return
+        while state.waiting and state.waiting[0][0].done():
+            state.waiting.popleft()
+        if not state.running and not state.waiting:
+            del self._of[name]

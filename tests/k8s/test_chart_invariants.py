@@ -11,6 +11,7 @@ import pytest
 
 from cluster.checks.listeners import listeners
 from cluster.settings.config import load
+from retrieval_index.access import PUBLISHER, READER, rules
 from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
@@ -227,9 +228,64 @@ def test_secrets_are_named_and_never_there() -> None:
         for variable in container.get("env", ()):
             if re.search(r"PASSWORD|TOKEN|KEY$", variable["name"]):
                 assert "secretKeyRef" in variable.get("valueFrom", {}), name
-    assert not re.findall(r"rediss?://[^ \n]*@", printed)
+    assert not re.findall(r"rediss?://[^ \n@]*:[^ \n]*@", printed)
     args = json.dumps(serve_config(made))
     assert "redis_url" not in args and '"internal_token"' not in args
+
+
+def test_ray_asks_for_a_token(made: list[Manifest]) -> None:
+    """Whoever reaches Ray's ports may run code in the pods: by default, too, only with a token, which KubeRay draws."""
+    options = one(made, "RayService")["spec"]["rayClusterConfig"]["authOptions"]
+    assert options["mode"] == "token"
+    named = {volume for volume in options if volume != "mode"}
+    assert named <= {"secretName"} and ("secretName" not in options or options["secretName"])
+
+
+def test_without_a_secret_kuberay_draws_rays_token() -> None:
+    cluster = one(render("cpu-demo"), "RayService")["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    named = one(render("cpu-demo", ray__authSecretName="mine"), "RayService")["spec"]["rayClusterConfig"]
+    assert named["authOptions"] == {"mode": "token", "secretName": "mine"}
+
+
+def test_drafters_only_read_the_volume_of_the_models(made: list[Manifest]) -> None:
+    found = templates(made)
+    read_only = {}
+    for name, template in found.items():
+        (mount,) = (each for each in template["spec"]["containers"][0]["volumeMounts"] if each["name"] == "models")
+        read_only[name] = mount.get("readOnly", False)
+    assert read_only == {"head": False, "router": False, "drafting": True, "verifier": False}
+    # What they write lies in their pod alone.
+    known = load(over=settings(made), environ={})
+    drafting = found["drafting"]["spec"]
+    assert known.drafting_dir is not None
+    (own,) = (
+        each["name"]
+        for each in drafting["containers"][0]["volumeMounts"]
+        if known.drafting_dir.is_relative_to(each["mountPath"])
+    )
+    assert "emptyDir" in next(volume for volume in drafting["volumes"] if volume["name"] == own)
+
+
+def test_the_indexs_redis_has_users_with_the_rules_of_the_package() -> None:
+    made = render(EVERYTHING, {"settings": {"retrieval": {"name": "code"}}})
+    (workload,) = of_kind(made, "StatefulSet")
+    script = workload["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    for user, commands in (("reader", READER), ("publisher", PUBLISHER)):
+        (line,) = (each for each in script.splitlines() if each.startswith(f"user {user} on "))
+        assert line.endswith(f'")" {rules(commands, "code")}')
+    # Retrieval services read with a password that opens nothing else, and only who has business there reaches it.
+    head = templates(made)["head"]["spec"]["containers"][0]["env"]
+    told = {each["name"]: each for each in head}
+    assert told["OUTRIDER_RETRIEVAL__REDIS_URL"]["value"].startswith("redis://reader@")
+    assert told["OUTRIDER_RETRIEVAL__REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "reader"}
+    (rule,) = one(made, "NetworkPolicy", "-redis")["spec"]["ingress"]
+    callers = [
+        name
+        for name, each in templates(made).items()
+        if any(selected(peer["podSelector"], labels(each)) for peer in rule["from"])
+    ]
+    assert callers == ["head", "drafting"]
 
 
 def test_each_group_mounts_only_the_secrets_that_it_reads() -> None:

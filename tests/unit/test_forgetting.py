@@ -102,8 +102,8 @@ async def test_whoever_has_not_answered_is_named(monkeypatch: pytest.MonkeyPatch
     assert target.forgotten == ["one"]
     # Each is asked under a number of its own: what one has done, the other has not.
     assert first.told[-1].forget_id != second.told[-1].forget_id
-    forgetting.answered(first.told[-1].forget_id)
-    forgetting.answered(10**6)
+    forgetting.answered("first", first.told[-1].forget_id)
+    forgetting.answered("first", 10**6)
     with pytest.raises(Unavailable, match=r"^second did"):
         await waiting
 
@@ -113,14 +113,39 @@ async def test_a_drafter_that_returns_in_time_is_told_again_and_its_answer_count
     waiting = [asyncio.create_task(forgetting.forget("one")) for _ in range(2)]
     await asyncio.sleep(0)
     forgetting.between_passes()
-    forgetting.answered(first.told[-1].forget_id)
+    forgetting.answered("first", first.told[-1].forget_id)
     # What it was told before it went away nobody answers.
     second.told.clear()
     forgetting.connected("second")
     assert [message.tenant for message in second.told] == ["one"]
-    forgetting.answered(second.told[-1].forget_id)
+    forgetting.answered("second", second.told[-1].forget_id)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*waiting)
+
+
+async def test_no_drafter_confirms_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are easily guessed: what counts is whose stream they came on."""
+    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.1)
+    forgetting, _, first, second = forgetting_of_two()
+    waiting = asyncio.create_task(forgetting.forget("one"))
+    await asyncio.sleep(0)
+    forgetting.between_passes()
+    for guess in range(10):
+        forgetting.answered("first", guess)
+    with pytest.raises(Unavailable, match=r"^second did"):
+        await waiting
+    # Nor does its guess spoil what the other one says later.
+    waiting = asyncio.create_task(forgetting.forget("one"))
+    await asyncio.sleep(0)
+    forgetting.between_passes()
+    for name, link in (("first", second), ("second", first)):
+        forgetting.answered(name, link.told[-1].forget_id)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    for name, link in (("first", first), ("second", second)):
+        forgetting.answered(name, link.told[-1].forget_id)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
 
 
 async def test_what_is_remembered_of_forgetting_is_bounded() -> None:

@@ -186,7 +186,7 @@ def test_the_audit_log_outlives_its_file(tmp_path: Path, caplog: pytest.LogCaptu
     file.rename(tmp_path / "old.jsonl")
     audit.write(outcome="later\nline")
     (line,) = file.read_text().splitlines()
-    assert json.loads(line) == {"time": "1970-01-01T00:16:40.000+00:00", "outcome": "later\nline"}
+    assert json.loads(line) == {"time": "1970-01-01T00:16:40.000+00:00", "outcome": r"later\nline"}
     assert len(json.loads((tmp_path / "old.jsonl").read_text())["address"]) == 256
     with caplog.at_level(logging.ERROR):
         file.unlink()

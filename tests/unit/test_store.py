@@ -14,6 +14,7 @@ import redis
 import trustme
 
 from retrieval_index import store as store_module
+from retrieval_index.access import PUBLISHER, READER, rules
 from retrieval_index.cached import is_whole
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.index import open_index
@@ -282,24 +283,75 @@ def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[
     assert store.rollback() == versions[1]
 
 
-def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
-    port = free_port()
-    acl = tmp_path / "users.acl"
-    acl.write_text(
-        "user default off\n"
-        "user writer on >w ~outrider:* &* -@all +@read +@write +@stream +@connection +@transaction\n"
-        "user reader on >r ~outrider:* &* -@all +@read +@connection\n"
-    )
-    url = f"redis://writer:w@127.0.0.1:{port}"
-    with started(tmp_path, url, "--port", str(port), "--aclfile", str(acl)):
-        writer, reader = (connect(f"redis://{user}@127.0.0.1:{port}") for user in ("writer:w", "reader:r"))
-        version = writer.publish(indexes[0])
-        assert reader.live() == version
-        assert open_index(reader.fetch(version, tmp_path / "cache"))
-        assert reader.wait_for_change("0", PATIENCE_S) is not None
+def of_user(url: str, user: str) -> str:
+    """The same server for a user that is called as its password is."""
+    return urlsplit(url)._replace(netloc=f"{user}:{user}@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
+
+
+def commands_called(client: redis.Redis) -> set[str]:
+    """The commands that the server has run since the last call, but for those of a connection."""
+    found = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    client.config_resetstat()
+    return {name for name in found if not name.startswith(("client|", "acl|", "config|")) and name not in _OF_CONNECTIONS}
+
+
+_OF_CONNECTIONS = {"auth", "hello", "info", "ping", "client", "acl", "config"}
+
+
+def test_a_reader_and_a_publisher_have_users_of_their_own(
+    url: str,
+    indexes: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    connect: Connect,
+    client: redis.Redis,
+) -> None:
+    """Each needs every command of its rules, and no other; neither can touch anything else, nor a reader change anything."""
+    monkeypatch.setattr(store_module, "_PIECE", 100)
+    for user, commands in (("reader", READER), ("publisher", PUBLISHER)):
+        client.execute_command("ACL", "SETUSER", user, "on", f">{user}", *rules(commands, "i").split())
+    publisher, reader = connect(of_user(url, "publisher")), connect(of_user(url, "reader"))
+    client.set("of somebody else", "x")
+    client.set("outrider:{another}:live", "x")
+    client.config_resetstat()
+
+    one, two = publisher.publish(indexes[0]), publisher.publish(indexes[1])
+    assert publisher.rollback() == one
+    publisher.promote(two)
+    three = publisher.publish(indexes[2], promote=False)
+    publisher.delete(three)
+    assert [each.version for each in publisher.versions()] == [two, one]
+    # An interrupted upload leaves pieces, which the next one sweeps; one that has lost its turn gives up what it watches.
+    client.set(f"outrider:{{i}}:part:{'0' * 64}:trie:0", "x")
+    with pytest.raises(Unavailable, match="taken over"):
+        publisher.publish(indexes[0], advance=lambda *_: client.set("outrider:{i}:publisher", "another", px=1))
+    assert commands_called(client) - set(READER) == set(PUBLISHER) - set(READER)
+
+    change = reader.last_change()
+    assert reader.live() == two and reader.history() == [two, one]
+    assert open_index(reader.fetch(two, tmp_path / "cache"))
+    assert reader.wait_for_change("0", PATIENCE_S) == change
+    assert commands_called(client) == set(READER)
+    for forbidden in (
+        lambda: reader.publish(indexes[2]),
+        lambda: reader.promote(one),
+        lambda: reader.rollback(),
+        lambda: reader.delete(one),
+        lambda: reader.versions(),
+        lambda: connect(of_user(url, "reader"), "another").live(),
+        lambda: connect(of_user(url, "publisher"), "another").live(),
+    ):
         with pytest.raises(Unavailable, match="permission"):
-            reader.publish(indexes[1])
-        assert reader.live() == version
+            forbidden()
+    for user in ("reader", "publisher"):
+        with redis.Redis.from_url(of_user(url, user)) as own:
+            for command in (
+                ("GET", "of somebody else"), ("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("ACL", "LIST"),
+                ("CLIENT", "LIST"), ("EVAL", "return 1", "0"), ("SUBSCRIBE", "x"), ("MONITOR",), ("SHUTDOWN",),
+            ):  # fmt: skip
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    own.execute_command(*command)
+    assert reader.live() == two
 
 
 def test_tls(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:

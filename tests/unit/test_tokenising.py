@@ -133,6 +133,42 @@ async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
     assert done == ["greedy", "other", "other", "greedy", "other", "greedy"]
 
 
+async def test_no_tenant_has_all_threads() -> None:
+    """A long text cannot be stopped: were it in every thread, others would wait for as long as it takes."""
+    pool, go = TokenisingPool(), threading.Event()
+    greedy = [asyncio.create_task(pool.run(lambda: go.wait(60), 10**6, "greedy")) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(pool.run(lambda: "at once", 10, "other"), 10) == "at once"
+    # Nor by going away: the work that has begun goes on, and counts.
+    for task in greedy[:4]:
+        task.cancel()
+    await asyncio.gather(*greedy[:4], return_exceptions=True)
+    assert await asyncio.wait_for(pool.run(lambda: "at once", 10, "other"), 10) == "at once"
+    go.set()
+    assert await asyncio.gather(*greedy[4:]) == [True] * 4
+    # A tenant alone has more than one of them.
+    both = threading.Barrier(2)
+    assert sorted(await asyncio.gather(*(pool.run(lambda: both.wait(60), 10, "greedy") for _ in range(2)))) == [0, 1]
+    assert not pool._of
+
+
+async def test_callers_that_go_together_leave_nothing() -> None:
+    pool, go = TokenisingPool(threads=1), threading.Event()
+    running = asyncio.create_task(pool.run(lambda: go.wait(60), 1, "one"))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(pool.run(lambda: True, 1, name)) for name in ("one", "two", "two") for _ in range(500)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert list(pool._of) == ["one"]
+    go.set()
+    await running
+    assert await pool.run(lambda: True, 1, "two")
+    await asyncio.sleep(0)
+    assert not pool._of
+
+
 async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:
     router = RouterService(RouterConfig(model_path=str(tiny_model)), Card())  # type: ignore[arg-type]
     assert await router.detokenize((5,) * 32)

@@ -84,7 +84,7 @@ matchExpressions:
 {{- with $values.indexRedis.urlSecretName }}
 {{ . }} with {{ $values.indexRedis.urlSecretKey }}{{ end }}
 {{- if $values.redis.enabled }}
-{{ $values.redis.passwordSecretName }} with {{ $values.redis.passwordSecretKey }}{{ end }}
+{{ $values.redis.passwordSecretName }} with {{ $values.redis.passwordSecretKey }}{{ if $values.redis.index }}, {{ $values.redis.readerSecretKey }}, {{ $values.redis.publisherSecretKey }}{{ end }}{{ end }}
 {{- with $values.ray.gcsFaultTolerance }}{{ if .enabled }}{{ with .passwordSecretName }}
 {{ . }} with {{ $values.ray.gcsFaultTolerance.passwordSecretKey }}{{ end }}{{ end }}{{ end }}
 {{- with $values.tests.apiKeySecretName }}

@@ -177,9 +177,9 @@ securityContext:
   valueFrom: {secretKeyRef: {name: {{ $root.Values.indexRedis.urlSecretName }}, key: {{ $root.Values.indexRedis.urlSecretKey }}}}
 {{- else if $root.Values.redis.index }}
 - name: OUTRIDER_RETRIEVAL__REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ $root.Values.redis.passwordSecretName }}, key: {{ $root.Values.redis.passwordSecretKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ $root.Values.redis.passwordSecretName }}, key: {{ $root.Values.redis.readerSecretKey }}}}
 - name: OUTRIDER_RETRIEVAL__REDIS_URL
-  value: redis://{{ include "outrider.name" $root }}-redis:6379
+  value: redis://reader@{{ include "outrider.name" $root }}-redis:6379
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -203,7 +203,8 @@ securityContext:
 {{- end -}}
 
 {{- define "outrider.mounts" -}}
-- {name: models, mountPath: {{ .root.Values.storage.mountPath }}}
+{{- /* Drafters and retrieval services are the least trusted: what they learn and fetch stays in their own pod. */}}
+- {name: models, mountPath: {{ .root.Values.storage.mountPath }}{{ if eq .group "drafting" }}, readOnly: true{{ end }}}
 - {name: temporary, mountPath: /tmp}
 - {name: shared-memory, mountPath: /dev/shm}
 {{- if eq .group "head" }}

@@ -8,6 +8,7 @@ to the RayService, as the arguments of cluster.app:build, and to the ConfigMap, 
 {{- $keys := or .Values.apiKeys.secretName $server.api_key_hashes -}}
 {{- $own := dict
   "cache_dir" .Values.storage.mountPath
+  "drafting_dir" "/tmp/outrider"
   "cluster" (dict "placement" (dict "router" "outrider_router" "drafter" "outrider_drafting" "retrieval" "outrider_drafting" "verifier" "outrider_verifier" "stages" "STRICT_PACK"))
   "server" (dict "host" (empty $keys | ternary "127.0.0.1" "0.0.0.0") "port" (include "outrider.grpcPort" . | int) "ops_host" "0.0.0.0" "ops_port" 9464)
   "router" (dict "max_replicas_per_node" 1)

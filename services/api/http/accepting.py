@@ -18,6 +18,7 @@ import uvicorn
 
 from services.api.http.arriving_requests import Arriving
 from services.api.http.connections import ConnectionPlace, ConnectionPlaces
+from services.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class _Listener:
         self._protocol = protocol
         self._tls = tls
         self._places = places
-        self._complained_at = float("-inf")
+        self._complaints = SparseLog(log, every_s=_COMPLAIN_S)
         self._shaking: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept(), name="accepting")
         self._accepting.add_done_callback(lambda _: listening.close())
@@ -98,7 +99,9 @@ class _Listener:
             except OSError as error:
                 exhausted = error.errno in _EXHAUSTED
                 if exhausted:
-                    self._complain(error)
+                    self._complaints.error(
+                        "exhausted", "connections have to wait: %s; raise the limit of open files", error.strerror
+                    )
                 await asyncio.sleep(_PAUSE_S if exhausted else 0)
                 continue
             if (place := self._places.take(str(address[0]))) is None:
@@ -122,9 +125,3 @@ class _Listener:
             connection.close()
             if not isinstance(error, OSError | asyncio.CancelledError):
                 raise
-
-    def _complain(self, error: OSError) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._complained_at >= _COMPLAIN_S:
-            self._complained_at = now
-            log.error("connections have to wait: %s; raise the limit of open files", error.strerror)

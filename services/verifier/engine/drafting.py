@@ -351,7 +351,7 @@ class Drafting:
     def on_reply(self, origin: Origin, reply: DraftingReply) -> None:
         """Handle a reply. A malformed draft is dropped."""
         if isinstance(reply, Forgotten):
-            self._forgetting.answered(reply.forget_id)
+            self._forgetting.answered(origin.name, reply.forget_id)
             return
         request = self._requests.find(reply.session_id)
         mailbox = None if request is None else request.mailboxes.get(origin.name)

@@ -36,7 +36,8 @@ class Forgetting:
         self._waiting: dict[str, list[_Answer]] = {}
         # By tenant: the number of the latest message to each drafter. These are sent at once.
         self._told: OrderedDict[str, dict[str, int]] = OrderedDict()
-        self._answers: dict[int, list[_Answer]] = {}
+        # Who waits for a drafter's word on one of its messages: by the drafter's name too, or one could answer for another.
+        self._answers: dict[tuple[str, int], list[_Answer]] = {}
 
     def tell(self, tenant: str) -> dict[str, _Answer]:
         """Ask the target and all drafters to forget. Returns by name a future that is done when that one has."""
@@ -48,11 +49,11 @@ class Forgetting:
         for name, number in numbers.items():
             answers[name] = loop.create_future()
             # This number's answer also settles callers who wait for an earlier one.
-            patient = [answer for answer in self._answers.pop(earlier.get(name, 0), []) if not answer.done()]
-            self._answers[number] = [*patient, answers[name]]
+            patient = [answer for answer in self._answers.pop((name, earlier.get(name, 0)), []) if not answer.done()]
+            self._answers[name, number] = [*patient, answers[name]]
         if len(self._told) > _MOST:
-            for number in self._told.popitem(last=False)[1].values():
-                self._answers.pop(number, None)
+            for told in self._told.popitem(last=False)[1].items():
+                self._answers.pop(told, None)
         for name in self._links:
             self._tell(name, tenant)
         return answers
@@ -78,9 +79,9 @@ class Forgetting:
             self._target.forget(tenant)
             _done(answers)
 
-    def answered(self, forget_id: int) -> None:
-        """Note a drafter's confirmation."""
-        _done(self._answers.pop(forget_id, ()))
+    def answered(self, name: str, forget_id: int) -> None:
+        """Note the confirmation of the drafter ``name``. What it was not asked itself it cannot confirm."""
+        _done(self._answers.pop((name, forget_id), ()))
 
     def connected(self, name: str) -> None:
         """Repeat to a reconnected drafter what it may have missed. Forgetting twice only makes drafts worse for a while."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from services.clean_logs import clean_logs
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK, in_place
@@ -142,6 +143,7 @@ def spec_from_json(text: str) -> StageSpec:
 
 def main() -> None:
     """Run the stage that the command line specifies."""
+    clean_logs()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     try:
         serve(spec_from_json(sys.argv[1]))

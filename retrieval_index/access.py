@@ -1,0 +1,20 @@
+"""Who needs what of Redis: one user of it for the services that read an index, one for whoever publishes it.
+
+Routers, verifiers and drafters ask it for nothing. The chart makes both users, and docs/how-to/retrieval.md shows how to.
+"""
+
+from __future__ import annotations
+
+# Of services: the live version and its predecessor, its manifest and pieces, the stream of changes.
+READER = ("get", "lrange", "xread", "xrevrange")
+# Of ``outrider index publish``, ``list``, ``promote``, ``rollback`` and ``delete``.
+PUBLISHER = (
+    *READER,
+    *("set", "del", "exists", "scan", "pexpire", "lpush", "lrem", "ltrim", "xadd"),
+    *("watch", "unwatch", "multi", "exec"),
+)
+
+
+def rules(commands: tuple[str, ...], name: str) -> str:
+    """The rules of ACL SETUSER of a user who may run these commands on the keys of the index ``name``, and nothing else."""
+    return " ".join((f"~outrider:{{{name}}}:*", "-@all", *(f"+{command}" for command in commands)))
