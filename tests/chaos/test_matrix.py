@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.soak.relay import Relay
 from tests.chaos import history
 from tests.chaos.cells import ALL, ASKED, CHAIN, Cell, Plan, plain_answers
 from tests.chaos.history import AFTERWARDS, DONE, FAILED, FAULT, TOKENS, History, Record, violations
 from tests.chaos.in_processes import arranged
 from tests.chaos.matrix import replay
 from tests.chaos.outcomes import Outcome, table
-from tests.chaos.relay import Relay
 from tests.chaos.users import run_plan
 
 CELLS = [
@@ -25,7 +25,7 @@ CELLS = [
     Cell("verifier", "cut", "at the end"),
     Cell("verifier", "stalled", "before the first token"),
     Cell("drafter", "killed", "in mid-stream"),
-    Cell("drafter", "full", "in mid-stream"),
+    Cell("drafter", "no disk", "in mid-stream"),
     Cell("retrieval", "frozen", "in mid-stream"),
     Cell("redis", "cut", "in mid-stream"),
     Cell("router", "killed", "in mid-stream"),
@@ -80,7 +80,7 @@ def test_a_record_can_be_judged_without_what_it_came_from(tmp_path: Path) -> Non
     again = history.read(tmp_path / "record.jsonl")
     assert again == record
     assert Outcome.of(again) == Outcome(broken=[], streams=1, failed=0, pause_s=2.0, recovery_s=4.0)
-    assert "| verifier | killed | 1 | all | 0 of 1 | 2.0 s | 4.0 s |" in table([again])
+    assert "| verifier | killed |  | 1 | all | 0 of 1 | 2.0 s | 4.0 s |" in table([again])
 
 
 def test_a_service_that_does_not_come_back_is_not_right() -> None:
@@ -148,7 +148,7 @@ async def test_streams_are_right_or_end_in_one_error(
         record.save(tmp_path / "record.jsonl")
         assert await replay(history.read(tmp_path / "record.jsonl"), arrangement, expected)
         shown = capsys.readouterr().out
-        assert str(record.plan) in shown and shown.count("| router | killed | in mid-stream | yes |") == 2
+        assert str(record.plan) in shown and shown.count("| router | killed | in mid-stream |  | yes |") == 2
         cut_off = Record(record.plan, record.expected, [each for each in record.events if each.kind != DONE])
         assert not await replay(cut_off, arrangement, expected)
         assert "greedy: no end" in capsys.readouterr().out
