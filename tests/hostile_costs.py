@@ -1,4 +1,4 @@
-"""What one request can cost: every field that a caller fills, on every door, at its limit and at half of it.
+"""What one request can cost: every attack of ``tests.hostile_attacks`` at its limit and at half of it.
 
 ``python -m tests.hostile_costs [NAME ...]`` prints the table of docs/log.md. The server runs in a process of its own, on a
 tiny model with a long context; while a request is answered, others ask whether the server lives.
@@ -14,39 +14,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
 
-from outrider.v1 import generation_pb2 as pb
-from services.api.grpc.server import SERVICE
-from speculation.limits import MAX_GRAMMAR_CHARACTERS, MAX_PUBLIC_MESSAGE_BYTES
+import outrider
+from tests.hostile_attacks import ATTACKS, CONTEXT, DRAFT, RETRIEVE, VERIFY, Attack
 from tests.tiny import make_tiny_model
 
-CONTEXT = 131_072
-SETTINGS = (f"verifier.max_model_len={CONTEXT}", f"verifier.kv_cache_tokens={CONTEXT}")
-# Bytes of a body, beside its frame; characters of a grammar.
-WHOLE, GRAMMAR, TEXT = MAX_PUBLIC_MESSAGE_BYTES - 4096, MAX_GRAMMAR_CHARACTERS, 13 * CONTEXT
+# Room for an attack's prompt and a victim beside it.
+SETTINGS = (f"verifier.max_model_len={CONTEXT}", f"verifier.kv_cache_tokens={CONTEXT + 8192}")
 _PATIENCE_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """One field, filled with ``make(size)``; the size is at most ``most``.
-
-    Attributes:
-        door: a path of the HTTP server, or the name of a gRPC method.
-    """
-
-    name: str
-    door: str
-    most: int
-    make: Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,119 +44,61 @@ class Cost:
     end: str
 
 
-def _chat(**fields: Any) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}).encode()
-
-
-def _completion(**fields: Any) -> bytes:
-    return json.dumps({"prompt": "x", "max_tokens": 1, **fields}, ensure_ascii=False).encode()
-
-
-def _grammar(kind: str, make: Callable[[int], Any]) -> Callable[[int], bytes]:
-    return lambda size: _completion(structured_outputs={kind: make(size)})
-
-
-def _cut(piece: str, size: int) -> str:
-    return (piece * (size // len(piece) + 1))[:size]
-
-
-def _generate(**fields: Any) -> bytes:
-    given = {"prompt": "x", **fields}
-    sampling = pb.SamplingParams(max_tokens=1, **given.pop("sampling", {}))
-    return pb.GenerateRequest(sampling=sampling, **given).SerializeToString()
-
-
-def _messages(size: int) -> bytes:
-    return pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage()] * (size // 2))).SerializeToString()
-
-
-CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-GENERATE = f"/{SERVICE}/Generate"
-
-ATTACKS = (
-    *(
-        Attack(f"prompt of {name}", COMPLETIONS, TEXT, lambda size, p=piece: _completion(prompt=_cut(p, size)))  # type: ignore[misc]
-        for name, piece in (("words", "the fox "), ("one letter", "a"), ("lines", "\n"))
-    ),
-    Attack("prompt of CJK", COMPLETIONS, WHOLE // 3, lambda size: _completion(prompt=_cut("東京", size))),
-    Attack("prompt of ids", COMPLETIONS, WHOLE // 3, lambda size: _completion(prompt=[5] * size)),
-    Attack("many prompts", COMPLETIONS, WHOLE // 5, lambda size: _completion(prompt=["a"] * size)),
-    Attack("empty lists", COMPLETIONS, WHOLE // 4, lambda size: _completion(prompt=[[]] * size)),
-    Attack("floats", COMPLETIONS, WHOLE // 7, lambda size: _completion(prompt=[1e30] * size)),
-    Attack("infinite numbers", COMPLETIONS, WHOLE // 7, lambda size: json.dumps({"prompt": ["_"] * size}).replace('"_"', "1e999").encode()),
-    Attack("an integer of many digits", COMPLETIONS, WHOLE, lambda size: b'{"prompt": "x", "seed": ' + b"9" * size + b"}"),
-    Attack("unknown fields", COMPLETIONS, WHOLE // 15, lambda size: _completion(**{f"f{n:06d}": 1 for n in range(size)})),
-    Attack("white space", COMPLETIONS, WHOLE, lambda size: b" " * size + _completion()),
-    Attack("brackets", COMPLETIONS, WHOLE, lambda size: b"[" * size),
-    Attack("escapes", COMPLETIONS, WHOLE // 6, lambda size: b'{"prompt": "' + b"\\u0000" * size + b'"}'),
-    Attack("stop strings", COMPLETIONS, 16, lambda size: _completion(stop=["a" * 255 + chr(98 + n) for n in range(size)], max_tokens=64, ignore_eos=True)),
-    Attack("many stop strings", COMPLETIONS, WHOLE // 5, lambda size: _completion(stop=["a"] * size)),
-    Attack("stop_token_ids", COMPLETIONS, WHOLE // 3, lambda size: _completion(stop_token_ids=[5] * size)),
-    Attack("logit_bias", COMPLETIONS, 256, lambda size: _completion(logit_bias={str(n): 1 for n in range(size)})),
-    Attack("many logit_bias", COMPLETIONS, WHOLE // 14, lambda size: _completion(logit_bias={str(n): 1 for n in range(size)})),
-    Attack("bad_words", COMPLETIONS, 256, lambda size: _completion(bad_words=[f"{n:03d}" + "ab" * 100 for n in range(size)])),
-    Attack("a long bad word", COMPLETIONS, WHOLE, lambda size: _completion(bad_words=["a" * size])),
-    Attack("allowed_token_ids", COMPLETIONS, WHOLE // 6, lambda size: _completion(allowed_token_ids=[n % 300 for n in range(size)])),
-    Attack("cache_salt", COMPLETIONS, WHOLE, lambda size: _completion(cache_salt="a" * size)),
-    Attack("model", COMPLETIONS, WHOLE, lambda size: _completion(model="a" * size)),
-    Attack("user", COMPLETIONS, WHOLE, lambda size: _completion(user="a" * size)),
-    *(
-        Attack(f"grammar of {name}", COMPLETIONS, GRAMMAR, _grammar("grammar", lambda size, p=piece: _cut(p, size)))  # type: ignore[misc]
-        for name, piece in (("lines", "\n"), ("open brackets", "a[\n"), ("quotes", 'a["'), ("parentheses", "("), ("names", "a"))
-    ),
-    Attack("grammar of rules", COMPLETIONS, 2500, _grammar("grammar", lambda size: "start: a0\n" + "".join(f'a{n}: "x{n}" a{n + 1}\n' for n in range(size)) + f'a{size}: "y"')),
-    Attack("regex of alternatives", COMPLETIONS, 6000, _grammar("regex", lambda size: "|".join(f"x{n}.*y" for n in range(size)))),
-    Attack("regex that repeats", COMPLETIONS, 900, _grammar("regex", lambda size: f"(.*a.{{{size}}}b)*c")),
-    Attack("choices", COMPLETIONS, 1024, _grammar("choice", lambda size: [f"{n:04d}" + "x" * 50 for n in range(size)])),
-    Attack("schema of properties", COMPLETIONS, 1000, _grammar("json", lambda size: {"type": "object", "properties": {f"k{n}": {"type": "string", "pattern": f"a{{{n}}}"} for n in range(size)}})),
-    Attack("schema of choices", COMPLETIONS, 1000, _grammar("json", lambda size: {"anyOf": [{"properties": {f"k{n}": {"type": "string"}}} for n in range(size)]})),
-    Attack("schema of numbers", COMPLETIONS, 5000, _grammar("json", lambda size: {"enum": [f"{n:08d}" for n in range(size)]})),
-    Attack("messages", CHAT, WHOLE // 40, lambda size: _chat(messages=[{"role": "user", "content": "x"}] * size)),
-    Attack("content", CHAT, TEXT, lambda size: _chat(messages=[{"role": "user", "content": "a" * size}])),
-    Attack("parts of a content", CHAT, WHOLE // 49, lambda size: _chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a" * 16}] * size}])),
-    Attack("a field's name", CHAT, WHOLE, lambda size: _chat(**{"a" * size: 1})),
-    Attack("a value of a wrong type", CHAT, WHOLE // 3, lambda size: _chat(temperature=[1] * size)),
-    Attack("role", CHAT, WHOLE, lambda size: _chat(messages=[{"role": "a" * size, "content": "x"}])),
-    Attack("tools", CHAT, WHOLE // 90, lambda size: _chat(tools=[{"type": "function", "function": {"name": f"f{n}", "parameters": {}}} for n in range(size)])),
-    Attack("chat_template_kwargs", CHAT, WHOLE // 14, lambda size: _chat(chat_template_kwargs={f"k{n}": 1 for n in range(size)})),
-    Attack("prediction", CHAT, TEXT, lambda size: _chat(prediction={"type": "content", "content": "a" * size})),
-    Attack("metadata", CHAT, WHOLE // 16, lambda size: _chat(metadata={f"k{n}": "1" for n in range(size)})),
-    Attack("tokenize", TOKENIZE, CONTEXT, lambda size: json.dumps({"prompt": "x" * (size - 8), "return_token_strs": True}).encode()),
-    Attack("detokenize", DETOKENIZE, CONTEXT, lambda size: json.dumps({"tokens": [5] * size}).encode()),
-    Attack("gRPC prompt", GENERATE, TEXT, lambda size: _generate(prompt="a" * size)),
-    Attack("gRPC ids", GENERATE, WHOLE, lambda size: pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[5] * size)).SerializeToString()),
-    Attack("gRPC messages", GENERATE, WHOLE, _messages),
-    Attack("gRPC unknown fields", GENERATE, WHOLE, lambda size: b"\xd8\x3e\x01" * (size // 3)),
-    Attack("gRPC stop strings", GENERATE, WHOLE, lambda size: _generate(sampling={"stop": [""] * (size // 2)})),
-    Attack("gRPC stop_token_ids", GENERATE, WHOLE, lambda size: _generate(sampling={"stop_token_ids": [5] * size})),
-    Attack("gRPC logit_bias", GENERATE, WHOLE, lambda size: _generate(sampling={"logit_bias": dict.fromkeys(range(size // 17), 1.0)})),
-    Attack("gRPC bad_words", GENERATE, WHOLE, lambda size: _generate(sampling={"bad_words": [""] * (size // 2)})),
-    Attack("gRPC allowed_token_ids", GENERATE, WHOLE, lambda size: _generate(sampling={"allowed_token_ids": [5] * size})),
-    Attack("gRPC grammar", GENERATE, GRAMMAR, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(grammar="\n" * size)})),
-    Attack("gRPC choices", GENERATE, WHOLE, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(choice=pb.Choices(choices=[""] * (size // 2)))})),
-    Attack("gRPC prediction", GENERATE, TEXT, lambda size: _generate(prediction="a" * size)),
-)  # fmt: skip
-
-
 class Served:
     """A server in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str], addresses: dict[str, str]) -> None:
         self._process = psutil.Process(process.pid)
         self._http, self._grpc = addresses["http"], addresses["public"]
+        self._doors = {
+            VERIFY: addresses["verifier"], DRAFT: addresses["drafter"], RETRIEVE: addresses["retrieval"],
+        }  # fmt: skip
 
     def cost(self, attack: Attack, size: int) -> Cost:
         """What the attack costs at this size."""
         body = attack.make(size)
         with self._asking() as waits:
             before = self._cpu_s()
-            end = (
-                self._grpc_end(attack.door, body)
-                if attack.door.startswith(f"/{SERVICE}")
-                else self._http_end(attack.door, body)
-            )
+            end = self._end(attack, body)
             cpu_s = self._cpu_s() - before
         return Cost(cpu_s, max(waits), end)
+
+    def victims_gap_s(self, attack: Attack | None, size: int = 0) -> float:
+        """The longest time between two pieces of somebody else's stream while the attack goes on; None: none does."""
+        body = b"" if attack is None else attack.make(size)
+        gaps, over, begun = list[float](), threading.Event(), threading.Event()
+
+        def stream() -> None:
+            with outrider.Client(self._grpc) as client:
+                options: outrider.Options = {"max_tokens": 4096, "ignore_eos": True, "strategy": "autoregressive"}
+                with client.stream(token_ids=[5, 6, 7], **options) as pieces:
+                    last = 0.0
+                    for _ in pieces:
+                        now = time.perf_counter()
+                        if begun.is_set():
+                            gaps.append(now - last)
+                        begun.set()
+                        last = now
+                        if over.is_set():
+                            return
+
+        victim = threading.Thread(target=stream)
+        victim.start()
+        begun.wait(_PATIENCE_S)
+        if attack is None:
+            time.sleep(0.5)
+        else:
+            self._end(attack, body)
+        time.sleep(0.05)
+        over.set()
+        victim.join()
+        return max(gaps)
+
+    def _end(self, attack: Attack, body: bytes) -> str:
+        """How the attack ends: an HTTP status, or that of gRPC."""
+        if attack.door.startswith("/outrider."):
+            return self._grpc_end(self._doors.get(attack.door, self._grpc), attack.door, body)
+        return self._http_end(attack.door, body)
 
     def idle_s(self, seconds: float = 1.0) -> float:
         """The longest wait for /health while nothing else is asked: what the machine's other work costs."""
@@ -190,9 +114,10 @@ class Served:
         connection.close()
         return str(answer.status)
 
-    def _grpc_end(self, method: str, body: bytes) -> str:
-        with grpc.insecure_channel(self._grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
+    def _grpc_end(self, address: str, method: str, body: bytes) -> str:
+        with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
             try:
+                # One message and an end: what a stream of one is.
                 for _ in channel.unary_stream(method)(body, timeout=_PATIENCE_S):
                     pass
             except grpc.RpcError as error:
@@ -252,16 +177,17 @@ def served(folder: Path) -> Iterator[Served]:
 def _main() -> None:
     named = sys.argv[1:]
     print(
-        "| field | size | processor time at half | at the limit | longest wait for /health | end |\n|---|--:|--:|--:|--:|---|"
+        "| field | size | processor time at half | at the limit | longest wait for /health | a stream's longest gap | end |\n"
+        "|---|--:|--:|--:|--:|--:|---|"
     )
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
         server.cost(ATTACKS[0], 1000)
         for attack in ATTACKS:
             if not named or any(name in attack.name for name in named):
                 half, whole = server.cost(attack, attack.most // 2), server.cost(attack, attack.most)
-                waited = max(half.health_s, whole.health_s)
+                waited, gap_s = max(half.health_s, whole.health_s), server.victims_gap_s(attack, attack.most)
                 print(
-                    f"| {attack.name} | {attack.most:,} | {half.cpu_s:.2f} s | {whole.cpu_s:.2f} s | {1000 * waited:.0f} ms | {whole.end} |",
+                    f"| {attack.name} | {attack.most:,} | {half.cpu_s:.2f} s | {whole.cpu_s:.2f} s | {1000 * waited:.0f} ms | {1000 * gap_s:.0f} ms | {whole.end} |",
                     flush=True,
                 )
 
