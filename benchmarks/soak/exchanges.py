@@ -14,8 +14,17 @@ from benchmarks.soak.requests import SoakRequest
 # In these three all tokens that were shown are right; everything else is broken.
 Outcome = Literal["right", "left", "error", "broken"]
 WHOLE, LEFT = "whole", "left"
-# An error that says nothing, and an answer that does not end: neither is an explicit error.
-NOT_EXPLICIT = ("InternalError", "HTTP 500", "HTTP internal", "no end")
+# What a right request may be told while something is broken: come back later, or nothing more because the connection is gone.
+# Any other error, such as an internal one or a refusal of what was asked, is broken, and so is an answer without an end.
+EXPLICIT = (
+    "Unavailable",
+    "ResourceExhausted",
+    "HTTP 503",
+    "HTTP 429",
+    "HTTP service_unavailable",
+    "HTTP rate_limit_exceeded",
+    "connection lost",
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,6 +116,6 @@ def _wrong(exchange: SoakExchange, right: Sequence[int]) -> str:
         return f"{where}: {exchange.ends} ends"
     if exchange.end == WHOLE and len(exchange.tokens) < len(right):
         return f"{where}: ended as a whole after {len(exchange.tokens)} of {len(right)} tokens"
-    if exchange.end in NOT_EXPLICIT:
+    if exchange.end not in (WHOLE, LEFT, *EXPLICIT):
         return f"{where}: {exchange.end} after {len(exchange.tokens)} tokens: {exchange.said}"
     return ""

@@ -13,10 +13,10 @@ from benchmarks.soak.resources import CONFIDENCE, SMALL, WARM_UP, Trend
 
 FORMULAS = {
     "right": "a whole answer whose tokens are those of plain decoding with the same seed, asked for before the first fault",
-    "ended in one explicit error": "an error with a status and a sentence, or a connection that is closed before the "
-    "answer's end is marked; every token that had been shown is right",
+    "ended in one explicit error": "UNAVAILABLE or RESOURCE_EXHAUSTED (503, 429) with a sentence, or a connection that "
+    "is closed before the answer's end is marked; every token that had been shown is right",
     "left": "the user closed the stream or the connection; every token that had been shown is right",
-    "anything else": "a wrong, missing or repeated token, no end within two minutes, two ends, an internal error",
+    "anything else": "a wrong, missing or repeated token, no end within two minutes, two ends, another error",
     "TTFT, gap, whole": "of streams: time to the first token, longest time between two pieces; of whole answers: from "
     "sending to the end",
     "held": "requests, sessions and blocks of the cache that components still tell of a minute after the last user",

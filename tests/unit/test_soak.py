@@ -46,6 +46,8 @@ def seen(tokens: tuple[int, ...], *ends: str) -> SoakExchange:
         ((1, 2, 3), (WHOLE, "Unavailable"), "broken"),
         ((1, 2), ("InternalError",), "broken"),
         ((1, 2), ("no end",), "broken"),
+        ((), ("Unauthenticated",), "broken"),
+        ((1,), ("connection lost",), "error"),
     ],
 )
 def test_an_answer_is_right_or_ends_in_one_error(tokens: tuple[int, ...], ends: tuple[str, ...], outcome: str) -> None:
