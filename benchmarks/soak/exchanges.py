@@ -14,7 +14,7 @@ from benchmarks.soak.requests import SoakRequest
 # In these three all tokens that were shown are right; everything else is broken.
 Outcome = Literal["right", "left", "error", "broken"]
 WHOLE, LEFT = "whole", "left"
-# What a right request may be told while something is broken: come back later, or nothing more because the connection is gone.
+# What a right request may be told while something is broken: come back later, or nothing more as the connection is gone.
 # Any other error, such as an internal one or a refusal of what was asked, is broken, and so is an answer without an end.
 EXPLICIT = (
     "Unavailable",

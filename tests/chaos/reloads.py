@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import tempfile
 from pathlib import Path
 
 import trustme
@@ -15,6 +16,7 @@ from benchmarks.soak.published_index import publish
 from benchmarks.soak.service_processes import ServiceProcesses
 from cluster.models.target import ResolvedModel
 from services.access.key_records import hash_key, new_key
+from speculation.errors import Unavailable
 
 TEXTS = ("the quick brown fox jumps over the lazy dog " * 4, "()*+" * 30)
 # Keys are looked at every second, certificates every five, Redis is tried again after at most thirty.
@@ -64,9 +66,20 @@ class Reloads:
         elif what == "new certificate":
             self._write_certificate()
         else:
-            texts = (*TEXTS, f"text number {self._turns}")
-            folder = self._folder / f"index-{self._turns}"
-            self._version = await asyncio.to_thread(publish, self._redis.url, self._model, texts, folder)
+            self._version = await self._publish((*TEXTS, f"text number {self._turns}"))
+
+    async def _publish(self, texts: tuple[str, ...]) -> str:
+        """As who publishes does: where Redis is away, again."""
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + IN_USE_S
+        while True:
+            folder = Path(tempfile.mkdtemp(dir=self._folder)) / "index"
+            try:
+                return await asyncio.to_thread(publish, self._redis.url, self._model, texts, folder)
+            except Unavailable:
+                if clock() > ends_at:
+                    raise
+                await asyncio.sleep(0.2)
 
     def _write_keys(self) -> None:
         records = [f"- {{hash: {hash_key(key)}}}\n" for key in (self.key, self._other_key)]
