@@ -1,177 +1,201 @@
-"""What one request can cost: every attack of ``tests.hostile_attacks`` at its limit and at half of it.
+"""What one request can cost: every field that a caller fills, on every door, at its limit and at half of it.
 
 ``python -m tests.hostile_costs [NAME ...]`` prints the table of docs/log.md. The server runs in a process of its own, on a
-tiny model with a long context; while a request is answered, others ask whether the server lives.
+tiny model with a long context; while a request is answered, others ask whether the server lives, and one reads a stream.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import grpc
-import psutil
+from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
+from outrider.v1 import generation_pb2 as pb
+from services.api.grpc.server import SERVICE
+from speculation.limits import (
+    MAX_DRAFT_MESSAGE_BYTES,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_PUBLIC_MESSAGE_BYTES,
+    MAX_SESSION_TOKENS,
+    MAX_VERIFY_MESSAGE_BYTES,
+)
+from tests.attacked_server import CONTEXT, served
 
-import outrider
-from tests.hostile_attacks import ATTACKS, CONTEXT, DRAFT, RETRIEVE, VERIFY, Attack
-from tests.tiny import make_tiny_model
-
-# Room for an attack's prompt and a victim beside it.
-SETTINGS = (f"verifier.max_model_len={CONTEXT}", f"verifier.kv_cache_tokens={CONTEXT + 8192}")
-_PATIENCE_S = 300.0
+# Bytes of a body, beside its frame; characters of a grammar.
+WHOLE, GRAMMAR, TEXT = MAX_PUBLIC_MESSAGE_BYTES - 4096, MAX_GRAMMAR_CHARACTERS, 13 * CONTEXT
+# Bytes of a message between components, beside its frame.
+VERIFY_WHOLE, DRAFT_WHOLE = MAX_VERIFY_MESSAGE_BYTES - 4096, MAX_DRAFT_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What an attack cost: processor seconds of the server, and the longest that somebody else waited for /health.
+class Attack:
+    """One field, filled with ``make(size)``; the size is at most ``most``.
 
     Attributes:
-        end: an HTTP status, or that of gRPC.
+        door: a path of the HTTP server, or the name of a gRPC method.
     """
 
-    cpu_s: float
-    health_s: float
-    end: str
+    name: str
+    door: str
+    most: int
+    make: Callable[[int], bytes]
 
 
-class Served:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], addresses: dict[str, str]) -> None:
-        self._process = psutil.Process(process.pid)
-        self._http, self._grpc = addresses["http"], addresses["public"]
-        self._doors = {
-            VERIFY: addresses["verifier"], DRAFT: addresses["drafter"], RETRIEVE: addresses["retrieval"],
-        }  # fmt: skip
-
-    def cost(self, attack: Attack, size: int) -> Cost:
-        """What the attack costs at this size."""
-        body = attack.make(size)
-        with self._asking() as waits:
-            before = self._cpu_s()
-            end = self._end(attack, body)
-            cpu_s = self._cpu_s() - before
-        return Cost(cpu_s, max(waits), end)
-
-    def victims_gap_s(self, attack: Attack | None, size: int = 0) -> float:
-        """The longest time between two pieces of somebody else's stream while the attack goes on; None: none does."""
-        body = b"" if attack is None else attack.make(size)
-        gaps, over, begun = list[float](), threading.Event(), threading.Event()
-
-        def stream() -> None:
-            with outrider.Client(self._grpc) as client:
-                options: outrider.Options = {"max_tokens": 4096, "ignore_eos": True, "strategy": "autoregressive"}
-                with client.stream(token_ids=[5, 6, 7], **options) as pieces:
-                    last = 0.0
-                    for _ in pieces:
-                        now = time.perf_counter()
-                        if begun.is_set():
-                            gaps.append(now - last)
-                        begun.set()
-                        last = now
-                        if over.is_set():
-                            return
-
-        victim = threading.Thread(target=stream)
-        victim.start()
-        begun.wait(_PATIENCE_S)
-        if attack is None:
-            time.sleep(0.5)
-        else:
-            self._end(attack, body)
-        time.sleep(0.05)
-        over.set()
-        victim.join()
-        return max(gaps)
-
-    def _end(self, attack: Attack, body: bytes) -> str:
-        """How the attack ends: an HTTP status, or that of gRPC."""
-        if attack.door.startswith("/outrider."):
-            return self._grpc_end(self._doors.get(attack.door, self._grpc), attack.door, body)
-        return self._http_end(attack.door, body)
-
-    def idle_s(self, seconds: float = 1.0) -> float:
-        """The longest wait for /health while nothing else is asked: what the machine's other work costs."""
-        with self._asking() as waits:
-            time.sleep(seconds)
-        return max(waits)
-
-    def _http_end(self, path: str, body: bytes) -> str:
-        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
-        connection.request("POST", path, body, {"content-type": "application/json", "host": "localhost"})
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        return str(answer.status)
-
-    def _grpc_end(self, address: str, method: str, body: bytes) -> str:
-        with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-            try:
-                # One message and an end: what a stream of one is.
-                for _ in channel.unary_stream(method)(body, timeout=_PATIENCE_S):
-                    pass
-            except grpc.RpcError as error:
-                return str(error.code().name)  # type: ignore[attr-defined]
-        return "OK"
-
-    def _cpu_s(self) -> float:
-        """Of the server and of the processes that it has started."""
-        total = 0.0
-        for process in (self._process, *self._process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
-
-    @contextmanager
-    def _asking(self) -> Iterator[list[float]]:
-        """Ask for /health again and again; how long each answer took."""
-        host, port = self._http.rsplit(":", 1)
-        waits, over = list[float](), threading.Event()
-
-        def ask() -> None:
-            with socket.create_connection((host, int(port))) as connection:
-                while not over.is_set():
-                    began = time.perf_counter()
-                    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                    connection.recv(4096)
-                    waits.append(time.perf_counter() - began)
-                    time.sleep(0.003)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.05)
-        try:
-            yield waits
-        finally:
-            time.sleep(0.05)
-            over.set()
-            asking.join()
+def _chat(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}).encode()
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """A server on a tiny model of a long context."""
-    make_tiny_model(folder, max_position_embeddings=CONTEXT)
+def _completion(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "x", "max_tokens": 1, **fields}, ensure_ascii=False).encode()
 
-    command = [sys.executable, "-m", "tests.malformed_service", str(folder), *SETTINGS]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield Served(process, json.loads(process.stdout.readline()))
-    finally:
-        process.kill()
-        process.wait()
+
+def _grammar(kind: str, make: Callable[[int], Any]) -> Callable[[int], bytes]:
+    return lambda size: _completion(structured_outputs={kind: make(size)})
+
+
+def _cut(piece: str, size: int) -> str:
+    return (piece * (size // len(piece) + 1))[:size]
+
+
+def _generate(**fields: Any) -> bytes:
+    given = {"prompt": "x", **fields}
+    sampling = pb.SamplingParams(max_tokens=1, **given.pop("sampling", {}))
+    return pb.GenerateRequest(sampling=sampling, **given).SerializeToString()
+
+
+def _messages(size: int) -> bytes:
+    return pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage()] * (size // 2))).SerializeToString()
+
+
+CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+GENERATE = f"/{SERVICE}/Generate"
+VERIFY = "/outrider.internal.v1.VerificationService/Verify"
+DRAFT = "/outrider.internal.v1.DraftingService/Draft"
+RETRIEVE = "/outrider.internal.v1.RetrievalService/Retrieve"
+
+
+def _verify(sampling: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    given: dict[str, Any] = {"request_id": "r.0", "prompt_token_ids": [5], **fields}
+    chosen = verification_pb2.SamplingParams(max_tokens=1, top_p=1.0, repetition_penalty=1.0, **(sampling or {}))
+    return verification_pb2.VerifyRequest(sampling=chosen, plan=_PLAN, **given).SerializeToString()
+
+
+_PLAN = verification_pb2.Plan(strategy="autoregressive", acceptance="walk")
+
+
+def _draft(**events: Any) -> bytes:
+    return drafting_pb2.DraftRequest(**events).SerializeToString()
+
+
+def _opened(**fields: Any) -> bytes:
+    given: dict[str, Any] = {
+        "session_id": "s",
+        "tokens": [5],
+        "prompt_length": 1,
+        "sources": ["prompt_lookup"],
+        "max_nodes": 8,
+        **fields,
+    }
+    return _draft(open=drafting_pb2.OpenSession(**given))
+
+
+def _queries(queries: list[Any]) -> bytes:
+    return retrieval_pb2.RetrieveRequest(batch_id=1, queries=queries).SerializeToString()
+
+
+ATTACKS = (
+    *(
+        Attack(f"prompt of {name}", COMPLETIONS, TEXT, lambda size, p=piece: _completion(prompt=_cut(p, size)))  # type: ignore[misc]
+        for name, piece in (("words", "the fox "), ("one letter", "a"), ("lines", "\n"))
+    ),
+    Attack("prompt of CJK", COMPLETIONS, WHOLE // 3, lambda size: _completion(prompt=_cut("東京", size))),
+    Attack("prompt of ids", COMPLETIONS, WHOLE // 3, lambda size: _completion(prompt=[5] * size)),
+    Attack("many prompts", COMPLETIONS, WHOLE // 5, lambda size: _completion(prompt=["a"] * size)),
+    Attack("empty lists", COMPLETIONS, WHOLE // 4, lambda size: _completion(prompt=[[]] * size)),
+    Attack("floats", COMPLETIONS, WHOLE // 7, lambda size: _completion(prompt=[1e30] * size)),
+    Attack("infinite numbers", COMPLETIONS, WHOLE // 7, lambda size: json.dumps({"prompt": ["_"] * size}).replace('"_"', "1e999").encode()),
+    Attack("an integer of many digits", COMPLETIONS, WHOLE, lambda size: b'{"prompt": "x", "seed": ' + b"9" * size + b"}"),
+    Attack("unknown fields", COMPLETIONS, WHOLE // 15, lambda size: _completion(**{f"f{n:06d}": 1 for n in range(size)})),
+    Attack("white space", COMPLETIONS, WHOLE, lambda size: b" " * size + _completion()),
+    Attack("brackets", COMPLETIONS, WHOLE, lambda size: b"[" * size),
+    Attack("escapes", COMPLETIONS, WHOLE // 6, lambda size: b'{"prompt": "' + b"\\u0000" * size + b'"}'),
+    Attack("stop strings", COMPLETIONS, 16, lambda size: _completion(stop=["a" * 255 + chr(98 + n) for n in range(size)], max_tokens=64, ignore_eos=True)),
+    Attack("many stop strings", COMPLETIONS, WHOLE // 5, lambda size: _completion(stop=["a"] * size)),
+    Attack("stop_token_ids", COMPLETIONS, WHOLE // 3, lambda size: _completion(stop_token_ids=[5] * size)),
+    Attack("logit_bias", COMPLETIONS, 256, lambda size: _completion(logit_bias={str(n): 1 for n in range(size)})),
+    Attack("many logit_bias", COMPLETIONS, WHOLE // 14, lambda size: _completion(logit_bias={str(n): 1 for n in range(size)})),
+    Attack("bad_words", COMPLETIONS, 256, lambda size: _completion(bad_words=[f"{n:03d}" + "ab" * 100 for n in range(size)])),
+    Attack("a long bad word", COMPLETIONS, WHOLE, lambda size: _completion(bad_words=["a" * size])),
+    Attack("allowed_token_ids", COMPLETIONS, WHOLE // 6, lambda size: _completion(allowed_token_ids=[n % 300 for n in range(size)])),
+    Attack("cache_salt", COMPLETIONS, WHOLE, lambda size: _completion(cache_salt="a" * size)),
+    Attack("model", COMPLETIONS, WHOLE, lambda size: _completion(model="a" * size)),
+    Attack("user", COMPLETIONS, WHOLE, lambda size: _completion(user="a" * size)),
+    *(
+        Attack(f"grammar of {name}", COMPLETIONS, GRAMMAR, _grammar("grammar", lambda size, p=piece: _cut(p, size)))  # type: ignore[misc]
+        for name, piece in (("lines", "\n"), ("open brackets", "a[\n"), ("quotes", 'a["'), ("parentheses", "("), ("names", "a"))
+    ),
+    Attack("grammar of rules", COMPLETIONS, 2500, _grammar("grammar", lambda size: "start: a0\n" + "".join(f'a{n}: "x{n}" a{n + 1}\n' for n in range(size)) + f'a{size}: "y"')),
+    Attack("regex of alternatives", COMPLETIONS, 6000, _grammar("regex", lambda size: "|".join(f"x{n}.*y" for n in range(size)))),
+    Attack("regex that repeats", COMPLETIONS, 900, _grammar("regex", lambda size: f"(.*a.{{{size}}}b)*c")),
+    Attack("choices", COMPLETIONS, 1024, _grammar("choice", lambda size: [f"{n:04d}" + "x" * 50 for n in range(size)])),
+    Attack("schema of properties", COMPLETIONS, 1000, _grammar("json", lambda size: {"type": "object", "properties": {f"k{n}": {"type": "string", "pattern": f"a{{{n}}}"} for n in range(size)}})),
+    Attack("schema of choices", COMPLETIONS, 1000, _grammar("json", lambda size: {"anyOf": [{"properties": {f"k{n}": {"type": "string"}}} for n in range(size)]})),
+    Attack("schema of numbers", COMPLETIONS, 5000, _grammar("json", lambda size: {"enum": [f"{n:08d}" for n in range(size)]})),
+    Attack("messages", CHAT, WHOLE // 40, lambda size: _chat(messages=[{"role": "user", "content": "x"}] * size)),
+    Attack("content", CHAT, TEXT, lambda size: _chat(messages=[{"role": "user", "content": "a" * size}])),
+    Attack("parts of a content", CHAT, WHOLE // 49, lambda size: _chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a" * 16}] * size}])),
+    Attack("a field's name", CHAT, WHOLE, lambda size: _chat(**{"a" * size: 1})),
+    Attack("a value of a wrong type", CHAT, WHOLE // 3, lambda size: _chat(temperature=[1] * size)),
+    Attack("role", CHAT, WHOLE, lambda size: _chat(messages=[{"role": "a" * size, "content": "x"}])),
+    Attack("tools", CHAT, WHOLE // 90, lambda size: _chat(tools=[{"type": "function", "function": {"name": f"f{n}", "parameters": {}}} for n in range(size)])),
+    Attack("chat_template_kwargs", CHAT, WHOLE // 14, lambda size: _chat(chat_template_kwargs={f"k{n}": 1 for n in range(size)})),
+    Attack("prediction", CHAT, TEXT, lambda size: _chat(prediction={"type": "content", "content": "a" * size})),
+    Attack("metadata", CHAT, WHOLE // 16, lambda size: _chat(metadata={f"k{n}": "1" for n in range(size)})),
+    Attack("tokenize", TOKENIZE, CONTEXT, lambda size: json.dumps({"prompt": "x" * (size - 8), "return_token_strs": True}).encode()),
+    Attack("detokenize", DETOKENIZE, CONTEXT, lambda size: json.dumps({"tokens": [5] * size}).encode()),
+    Attack("gRPC prompt", GENERATE, TEXT, lambda size: _generate(prompt="a" * size)),
+    Attack("gRPC ids", GENERATE, WHOLE, lambda size: pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[5] * size)).SerializeToString()),
+    Attack("gRPC messages", GENERATE, WHOLE, _messages),
+    Attack("gRPC unknown fields", GENERATE, WHOLE, lambda size: b"\xd8\x3e\x01" * (size // 3)),
+    Attack("gRPC stop strings", GENERATE, WHOLE, lambda size: _generate(sampling={"stop": [""] * (size // 2)})),
+    Attack("gRPC stop_token_ids", GENERATE, WHOLE, lambda size: _generate(sampling={"stop_token_ids": [5] * size})),
+    Attack("gRPC logit_bias", GENERATE, WHOLE, lambda size: _generate(sampling={"logit_bias": dict.fromkeys(range(size // 17), 1.0)})),
+    Attack("gRPC bad_words", GENERATE, WHOLE, lambda size: _generate(sampling={"bad_words": [""] * (size // 2)})),
+    Attack("gRPC allowed_token_ids", GENERATE, WHOLE, lambda size: _generate(sampling={"allowed_token_ids": [5] * size})),
+    Attack("gRPC grammar", GENERATE, GRAMMAR, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(grammar="\n" * size)})),
+    Attack("gRPC choices", GENERATE, WHOLE, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(choice=pb.Choices(choices=[""] * (size // 2)))})),
+    Attack("gRPC prediction", GENERATE, TEXT, lambda size: _generate(prediction="a" * size)),
+    Attack("verifier: prompt", VERIFY, CONTEXT - 64, lambda size: _verify(prompt_token_ids=[5] * size)),
+    Attack("verifier: too long a prompt", VERIFY, VERIFY_WHOLE, lambda size: _verify(prompt_token_ids=[5] * size)),
+    Attack("verifier: committed", VERIFY, CONTEXT - 64, lambda size: _verify(committed_token_ids=[5] * size, sampling={"max_tokens": CONTEXT})),
+    Attack("verifier: prediction", VERIFY, VERIFY_WHOLE, lambda size: _verify(prediction_token_ids=[5] * size)),
+    Attack("verifier: request_id", VERIFY, VERIFY_WHOLE, lambda size: _verify(request_id="a" * size)),
+    Attack("verifier: tenant", VERIFY, VERIFY_WHOLE, lambda size: _verify(tenant="a" * size)),
+    Attack("verifier: cache_salt", VERIFY, VERIFY_WHOLE, lambda size: _verify(cache_salt="a" * size)),
+    Attack("verifier: stop_token_ids", VERIFY, VERIFY_WHOLE, lambda size: _verify({"stop_token_ids": [5] * size})),
+    Attack("verifier: stop", VERIFY, VERIFY_WHOLE, lambda size: _verify({"stop": [""] * (size // 2)})),
+    Attack("verifier: logit_bias", VERIFY, VERIFY_WHOLE, lambda size: _verify({"logit_bias": dict.fromkeys(range(size // 17), 1.0)})),
+    Attack("verifier: allowed_token_ids", VERIFY, VERIFY_WHOLE, lambda size: _verify({"allowed_token_ids": [5] * size})),
+    Attack("verifier: bad_words", VERIFY, VERIFY_WHOLE, lambda size: _verify({"bad_words": [verification_pb2.TokenSequence(token_ids=[5])] * (size // 5)})),
+    Attack("verifier: grammar", VERIFY, GRAMMAR, lambda size: _verify({"structured_outputs": verification_pb2.StructuredOutputs(kind="grammar", text="\n" * size)})),
+    Attack("verifier: sources", VERIFY, VERIFY_WHOLE, lambda size: verification_pb2.VerifyRequest(plan=verification_pb2.Plan(sources=[""] * (size // 2))).SerializeToString()),
+    Attack("drafter: tokens", DRAFT, MAX_SESSION_TOKENS, lambda size: _opened(tokens=[n % 300 for n in range(size)], prompt_length=size)),
+    Attack("drafter: equal tokens", DRAFT, MAX_SESSION_TOKENS // 4, lambda size: _opened(tokens=[5] * size, prompt_length=size, sources=["prompt_lookup", "suffix", "recycling", "lookahead", "anpd"])),
+    Attack("drafter: prediction", DRAFT, MAX_SESSION_TOKENS, lambda size: _opened(prediction_token_ids=[5] * size)),
+    Attack("drafter: sources", DRAFT, DRAFT_WHOLE, lambda size: _opened(sources=[""] * (size // 2))),
+    Attack("drafter: session_id", DRAFT, DRAFT_WHOLE, lambda size: _opened(session_id="a" * size)),
+    Attack("drafter: committed", DRAFT, DRAFT_WHOLE, lambda size: _draft(step=drafting_pb2.StepReport(session_id="s", committed=[5] * size, length=size))),
+    Attack("drafter: top_ids", DRAFT, DRAFT_WHOLE, lambda size: _draft(step=drafting_pb2.StepReport(session_id="s", observation=drafting_pb2.Observation(top_ids=[drafting_pb2.TopIds()] * (size // 2))))),
+    Attack("drafter: features", DRAFT, DRAFT_WHOLE, lambda size: _draft(features=drafting_pb2.FeatureChunk(session_id="s", features=drafting_pb2.Features(data=b"a" * size, rows=1, width=size // 2)))),
+    Attack("retrieval: queries", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query()] * (size // 2))),
+    Attack("retrieval: suffix", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query(suffix=[5] * size)])),
+    Attack("retrieval: state", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query(state=drafting_pb2.Features(data=b"a" * size, rows=1, width=size // 2))])),
+)  # fmt: skip
 
 
 def _main() -> None:
