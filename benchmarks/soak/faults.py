@@ -33,37 +33,28 @@ class RandomFaults:
     Args:
         every_s: mean time between two faults.
         seed: of times, kinds and victims.
-
-    Attributes:
-        happened: in their order.
     """
 
     def __init__(self, service: ServiceProcesses, every_s: float, seed: int) -> None:
         self._service, self._every_s = service, every_s
         self._random = random.Random(seed)
-        self._open: set[asyncio.Task[None]] = set()
         self._hit: Counter[str] = Counter()
-        self.happened: list[SoakFault] = []
 
     async def run(self, told: Callable[[SoakFault], None], seconds: float) -> None:
         """Break things for so long, and wait until all is mended."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        while (pause := self._random.expovariate(1 / self._every_s)) + clock() < began + seconds:
-            await asyncio.sleep(pause)
-            component, kind = self._chosen()
-            fault = SoakFault(
-                at_s=clock() - began, component=component, kind=kind, lasted_s=self._random.uniform(_LEAST_S, _MOST_S)
-            )
-            # One fault of a component at a time; those of several may overlap.
-            if self._hit[component]:
-                continue
-            self.happened.append(fault)
-            told(fault)
-            task = asyncio.create_task(self._happen(fault))
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
-        await asyncio.gather(*self._open)
+        async with asyncio.TaskGroup() as group:
+            while (pause := self._random.expovariate(1 / self._every_s)) + clock() < began + seconds:
+                await asyncio.sleep(pause)
+                component, kind = self._chosen()
+                fault = SoakFault(
+                    at_s=clock() - began, component=component, kind=kind, lasted_s=self._random.uniform(_LEAST_S, _MOST_S)
+                )
+                # One fault of a component at a time; those of several may overlap.
+                if not self._hit[component]:
+                    told(fault)
+                    group.create_task(self._happen(fault))
 
     def _chosen(self) -> tuple[str, str]:
         """Every component as often as every other, and of its faults each."""
