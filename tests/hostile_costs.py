@@ -1,38 +1,35 @@
 """What one request can cost: every field that a caller fills, on every door, at its limit and at half of it.
 
 ``python -m tests.hostile_costs [NAME ...]`` prints the table of docs/log.md. The server runs in a process of its own, on a
-tiny model with a long context; while a request is answered, others ask whether the server lives.
+tiny model with a long context; while a request is answered, others ask whether the server lives, and one reads a stream.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import psutil
-
+from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
 from outrider.v1 import generation_pb2 as pb
 from services.api.grpc.server import SERVICE
-from speculation.limits import MAX_GRAMMAR_CHARACTERS, MAX_PUBLIC_MESSAGE_BYTES
-from tests.tiny import make_tiny_model
+from speculation.limits import (
+    MAX_DRAFT_MESSAGE_BYTES,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_PUBLIC_MESSAGE_BYTES,
+    MAX_SESSION_TOKENS,
+    MAX_VERIFY_MESSAGE_BYTES,
+)
+from tests.attacked_server import CONTEXT, served
 
-CONTEXT = 131_072
-SETTINGS = (f"verifier.max_model_len={CONTEXT}", f"verifier.kv_cache_tokens={CONTEXT}")
 # Bytes of a body, beside its frame; characters of a grammar.
 WHOLE, GRAMMAR, TEXT = MAX_PUBLIC_MESSAGE_BYTES - 4096, MAX_GRAMMAR_CHARACTERS, 13 * CONTEXT
-_PATIENCE_S = 300.0
+# Bytes of a message between components, beside its frame.
+VERIFY_WHOLE, DRAFT_WHOLE = MAX_VERIFY_MESSAGE_BYTES - 4096, MAX_DRAFT_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +44,6 @@ class Attack:
     door: str
     most: int
     make: Callable[[int], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What an attack cost: processor seconds of the server, and the longest that somebody else waited for /health.
-
-    Attributes:
-        end: an HTTP status, or that of gRPC.
-    """
-
-    cpu_s: float
-    health_s: float
-    end: str
 
 
 def _chat(**fields: Any) -> bytes:
@@ -95,6 +79,39 @@ def _messages(size: int) -> bytes:
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 RESPONSES = "/v1/responses"
 GENERATE = f"/{SERVICE}/Generate"
+VERIFY = "/outrider.internal.v1.VerificationService/Verify"
+DRAFT = "/outrider.internal.v1.DraftingService/Draft"
+RETRIEVE = "/outrider.internal.v1.RetrievalService/Retrieve"
+
+
+def _verify(sampling: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    given: dict[str, Any] = {"request_id": "r.0", "prompt_token_ids": [5], **fields}
+    chosen = verification_pb2.SamplingParams(max_tokens=1, top_p=1.0, repetition_penalty=1.0, **(sampling or {}))
+    return verification_pb2.VerifyRequest(sampling=chosen, plan=_PLAN, **given).SerializeToString()
+
+
+_PLAN = verification_pb2.Plan(strategy="autoregressive", acceptance="walk")
+
+
+def _draft(**events: Any) -> bytes:
+    return drafting_pb2.DraftRequest(**events).SerializeToString()
+
+
+def _opened(**fields: Any) -> bytes:
+    given: dict[str, Any] = {
+        "session_id": "s",
+        "tokens": [5],
+        "prompt_length": 1,
+        "sources": ["prompt_lookup"],
+        "max_nodes": 8,
+        **fields,
+    }
+    return _draft(open=drafting_pb2.OpenSession(**given))
+
+
+def _queries(queries: list[Any]) -> bytes:
+    return retrieval_pb2.RetrieveRequest(batch_id=1, queries=queries).SerializeToString()
+
 
 ATTACKS = (
     *(
@@ -173,115 +190,48 @@ ATTACKS = (
     Attack("gRPC grammar", GENERATE, GRAMMAR, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(grammar="\n" * size)})),
     Attack("gRPC choices", GENERATE, WHOLE, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(choice=pb.Choices(choices=[""] * (size // 2)))})),
     Attack("gRPC prediction", GENERATE, TEXT, lambda size: _generate(prediction="a" * size)),
+    Attack("verifier: prompt", VERIFY, CONTEXT - 64, lambda size: _verify(prompt_token_ids=[5] * size)),
+    Attack("verifier: too long a prompt", VERIFY, VERIFY_WHOLE, lambda size: _verify(prompt_token_ids=[5] * size)),
+    Attack("verifier: committed", VERIFY, CONTEXT - 64, lambda size: _verify(committed_token_ids=[5] * size, sampling={"max_tokens": CONTEXT})),
+    Attack("verifier: prediction", VERIFY, VERIFY_WHOLE, lambda size: _verify(prediction_token_ids=[5] * size)),
+    Attack("verifier: request_id", VERIFY, VERIFY_WHOLE, lambda size: _verify(request_id="a" * size)),
+    Attack("verifier: tenant", VERIFY, VERIFY_WHOLE, lambda size: _verify(tenant="a" * size)),
+    Attack("verifier: cache_salt", VERIFY, VERIFY_WHOLE, lambda size: _verify(cache_salt="a" * size)),
+    Attack("verifier: stop_token_ids", VERIFY, VERIFY_WHOLE, lambda size: _verify({"stop_token_ids": [5] * size})),
+    Attack("verifier: stop", VERIFY, VERIFY_WHOLE, lambda size: _verify({"stop": [""] * (size // 2)})),
+    Attack("verifier: logit_bias", VERIFY, VERIFY_WHOLE, lambda size: _verify({"logit_bias": dict.fromkeys(range(size // 17), 1.0)})),
+    Attack("verifier: allowed_token_ids", VERIFY, VERIFY_WHOLE, lambda size: _verify({"allowed_token_ids": [5] * size})),
+    Attack("verifier: bad_words", VERIFY, VERIFY_WHOLE, lambda size: _verify({"bad_words": [verification_pb2.TokenSequence(token_ids=[5])] * (size // 5)})),
+    Attack("verifier: grammar", VERIFY, GRAMMAR, lambda size: _verify({"structured_outputs": verification_pb2.StructuredOutputs(kind="grammar", text="\n" * size)})),
+    Attack("verifier: sources", VERIFY, VERIFY_WHOLE, lambda size: verification_pb2.VerifyRequest(plan=verification_pb2.Plan(sources=[""] * (size // 2))).SerializeToString()),
+    Attack("drafter: tokens", DRAFT, MAX_SESSION_TOKENS, lambda size: _opened(tokens=[n % 300 for n in range(size)], prompt_length=size)),
+    Attack("drafter: equal tokens", DRAFT, MAX_SESSION_TOKENS // 4, lambda size: _opened(tokens=[5] * size, prompt_length=size, sources=["prompt_lookup", "suffix", "recycling", "lookahead", "anpd"])),
+    Attack("drafter: prediction", DRAFT, MAX_SESSION_TOKENS, lambda size: _opened(prediction_token_ids=[5] * size)),
+    Attack("drafter: sources", DRAFT, DRAFT_WHOLE, lambda size: _opened(sources=[""] * (size // 2))),
+    Attack("drafter: session_id", DRAFT, DRAFT_WHOLE, lambda size: _opened(session_id="a" * size)),
+    Attack("drafter: committed", DRAFT, DRAFT_WHOLE, lambda size: _draft(step=drafting_pb2.StepReport(session_id="s", committed=[5] * size, length=size))),
+    Attack("drafter: top_ids", DRAFT, DRAFT_WHOLE, lambda size: _draft(step=drafting_pb2.StepReport(session_id="s", observation=drafting_pb2.Observation(top_ids=[drafting_pb2.TopIds()] * (size // 2))))),
+    Attack("drafter: features", DRAFT, DRAFT_WHOLE, lambda size: _draft(features=drafting_pb2.FeatureChunk(session_id="s", features=drafting_pb2.Features(data=b"a" * size, rows=1, width=size // 2)))),
+    Attack("retrieval: queries", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query()] * (size // 2))),
+    Attack("retrieval: suffix", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query(suffix=[5] * size)])),
+    Attack("retrieval: state", RETRIEVE, DRAFT_WHOLE, lambda size: _queries([retrieval_pb2.Query(state=drafting_pb2.Features(data=b"a" * size, rows=1, width=size // 2))])),
 )  # fmt: skip
-
-
-class Served:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], addresses: dict[str, str]) -> None:
-        self._process = psutil.Process(process.pid)
-        self._http, self._grpc = addresses["http"], addresses["public"]
-
-    def cost(self, attack: Attack, size: int) -> Cost:
-        """What the attack costs at this size."""
-        body = attack.make(size)
-        with self._asking() as waits:
-            before = self._cpu_s()
-            end = (
-                self._grpc_end(attack.door, body)
-                if attack.door.startswith(f"/{SERVICE}")
-                else self._http_end(attack.door, body)
-            )
-            cpu_s = self._cpu_s() - before
-        return Cost(cpu_s, max(waits), end)
-
-    def idle_s(self, seconds: float = 1.0) -> float:
-        """The longest wait for /health while nothing else is asked: what the machine's other work costs."""
-        with self._asking() as waits:
-            time.sleep(seconds)
-        return max(waits)
-
-    def _http_end(self, path: str, body: bytes) -> str:
-        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
-        connection.request("POST", path, body, {"content-type": "application/json", "host": "localhost"})
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        return str(answer.status)
-
-    def _grpc_end(self, method: str, body: bytes) -> str:
-        with grpc.insecure_channel(self._grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
-            try:
-                for _ in channel.unary_stream(method)(body, timeout=_PATIENCE_S):
-                    pass
-            except grpc.RpcError as error:
-                return str(error.code().name)  # type: ignore[attr-defined]
-        return "OK"
-
-    def _cpu_s(self) -> float:
-        """Of the server and of the processes that it has started."""
-        total = 0.0
-        for process in (self._process, *self._process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
-
-    @contextmanager
-    def _asking(self) -> Iterator[list[float]]:
-        """Ask for /health again and again; how long each answer took."""
-        host, port = self._http.rsplit(":", 1)
-        waits, over = list[float](), threading.Event()
-
-        def ask() -> None:
-            with socket.create_connection((host, int(port))) as connection:
-                while not over.is_set():
-                    began = time.perf_counter()
-                    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                    connection.recv(4096)
-                    waits.append(time.perf_counter() - began)
-                    time.sleep(0.003)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.05)
-        try:
-            yield waits
-        finally:
-            time.sleep(0.05)
-            over.set()
-            asking.join()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """A server on a tiny model of a long context."""
-    make_tiny_model(folder, max_position_embeddings=CONTEXT)
-
-    command = [sys.executable, "-m", "tests.malformed_service", str(folder), *SETTINGS]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield Served(process, json.loads(process.stdout.readline()))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _main() -> None:
     named = sys.argv[1:]
     print(
-        "| field | size | processor time at half | at the limit | longest wait for /health | end |\n|---|--:|--:|--:|--:|---|"
+        "| field | size | processor time at half | at the limit | longest wait for /health | a stream's longest gap | end |\n"
+        "|---|--:|--:|--:|--:|--:|---|"
     )
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
         server.cost(ATTACKS[0], 1000)
         for attack in ATTACKS:
             if not named or any(name in attack.name for name in named):
                 half, whole = server.cost(attack, attack.most // 2), server.cost(attack, attack.most)
-                waited = max(half.health_s, whole.health_s)
+                waited, gap_s = max(half.health_s, whole.health_s), server.victims_gap_s(attack, attack.most)
                 print(
-                    f"| {attack.name} | {attack.most:,} | {half.cpu_s:.2f} s | {whole.cpu_s:.2f} s | {1000 * waited:.0f} ms | {whole.end} |",
+                    f"| {attack.name} | {attack.most:,} | {half.cpu_s:.2f} s | {whole.cpu_s:.2f} s | {1000 * waited:.0f} ms | {1000 * gap_s:.0f} ms | {whole.end} |",
                     flush=True,
                 )
 

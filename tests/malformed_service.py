@@ -19,8 +19,8 @@ from services.api.grpc.server import serve_public
 from services.api.http.server import serve_http
 from services.links.grpc_draft import serve_drafter
 from services.links.grpc_retrieval import serve_retrieval
+from services.links.grpc_verifier import serve_verifier
 from speculation.messages import RetrievalQuery, Retrieved
-from tests.grpc_verifier import serve_verifier
 from tests.service import pipeline
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import socket
+from benchmarks.soak.free_port import free_port
 
-
-def free_port() -> int:
-    """A loopback port that nobody holds now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+__all__ = ["free_port"]

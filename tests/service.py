@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from benchmarks.soak import tiny_model
 from cluster.build import Pipeline, in_process
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
@@ -19,16 +20,7 @@ KERNELS = os.environ.get("KERNELS_UNDER_TEST", "auto")
 
 def tiny_settings(*flags: str) -> list[str]:
     """Settings that fit a tiny model."""
-    return [
-        f"verifier.kernels={KERNELS}",
-        "server.port=0",
-        "verifier.kv_cache_tokens=4096",
-        "verifier.max_model_len=512",
-        "verifier.threads=1",
-        "verifier.budget=fixed",
-        "drafter.keep_calibration=false",
-        *flags,
-    ]
+    return [f"verifier.kernels={KERNELS}", *tiny_model.SETTINGS, *flags]
 
 
 @asynccontextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.links.grpc_verifier import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessVerifierLink
 from speculation.ports import VerifierPort
-from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 
 
 @asynccontextmanager

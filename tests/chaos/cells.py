@@ -17,8 +17,10 @@ MOMENTS = {"before the first token": 0.0, "in mid-stream": 0.4, "at the end": 0.
 # How long a fault lasts at most, in seconds; a process that was killed is started again at once.
 FAULT_S = 1.0
 
-# hung: stopped until every stream has ended, then killed. full: no file may grow.
-OF_PROCESSES = ("killed", "frozen", "hung", "full")
+# hung: stopped until every stream has ended, then killed.
+OF_PROCESSES = ("killed", "frozen", "hung")
+# What a process gets no more of: files that grow, descriptors, address space, threads.
+LACKS = ("no disk", "no descriptors", "no memory", "no threads")
 OF_NETWORKS = ("cut", "stalled", "slow")
 # Who stands in front of whom; users come last.
 CHAIN = ("retrieval", "drafter", "verifier", "router")
@@ -39,15 +41,26 @@ class Cell:
     component: str
     fault: str
     moment: str
+    beside: str = ""
 
     def __str__(self) -> str:
-        return f"{self.component} {self.fault} {self.moment}"
+        return f"{self.component} {self.fault} {self.moment}" + (f", {self.beside}" if self.beside else "")
 
+
+# What goes on beside a fault: more users than there is room for, or what a component reads again is replaced meanwhile.
+OVERLOAD = "overload"
+RELOADS = {"router": ("new keys", "new certificate"), "retrieval": ("new index",)}
+_MID = ("in mid-stream",)
 
 ALL = [
     Cell(*entry)
     for entry in itertools.chain(
-        itertools.product(CHAIN, (*OF_PROCESSES, *OF_NETWORKS), MOMENTS), itertools.product(("redis",), OF_NETWORKS, MOMENTS)
+        itertools.product(CHAIN, (*OF_PROCESSES, *LACKS, *OF_NETWORKS), MOMENTS),
+        itertools.product(("redis",), ("killed", *OF_NETWORKS), MOMENTS),
+        itertools.product(CHAIN, (*OF_PROCESSES, *LACKS, *OF_NETWORKS), _MID, (OVERLOAD,)),
+        itertools.product(("redis",), ("killed", *OF_NETWORKS), _MID, (OVERLOAD, "new index")),
+        itertools.product(("router",), ("frozen", *LACKS), _MID, RELOADS["router"]),
+        itertools.product(("retrieval",), ("frozen", *LACKS), _MID, RELOADS["retrieval"]),
     )
 ]
 
@@ -106,10 +119,22 @@ def shuffled(cells: Sequence[Cell], seed: int) -> list[Cell]:
     return order
 
 
+# The same as the first one, over HTTP where the arrangement has it, and those who come beside a fault.
+HTTP, CROWD = "over HTTP", tuple(f"crowd {number}" for number in range(16))
+
+
 def options(name: str) -> dict[str, Any]:
     """What the user of this name asks."""
+    name = asked_by(name)
     prompt = [40 + len(name), 41, 42, 43] * 6
     return {"token_ids": prompt, "max_tokens": TOKENS_WANTED, "ignore_eos": True, **ASKED[name]}
+
+
+def asked_by(name: str) -> str:
+    """The entry of ``ASKED`` that the user of this name asks."""
+    if name in CROWD:
+        return list(ASKED)[CROWD.index(name) % len(ASKED)]
+    return "sampled" if name == HTTP else name
 
 
 async def plain_answers(model: Path) -> dict[str, tuple[int, ...]]:

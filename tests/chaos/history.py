@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.chaos.cells import Plan
 
 TOKENS, DONE, FAILED, FAULT, HEALED = "tokens", "done", "failed", "fault", "healed"
+# What is seen when all is over, and nobody but the users has done anything: something is not as it was, or not as it should be.
+UNSETTLED = "unsettled"
 # The stream of a user who comes after the fault has begun, and asks until there is an answer.
 AFTERWARDS = "afterwards"
 
@@ -68,7 +70,7 @@ def read(file: Path) -> Record:
     return Record(Plan.read(head["plan"]), expected, events)
 
 
-def violations(events: Iterable[Event], expected: Mapping[str, Sequence[int]]) -> list[str]:
+def violations(events: Sequence[Event], expected: Mapping[str, Sequence[int]]) -> list[str]:
     """What the history breaks, a line each; none if every stream is right.
 
     Args:
@@ -96,4 +98,5 @@ def violations(events: Iterable[Event], expected: Mapping[str, Sequence[int]]) -
                 found.append(f"{name}: ended as a whole after {len(shown[name])} of {len(expected[name])} tokens")
             if event.kind == FAILED and not event.text:
                 found.append(f"{name}: failed without a word")
+    found += [event.text for event in events if event.kind == UNSETTLED]
     return found + [f"{name}: no end" for name, kinds in ends.items() if not kinds]

@@ -2,122 +2,141 @@
 
 ::
 
-    users -> relay -> 2 routers -> relay -> 2 verifiers -> relay -> drafter -> relay -> retrieval -> Redis
+    users -> relay -> 2 routers -> a relay each -> 2 verifiers -> relay -> drafter -> relay -> retrieval -> relay -> Redis
+
+The routers' ports speak TLS, and ask for keys.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+
+import httpx2
 
 import outrider
-from retrieval_index.embedded import embedded_redis
-from retrieval_index.store import IndexStore
-from services.model_files.folder import tokenizer_digest
-from tests.chaos.cells import CHAIN, OF_NETWORKS, REPLICAS, Plan, options
-from tests.chaos.component_process import ComponentProcess
-from tests.chaos.relay import Relay
-from tests.indexes import ScoringTarget
-from tests.indexes import build as build_bytes_index
-from tests.ports import free_port
+from benchmarks.soak.component_process import ComponentProcess
+from benchmarks.soak.published_index import published_index
+from benchmarks.soak.service_processes import ServiceLayout, ServiceProcesses
+from cluster.models.target import ResolvedModel
+from tests.chaos.cells import OF_NETWORKS, OVERLOAD, REPLICAS, Plan, options
+from tests.chaos.reloads import TEXTS, Reloads
+from tests.chaos.users import STREAM_S
 from tests.service import tiny_settings
 
+# What takes something from a process, and what gives it back.
+_TAKES: dict[str, tuple[Callable[[ComponentProcess], None], Callable[[ComponentProcess], None]]] = {
+    "frozen": (ComponentProcess.freeze, ComponentProcess.thaw),
+    "no disk": (ComponentProcess.fill_disk, ComponentProcess.empty_disk),
+    "no descriptors": (ComponentProcess.take_descriptors, ComponentProcess.give_descriptors),
+    "no memory": (ComponentProcess.take_memory, ComponentProcess.give_memory),
+    "no threads": (ComponentProcess.take_threads, ComponentProcess.give_threads),
+}
+# What was held for requests that are gone must be free within this time, sessions of a drafter that heard nothing included.
+FREE_S, SILENCE_S = 60.0, 10
 
-@contextmanager
-def published_index(model: Path, folder: Path) -> Iterator[str]:
-    """Redis with an index for the model; gives its URL."""
-    target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
-    build_bytes_index(folder / "index", ["the quick brown fox jumps over the lazy dog " * 4, "()*+" * 30], target=target)
-    with embedded_redis() as url:
-        with IndexStore(url, "default") as store:
-            store.publish(folder / "index")
-        yield url
+
+def tiny(model: Path) -> ResolvedModel:
+    """The tiny model as a service's own."""
+    return ResolvedModel(name="tiny", path=model)
 
 
-class InProcesses:
+class InProcesses(ServiceProcesses):
     """Implements ``Arrangement``: all components, each in a process of its own, with relays between them."""
 
     place = "processes"
 
-    def __init__(self, model: Path, redis_url: str, cache: Path, seed: int) -> None:
-        self._redis_url = redis_url
-        self._flags = tiny_settings(f"cache_dir={cache}", "verifier.draft_deadline_s=0.05")
-        self.relays: dict[str, Relay] = {}
-        self.processes: dict[str, list[ComponentProcess]] = {}
-        self._model, self._seed = model, seed
+    def __init__(self, layout: ServiceLayout, reloads: Reloads) -> None:
+        super().__init__(layout)
+        self._reloads = reloads
 
     async def start(self) -> None:
-        redis_port = urlsplit(self._redis_url).port
-        assert redis_port is not None
-        to_redis = await self._relay("redis", [redis_port])
-        flags = [*self._flags, f"retrieval.redis_url={self._redis_url.replace(str(redis_port), str(to_redis.port))}"]
-        upstream = 0
-        for role in CHAIN:
-            ports = [free_port() for _ in range(REPLICAS[role])]
-            self.processes[role] = [ComponentProcess(role, port, upstream, self._model, flags) for port in ports]
-            upstream = (await self._relay(role, ports)).port
-        everything = list(itertools.chain(*self.processes.values()))
-        for process in everything:
-            process.launch()
-        for process in everything:
-            await process.ready()
+        await super().start()
         # A router may have found no verifier yet.
-        async with outrider.AsyncClient(self.address, retry=outrider.Retry(attempts=20)) as client:
+        async with self.client(attempts=20) as client:
             await client.generate(**options("greedy"))
 
-    async def _relay(self, name: str, ports: list[int]) -> Relay:
-        relay = self.relays[name] = Relay(ports, self._seed)
-        await relay.start()
-        return relay
+    def client(self, attempts: int = 1) -> outrider.AsyncClient:
+        reloads, retry = self._reloads, outrider.Retry(attempts=attempts)
+        return outrider.AsyncClient(
+            self.address, api_key=reloads.key, tls=True, root_certificates=reloads.roots, retry=retry
+        )
 
-    async def stop(self) -> None:
-        for process in itertools.chain(*self.processes.values()):
-            process.thaw()
-            process.kill()
-        for relay in self.relays.values():
-            await relay.stop()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.relays['router'].port}"
+    def web(self) -> httpx2.AsyncClient:
+        headers = {"authorization": f"Bearer {self._reloads.key}"}
+        url = f"https://{self.http_address}"
+        return httpx2.AsyncClient(base_url=url, headers=headers, verify=self._reloads.context(), timeout=STREAM_S)
 
     async def fail(self, plan: Plan, streams_ended: asyncio.Event) -> None:
+        replacing = asyncio.create_task(self._replaced(plan.cell.beside))
+        await self._broken(plan, streams_ended)
+        await replacing
+
+    async def _replaced(self, what: str) -> None:
+        if what.startswith("new"):
+            # While the fault lasts: they last half a second at least.
+            await asyncio.sleep(0.1)
+            await self._reloads.replace(what)
+
+    async def _broken(self, plan: Plan, streams_ended: asyncio.Event) -> None:
         cell = plan.cell
         if cell.fault in OF_NETWORKS:
-            relay = self.relays[cell.component]
-            ways = {"cut": relay.cut, "stalled": relay.stall, "slow": lambda: relay.slow(0.02, 0.03)}
-            ways[cell.fault]()
+            await self._network_broken(plan)
+        elif cell.component == "redis":
+            assert self.layout.redis is not None
+            self.layout.redis.kill()
             await asyncio.sleep(plan.lasts_s)
+            await asyncio.to_thread(self.layout.redis.start)
+        else:
+            await self._process_broken(plan, streams_ended)
+
+    async def _network_broken(self, plan: Plan) -> None:
+        relays = self.relays[plan.cell.component]
+        for relay in relays:
+            {"cut": relay.cut, "stalled": relay.stall, "slow": lambda relay=relay: relay.slow(0.02, 0.03)}[plan.cell.fault]()
+        await asyncio.sleep(plan.lasts_s)
+        for relay in relays:
             relay.heal()
-            return
-        replicas = self.processes[cell.component]
+
+    async def _process_broken(self, plan: Plan, streams_ended: asyncio.Event) -> None:
+        replicas = self.processes[plan.cell.component]
         process = replicas[plan.victim % len(replicas)]
-        if cell.fault == "killed":
+        if plan.cell.fault == "killed":
             await process.replace()
-        elif cell.fault == "frozen":
-            process.freeze()
-            await asyncio.sleep(plan.lasts_s)
-            process.thaw()
-        elif cell.fault == "hung":
+        elif plan.cell.fault == "hung":
             process.freeze()
             await streams_ended.wait()
             await process.replace()
         else:
-            process.fill_disk()
+            take, give = _TAKES[plan.cell.fault]
+            take(process)
             await asyncio.sleep(plan.lasts_s)
-            process.empty_disk()
+            give(process)
+
+    async def unsettled(self, plan: Plan) -> list[str]:
+        left = [f"the {process.role} has ended by itself" for process in self.everybody if process.ended]
+        if left:
+            return left
+        left += [f"{name} is still {value:g}" for name, value in (await self.until_free(FREE_S)).items()]
+        if plan.cell.beside not in ("", OVERLOAD):
+            left += await self._reloads.unused(plan.cell.beside, self)
+        return left
 
 
 @asynccontextmanager
 async def arranged(model: Path, seed: int = 0) -> AsyncIterator[InProcesses]:
     """A running arrangement."""
-    with tempfile.TemporaryDirectory() as folder, published_index(model, Path(folder)) as url:
-        arrangement = InProcesses(model, url, Path(folder) / "cache", seed)
+    with tempfile.TemporaryDirectory() as name, published_index(tiny(model), TEXTS, Path(name)) as redis:
+        reloads = Reloads(Path(name), tiny(model), redis)
+        settings = tiny_settings(
+            f"cache_dir={name}/cache", "verifier.draft_deadline_s=0.05", "verifier.max_waiting=8",
+            f"drafter.session_silence_s={SILENCE_S}", *reloads.flags,
+        )  # fmt: skip
+        layout = ServiceLayout(model=tiny(model), flags=tuple(settings), replicas=REPLICAS, redis=redis, seed=seed)
+        arrangement = InProcesses(layout, reloads)
         try:
             await arrangement.start()
             yield arrangement

@@ -28,14 +28,14 @@ from tests.chaos.two_nodes import NoNamespaces, TwoNodes, arranged_on_two_nodes,
 from tests.chaos.users import Arrangement, run_plan
 
 _CELLS = {InProcesses.place: ALL, OnRay.place: ALL_ON_RAY, TwoNodes.place: ALL_BETWEEN_NODES}
-HEAD = "| component | fault | moment | right | ended in an error | longest pause | new request answered |\n|---|---|---|---|---|---|---|"
+HEAD = "| component | fault | moment | beside | right | ended in an error | longest pause | new request answered |\n|---|---|---|---|---|---|---|---|"
 
 
 def line(cell: Cell, outcome: Outcome) -> str:
     """An outcome as a line of a table."""
     kept = "yes" if outcome.right else "; ".join(outcome.broken)
     times = f"{outcome.pause_s:.1f} s | {outcome.recovery_s:.1f} s"
-    where = f"| {cell.component} | {cell.fault} | {cell.moment} "
+    where = f"| {cell.component} | {cell.fault} | {cell.moment} | {cell.beside} "
     return f"{where}| {kept} | {outcome.failed} of {outcome.streams} | {times} |"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from tests.chaos.cells import ALL, ALL_BETWEEN_NODES, ALL_ON_RAY
+from tests.chaos.cells import ALL, ALL_BETWEEN_NODES, ALL_ON_RAY, CROWD
 from tests.chaos.history import AFTERWARDS, DONE, FAILED, FAULT, Record
 
 
@@ -31,7 +31,7 @@ class Outcome:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        users = [name for name in record.expected if name != AFTERWARDS]
+        users = [name for name in record.expected if name != AFTERWARDS and name not in CROWD]
         broke_at = next(event.at for event in record.events if event.kind == FAULT)
         answered = (event.at for event in record.events if (event.stream, event.kind) == (AFTERWARDS, DONE))
         return cls(
@@ -53,19 +53,20 @@ def _pause_s(record: Record, name: str, since: float) -> float:
 
 
 def table(records: Iterable[Record]) -> str:
-    """One line for each component and fault, in Markdown: the worst of its cells in every column."""
+    """One line for each component, fault and what goes on beside it, in Markdown: the worst of its cells in every column."""
     lines = [
-        "| component | fault | cells | streams right | ended in an error | longest pause | new request answered |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| component | fault | beside | cells | streams right | ended in an error | longest pause | new request answered |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     order = {
-        (cell.component, cell.fault): number
+        (cell.component, cell.fault, cell.beside): number
         for number, cell in reversed(list(enumerate((*ALL, *ALL_ON_RAY, *ALL_BETWEEN_NODES))))
     }
-    found: dict[tuple[str, str], list[Outcome]] = {}
+    found: dict[tuple[str, str, str], list[Outcome]] = {}
     for record in records:
-        found.setdefault((record.plan.cell.component, record.plan.cell.fault), []).append(Outcome.of(record))
-    for (component, fault), outcomes in sorted(found.items(), key=lambda entry: order.get(entry[0], len(order))):
+        cell = record.plan.cell
+        found.setdefault((cell.component, cell.fault, cell.beside), []).append(Outcome.of(record))
+    for (component, fault, beside), outcomes in sorted(found.items(), key=lambda entry: order.get(entry[0], len(order))):
         streams, failed = (sum(getattr(each, name) for each in outcomes) for name in ("streams", "failed"))
         right = (
             "all"
@@ -74,6 +75,6 @@ def table(records: Iterable[Record]) -> str:
         )
         pause, recovery = (max(getattr(each, name) for each in outcomes) for name in ("pause_s", "recovery_s"))
         lines.append(
-            f"| {component} | {fault} | {len(outcomes)} | {right} | {failed} of {streams} | {pause:.1f} s | {recovery:.1f} s |"
+            f"| {component} | {fault} | {beside} | {len(outcomes)} | {right} | {failed} of {streams} | {pause:.1f} s | {recovery:.1f} s |"
         )
     return "\n".join(lines)

@@ -19,8 +19,10 @@ from pathlib import Path
 import psutil
 
 import outrider
+from benchmarks.soak.published_index import published_index
 from tests.chaos.cells import Plan, options
-from tests.chaos.in_processes import published_index
+from tests.chaos.in_processes import tiny
+from tests.chaos.reloads import TEXTS
 from tests.on_ray import Service
 from tests.ports import free_port
 from tests.service import tiny_settings
@@ -72,6 +74,16 @@ class OnRay:
         await self._whole()
         async with outrider.AsyncClient(self.address, retry=outrider.Retry(attempts=20)) as client:
             await client.generate(**options("greedy"))
+
+    def client(self) -> outrider.AsyncClient:
+        return outrider.AsyncClient(self.address, retry=outrider.Retry(attempts=1))
+
+    def web(self) -> None:
+        """HTTP's port is any free one, which another router or another life has not."""
+
+    async def unsettled(self, plan: Plan) -> list[str]:
+        """``fail`` waits until all of it is there again; what it holds is not looked at."""
+        return []
 
     async def stop(self) -> None:
         if self._service is not None and self._service.process.poll() is None:
@@ -149,8 +161,8 @@ class OnRay:
 @asynccontextmanager
 async def arranged_on_ray(model: Path) -> AsyncIterator[OnRay]:
     """A running arrangement."""
-    with tempfile.TemporaryDirectory() as folder, published_index(model, Path(folder)) as url:
-        arrangement = OnRay(model, url, Path(folder) / "cache")
+    with tempfile.TemporaryDirectory() as folder, published_index(tiny(model), TEXTS, Path(folder)) as redis:
+        arrangement = OnRay(model, redis.url, Path(folder) / "cache")
         try:
             await arrangement.start()
             yield arrangement

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator
 
+from services.links.grpc_verifier import serve_verifier
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
-from tests.grpc_verifier import serve_verifier
 from tests.patience import PATIENCE_S
 
 CALLER = """

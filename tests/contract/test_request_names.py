@@ -22,13 +22,13 @@ from outrider.v1 import generation_pb2_grpc
 from services.access.key_records import hash_key
 from services.api.config import PublicServerConfig
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.grpc_verifier import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
 from services.links.request_names import traceparent_of
 from speculation.messages import Draft, DraftFailure, OpenSession
 from speculation.ports import DraftLink, VerifierPort
 from tests.contract.test_verifier_links import Toy
 from tests.fakes import RandomDrafter, ToyTarget, decoding, request
-from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 from tests.patience import until
 from tests.refusals import refuses
 from tests.service import served

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.soak.relay import Relay
 from outrider import AsyncClient
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc import server as public_server
@@ -21,7 +22,6 @@ from services.api.http.server import serve_http
 from services.api.sockets import check_server
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
-from tests.chaos.relay import Relay
 from tests.patience import PATIENCE_S, held_pauses, until
 from tests.ports import free_port
 from tests.refusals import refuses

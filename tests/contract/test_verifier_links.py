@@ -12,16 +12,16 @@ import pytest
 from outrider.requests import join
 from services.api.grpc.messages import encode_event
 from services.api.http.openai.usage import metrics
+from services.links.grpc_verifier import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink
 from services.router.answer import Answer
 from services.router.tokens import Detokenizer
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
-from speculation.errors import OutriderError, Unavailable
+from speculation.errors import NotBegun, OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
-from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 from tests.simulated import PASS_S, SimulatedBudget
@@ -215,6 +215,19 @@ async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable):
         await anext(link.generate(request("r", [1])))
     await link.close()
+
+
+async def test_one_that_refuses_to_begin_has_not_failed() -> None:
+    async def refuse(request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        raise NotBegun("another arithmetic")
+        yield
+
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
+        verifier = Toy(loop)
+        verifier.generate = refuse
+        async with over_grpc(verifier) as link:
+            with pytest.raises(NotBegun, match="another arithmetic"):
+                await anext(link.generate(request("r", [1])))
 
 
 async def test_one_that_comes_later_is_described_at_once() -> None:

@@ -1,4 +1,7 @@
-"""The link from router to verifier over gRPC: one server-streaming call per generation."""
+"""The link from router to verifier over gRPC: one server-streaming call per generation.
+
+On Ray, Serve's handles take its place. This is for processes without Ray (``outrider bench soak``).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from google.protobuf.message import DecodeError
 
 from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from outrider.v1 import generation_pb2
+from services.access.key_records import hash_key
+from services.access.refused_components import RefusedComponents
+from services.links.auth import TokenInterceptor, bearer
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
 from services.links.status import DETAIL_KEY, aborting
@@ -20,19 +26,24 @@ from speculation.messages import Finished, GenerationRequest, Progress, Replayed
 from speculation.ports import VerifierPort
 from speculation.types import Plan
 
-# Metadata that a verifier sends as soon as it has a request.
-_BEGUN = "outrider-begun"
+# Metadata that a verifier sends as soon as it has a request, and with the error of one that it will not begin.
+_BEGUN, _REFUSED = "outrider-begun", "outrider-not-begun"
 
 
 class GrpcVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` for the verifier at "host:port"."""
+    """Implements ``speculation.ports.VerifierPort`` for the verifier at "host:port".
 
-    def __init__(self, address: str) -> None:
+    Args:
+        token: the token that the verifier's server asks for; None: it asks for none.
+    """
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self._metadata = bearer(token)
         self._channel = grpc.aio.insecure_channel(address, options=client_options(limits.MAX_VERIFY_MESSAGE_BYTES))
         self._stub = verification_pb2_grpc.VerificationServiceStub(self._channel)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        call = self._stub.Verify(codec.encode_generation(request))
+        call = self._stub.Verify(codec.encode_generation(request), metadata=self._metadata)
         try:
             async for event in call:
                 yield codec.decode_generation_event(event)
@@ -43,7 +54,8 @@ class GrpcVerifierLink:
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         try:
-            return codec.decode_comparisons(await self._stub.Compare(codec.encode_comparing(request, plans)))
+            wanted = codec.encode_comparing(request, plans)
+            return codec.decode_comparisons(await self._stub.Compare(wanted, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error) from error
 
@@ -51,7 +63,10 @@ class GrpcVerifierLink:
         # A verifier that has just come is not reported as missing while gRPC pauses between its tries to connect.
         try:
             answer = await self._stub.Describe(
-                verification_pb2.DescribeRequest(), timeout=limits.DESCRIBE_S, wait_for_ready=True
+                verification_pb2.DescribeRequest(),
+                timeout=limits.DESCRIBE_S,
+                wait_for_ready=True,
+                metadata=self._metadata,
             )
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.DESCRIBE_S) from error
@@ -59,7 +74,7 @@ class GrpcVerifierLink:
 
     async def forget(self, tenant: str) -> None:
         try:
-            await self._stub.Forget(codec.encode_forget(tenant), timeout=limits.FORGET_S)
+            await self._stub.Forget(codec.encode_forget(tenant), timeout=limits.FORGET_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.FORGET_S) from error
 
@@ -69,10 +84,11 @@ class GrpcVerifierLink:
 
 
 def _lost(error: grpc.aio.AioRpcError) -> OutriderError:
-    """Convert an error of a generation. A verifier that was not reached cannot have failed at the request."""
+    """Convert an error of a generation. A verifier that was not reached, or refused, cannot have failed at the request."""
     ours = from_grpc(error)
     begun = any(key == _BEGUN for key, _ in error.initial_metadata() or ())
-    return ours if begun or type(ours) is not Unavailable else NotBegun(str(ours))
+    refused = any(key == _REFUSED for key, _ in error.trailing_metadata() or ())
+    return ours if (begun and not refused) or type(ours) is not Unavailable else NotBegun(str(ours))
 
 
 _BY_STATUS: dict[str, type[OutriderError]] = {
@@ -132,6 +148,8 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             try:
                 async for event in events:
                     yield codec.encode_generation_event(event)
+            except NotBegun as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), ((_REFUSED, "1"),))
             finally:
                 await events.aclose()
 
@@ -155,9 +173,14 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             return verification_pb2.ForgetResponse()
 
 
-async def serve_verifier(verifier: VerifierPort, address: str) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``verifier`` at "host:port" (port 0: any free one). Returns it and its port."""
-    server = make_server(limits.MAX_VERIFY_MESSAGE_BYTES)
+async def serve_verifier(verifier: VerifierPort, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``verifier`` at "host:port" (port 0: any free one). Returns it and its port.
+
+    Args:
+        token: asked for on every call; None: nothing is asked for.
+    """
+    guards = [TokenInterceptor(hash_key(token), RefusedComponents("verifier"))] if token else []
+    server = make_server(limits.MAX_VERIFY_MESSAGE_BYTES, interceptors=guards)
     verification_pb2_grpc.add_VerificationServiceServicer_to_server(_VerificationServicer(verifier), server)
     port = bind(server, address)
     await server.start()

@@ -1,0 +1,149 @@
+"""The handle of a component's process: starts, kills, stops and replaces it, and takes from it what a machine may lack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import psutil
+
+from benchmarks.soak.component import ComponentSpec
+
+_ANSWER_S = 20.0
+
+
+class ComponentProcess:
+    """A process that serves a component.
+
+    Args:
+        module: what runs it, as ``python -m``.
+        log: a file for what it says; None: the terminal.
+
+    Attributes:
+        lives: how many times it was started.
+    """
+
+    def __init__(self, spec: ComponentSpec, module: str = "benchmarks.soak.component", log: Path | None = None) -> None:
+        self._log = log
+        self.role, self.port = spec.role, spec.port
+        self.lives = 0
+        self._command = [sys.executable, "-m", module, spec.written()]
+        self._process: subprocess.Popen[str] | None = None
+        self._asking = asyncio.Lock()
+        self._killing = False
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        assert self._process is not None, f"{self.role} was never started"
+        return self._process
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself: not because it was killed here."""
+        return not self._killing and self._running.poll() is not None
+
+    def launch(self) -> None:
+        """Start it; ``ready`` waits until it serves."""
+        self.lives += 1
+        self._killing = False
+        # In a session of its own Ctrl-C does not reach it; it ends when its input does.
+        with nullcontext() if self._log is None else self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    async def ready(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            RuntimeError: it has ended instead.
+        """
+        assert self._running.stdout is not None
+        line = await asyncio.to_thread(self._running.stdout.readline)
+        if line.strip() != "serving":
+            raise RuntimeError(f"the {self.role} has not started: {line.strip() or 'it has ended'}")
+
+    def kill(self) -> None:
+        process, self._killing = self._running, True
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    async def replace(self) -> None:
+        """Kill it, and start another one in its place."""
+        self.kill()
+        self.launch()
+        await self.ready()
+
+    async def numbers(self) -> dict[str, float]:
+        """Its metrics: the values of counters and gauges by name, with the values of labels in braces.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        async with self._asking, asyncio.timeout(_ANSWER_S):
+            self._order("numbers")
+            assert self._running.stdout is not None
+            found: dict[str, float] = json.loads(await asyncio.to_thread(self._running.stdout.readline))
+            return found
+
+    def take_threads(self) -> None:
+        """From now on it can start no thread."""
+        self._order("no threads")
+
+    def give_threads(self) -> None:
+        self._order("threads")
+
+    def _order(self, words: str) -> None:
+        assert self._running.stdin is not None
+        self._running.stdin.write(words + "\n")
+        self._running.stdin.flush()
+
+    def fill_disk(self) -> None:
+        """From now on no file of its can grow, as on a full disk."""
+        self._limit(resource.RLIMIT_FSIZE, 0)
+
+    def empty_disk(self) -> None:
+        self._limit(resource.RLIMIT_FSIZE)
+
+    def take_descriptors(self) -> None:
+        """From now on it can open nothing more."""
+        self._limit(resource.RLIMIT_NOFILE, psutil.Process(self.pid).num_fds())
+
+    def give_descriptors(self) -> None:
+        self._limit(resource.RLIMIT_NOFILE)
+
+    def take_memory(self) -> None:
+        """From now on it gets no more address space."""
+        self._limit(resource.RLIMIT_AS, psutil.Process(self.pid).memory_info().vms)
+
+    def give_memory(self) -> None:
+        self._limit(resource.RLIMIT_AS)
+
+    def _limit(self, kind: int, size: int | None = None) -> None:
+        """Limit it; None: as far as it may have."""
+        _, most = resource.prlimit(self.pid, kind)
+        resource.prlimit(self.pid, kind, (most if size is None else size, most))
+
+    def freeze(self) -> None:
+        self._running.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._running.send_signal(signal.SIGCONT)
