@@ -212,6 +212,30 @@ def test_a_conversation_goes_on(both_entries: HttpService) -> None:
     assert tokens(after) == tokens(third)
 
 
+def test_the_oldest_turns_of_a_long_conversation_are_left_out(both_entries: HttpService) -> None:
+    turns = [{"role": role, "content": f"{index} {'fox ' * 20}"} for index in range(10) for role in ("user", "assistant")]
+    asked = {"instructions": "be brief", "max_output_tokens": 8, "seed": 1, **LONG}
+    spoken = [*turns, *FOX]
+    refused = CLIENT.post(both_entries.url + PATH, json={"input": spoken, **asked}).json()["error"]
+    assert (refused["param"], refused["code"]) == ("input", "context_length_exceeded")
+    answer = whole(both_entries, input=spoken, truncation="auto", **asked)
+    assert answer["truncation"] == "auto"
+    # As many turns as there is room for.
+    lengths = {}
+    for dropped in range(0, len(turns), 2):
+        text = CLIENT.post(
+            both_entries.url + "/tokenize",
+            json={"messages": [{"role": "system", "content": "be brief"}, *turns[dropped:], *FOX]},
+        ).json()
+        lengths[dropped] = text.get("count", 1 << 20)
+    dropped = min(each for each, length in lengths.items() if length <= 512 - 8)
+    assert dropped > 0
+    assert tokens(answer) == tokens(whole(both_entries, input=spoken[dropped:], **asked))
+    # What fits is left as it is.
+    short = whole(both_entries, input=turns[:2] + FOX, truncation="auto", **asked)
+    assert tokens(short) == tokens(whole(both_entries, input=turns[:2] + FOX, **asked))
+
+
 def test_what_asks_for_nothing_is_taken(both_entries: HttpService) -> None:
     answer = whole(
         both_entries, model="tiny", input=[{"role": "user", "content": "fox", "id": None, "status": "completed"}], max_output_tokens=2,

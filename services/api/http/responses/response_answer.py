@@ -207,7 +207,8 @@ class ResponseAnswer(AnswerInProgress):
 
 _ECHOED = (
     "instructions", "metadata", "parallel_tool_calls", "previous_response_id", "prompt_cache_key",
-    "safety_identifier", "tool_choice", "tools", "user",
+    "safety_identifier", "tool_choice", "tools", "truncation",
+    "user",
 )  # fmt: skip
 
 
