@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them: ``{"type": "error", "error": {"type", "message"}, "request_id"}``."""
+"""Errors as Anthropic's clients expect them: ``{"type": "error", "error": {"type", "message", ...}, "request_id"}``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def message_error(error: OutriderError, request_id: str) -> dict[str, Any]:
     """The answer's JSON."""
     status = http_status(error)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    said = {"type": kind, "message": error_body(error)["error"]["message"]}
+    told = error_body(error)["error"]
+    details = {"error_code": told["code"], "param": told["param"]}
+    said = {"type": kind, "message": told["message"], "details": details}
     return {"type": "error", "error": said, "request_id": request_id}
 
 
