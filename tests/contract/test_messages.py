@@ -385,7 +385,7 @@ SERVER_TOOL = {"type": "web_search_20250305", "name": "web_search"}
         ({"speculation": {"strategy": "x"}}, "speculation.strategy is x"),
         ({"messages": [*FOX, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]}]},
          "messages[1].content is a tool_use"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt is too long: messages"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
