@@ -174,11 +174,19 @@ class CountReply(Reply):
     input_tokens: int
 
 
+class ErrorDetails(Reply):
+    """The same for programs: a code, and the field that is at fault."""
+
+    error_code: str | None
+    param: str | None
+
+
 class MessageError(Reply):
     """What is wrong."""
 
     type: str
     message: str
+    details: ErrorDetails
 
 
 class MessageErrorReply(Reply):
