@@ -52,8 +52,9 @@ def openapi(paths: frozenset[str], *, asks_for_keys: bool) -> tuple[bytes, Heade
         asks_for_keys: requests need an API key, but for open paths.
     """
     served = [operation for operation in OPERATIONS if path_of(operation) in paths]
-    models = [model for each in served for model in (each.body, each.answer, each.event) if model is not None]
-    places, schemas = schemas_of([*dict.fromkeys([*models, ErrorAnswer])])
+    models: list[type[BaseModel]] = [ErrorAnswer]
+    models += [model for each in served for model in (each.body, each.answer, each.event) if model is not None]
+    places, schemas = schemas_of(models)
     found: dict[str, dict[str, Any]] = {}
     for operation in served:
         found.setdefault(operation.path, {})[operation.method] = _operation(operation, places, asks_for_keys=asks_for_keys)
