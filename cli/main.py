@@ -15,6 +15,7 @@ from cli import (
     bench_commands,
     canary_command,
     disco_command,
+    draft_command,
     index_commands,
     operator_commands,
     plan_command,
@@ -265,7 +266,7 @@ def forget(
 
 
 for _panel, _commands in (
-    (_SERVE, (plan_command.plan, operator_commands.doctor)),
+    (_SERVE, (draft_command.draft, plan_command.plan, operator_commands.doctor)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
     (_MEASURE, (bench_commands.replay,)),
 ):

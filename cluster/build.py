@@ -68,6 +68,7 @@ async def in_process(
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.observing import Observing
+    from cluster.outside_link import outside_link
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
@@ -85,7 +86,8 @@ async def in_process(
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
     drafter = DrafterService(drafter_config(settings, model), link)
-    link_to_drafter = between(InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s))
+    here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
+    link_to_drafter = between(outside_link(settings) or here)
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
     verifier = VerifierService(
@@ -143,6 +145,12 @@ def drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
     Raises:
         ConfigurationError: prompt_lookup_min is above prompt_lookup_max, or a folder of drafter.models cannot be used.
     """
+    own = settings.drafter
+    return _drafter_config(settings, model, models=own.models_in == "drafter" and own.address is None)
+
+
+def outside_drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
+    """The same for the drafter at ``drafter.address``, wherever that is: its settings may be those of the service."""
     return _drafter_config(settings, model, models=settings.drafter.models_in == "drafter")
 
 

@@ -36,8 +36,10 @@ def listeners(settings: Settings) -> tuple[Listener, ...]:
     if server.ops is not None:
         port = server.ops or None
         found.append(Listener(component="router", name="ops", host=server.ops_host, port=port, callers="operators"))
-    found.append(Listener(component="drafter", name="drafts", host=settings.drafter.host, port=None, callers="components"))
-    if settings.retrieval.enabled:
+    drafter = settings.drafter
+    if drafter.address is None:
+        found.append(Listener(component="drafter", name="drafts", host=drafter.host, port=None, callers="components"))
+    if settings.retrieval.enabled and drafter.address is None:
         host = settings.retrieval.host
         found.append(Listener(component="retrieval", name="lookups", host=host, port=None, callers="components"))
     if verifier.stages > 1:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cluster import build
 from cluster.checks import host, model_files
+from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
@@ -71,6 +72,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
+    if settings.drafter.address is not None:
+        check_shared_secrets(settings, host=settings.drafter.address.rpartition(":")[0])
     host.check_folder("cache_dir", settings.cache_dir)
     if settings.drafting_dir is not None:
         host.check_folder("drafting_dir", settings.drafting_dir)
@@ -85,10 +88,12 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     if (port := settings.server.ops) is not None:
         bind_ops(settings.server.ops_host, port).close()
     check_tls_files(settings)
+    host.check_device(settings.verifier.device)
+    if settings.drafter.address is not None:
+        return
     host.check_interface("drafter.host", settings.drafter.host)
     if settings.retrieval.enabled:
         host.check_interface("retrieval.host", settings.retrieval.host)
-    host.check_device(settings.verifier.device)
     host.check_device(trained_config(settings).device, "drafter.device")
 
 

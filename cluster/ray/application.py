@@ -25,11 +25,13 @@ _OTHERS_STOP_S = 5.0
 
 
 def application(settings: Settings, model: ResolvedModel) -> serve.Application:
-    """The application: router, verifier, drafter and, if there is an index, retrieval."""
-    retrieval = None
-    if settings.retrieval.enabled:
-        retrieval = _placed(RetrievalDeployment, settings, _OTHERS_STOP_S).bind(settings, model)
-    drafter = _placed(DrafterDeployment, settings, _OTHERS_STOP_S).bind(settings, model, retrieval)
+    """The application: router, verifier, drafter (unless that runs elsewhere) and, if there is an index, retrieval."""
+    drafter = None
+    if settings.drafter.address is None:
+        retrieval = None
+        if settings.retrieval.enabled:
+            retrieval = _placed(RetrievalDeployment, settings, _OTHERS_STOP_S).bind(settings, model)
+        drafter = _placed(DrafterDeployment, settings, _OTHERS_STOP_S).bind(settings, model, retrieval)
     verifier = _placed(
         VerifierDeployment, settings, settings.verifier.drain_s, request_router_config=_sticky(settings.verifier)
     ).bind(settings, model, drafter)

@@ -29,10 +29,11 @@ from cluster import build
 from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.outside_link import outside_link
 from cluster.process.logs import start_logging
 from cluster.public_entry import Addresses, open_entry
 from cluster.ray.callers import Callers
-from cluster.ray.peers import own_rank, peers_of
+from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
 from cluster.ray.starting import START_FAILED
@@ -45,6 +46,7 @@ from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import ForgetTenant
+from speculation.ports import DraftLink
 
 log = logging.getLogger(__name__)
 
@@ -168,13 +170,15 @@ class RetrievalDeployment(_DraftServer):
 class VerifierDeployment(_Process):
     """A target with its decoding loop."""
 
-    async def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle | None
+    ) -> None:
         with _telling_why(settings):
             # Imported here because drafters start much faster without torch.
             from services.verifier.service import VerifierService
 
-            self._drafters = peers = peers_of(drafter)
-            link = GrpcDraftLink(peers.address, settings.internal_token, caller_tls(settings, "verifier"))
+            self._outside = settings.drafter.address
+            link = self._link_to(drafter, settings)
             settings = with_own_stage_host(settings)
             config, own = build.verifier_config(settings, model), settings.verifier
             launch = None
@@ -190,9 +194,20 @@ class VerifierDeployment(_Process):
             self._verifier = VerifierService(config, origins, launch, observing.metrics, stream_weights(settings, model))
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
-            self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-drafters")
             self._callers = Callers()
             self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")
+
+    def _link_to(self, drafters: DeploymentHandle | None, settings: Settings) -> DraftLink:
+        """The link to one of the service's drafters, or to the one that runs elsewhere."""
+        self._drafters: Peers | None = None
+        if drafters is None:
+            outside = outside_link(settings)
+            assert outside is not None
+            return outside
+        self._drafters = peers = peers_of(drafters)
+        link = GrpcDraftLink(peers.address, settings.internal_token, caller_tls(settings, "verifier"))
+        self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-drafters")
+        return link
 
     async def generate(self, request: bytes, caller: str) -> AsyncGenerator[bytes, None]:
         """As ``VerifierPort.generate``, with serialised messages; ends if ``caller``, a router, falls silent."""
@@ -224,7 +239,7 @@ class VerifierDeployment(_Process):
 
     async def drafter_address(self) -> str | None:
         """The "host:port" of the drafter that it is connected to, or tries to be."""
-        return self._drafters.current
+        return self._outside if self._drafters is None else self._drafters.current
 
     async def loop_stats(self) -> dict[str, Any]:
         """``LoopStats`` as a dict."""
@@ -246,7 +261,7 @@ class RouterDeployment(_Process):
     """A router with the public servers."""
 
     async def __init__(  # type: ignore[misc]
-        self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle, drafter: DeploymentHandle
+        self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle, drafter: DeploymentHandle | None
     ) -> None:
         with _telling_why(settings):
             from services.router.service import RouterService

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from cluster.checks.preflight import preflight
@@ -19,6 +19,7 @@ from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
 from cluster.ray.disconnecting import disconnect
 from cluster.ray.internal_token import with_token
 from cluster.ray.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
+from cluster.ray.session_folder import session_folder
 from cluster.ray.starting import wait_until_running
 from cluster.ray.watch import watching_ray
 from cluster.settings.config import Settings
@@ -33,8 +34,11 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
 # Set before the first import of Ray, which reads them then; every process that it starts inherits them.
 ENVIRONMENT = {
-    # Serve's replicas listen on every interface and unpickle what they receive; only token authentication protects them.
+    # Serve's replicas unpickle what they receive; only token authentication protects them from other users of the machine.
     "RAY_AUTH_MODE": "token",
+    # Keeps a Ray of one machine on loopback, its metrics ports included, which ask for no token. On Linux Ray otherwise puts
+    # the machine's address in the place of 127.0.0.1, and listens on every interface.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -121,32 +125,34 @@ def _connected(own: dict[str, float], *, verbose: bool, shown: bool, bare: bool)
     level = _level(verbose)
     if bare:
         take_over("ray")
-    try:
-        if address is None:
-            # Without an address, Ray would join any instance that it believes to run on this machine.
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=shown,
-                logging_level=level,
-                configure_logging=verbose and not bare,
-                resources=own,
-                _node_ip_address="127.0.0.1",
-            )
-        else:
-            ray.init(address=address, log_to_driver=shown, logging_level=level, configure_logging=not bare)
-    # Ray raises bare exceptions too, such as where a node takes too long to start.
-    except Exception as error:
-        where = "cannot start a local Ray" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
-        raise ConfigurationError(f"{where} ({_first_line(error)})") from error
-    # Ray has installed signal handlers that do not interrupt waiting calls.
-    stop_on_signals(STOPPED_AT_ONCE)
-    gcs = ray.get_runtime_context().gcs_address
-    try:
-        with watching_ray(lambda: ray_answers(gcs), local=address is None):
-            yield
-    finally:
-        disconnect()
+    with session_folder() if address is None else nullcontext() as folder:
+        try:
+            if address is None:
+                # Without an address, Ray would join any instance that it believes to run on this machine.
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=shown,
+                    logging_level=level,
+                    configure_logging=verbose and not bare,
+                    resources=own,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(folder),
+                )
+            else:
+                ray.init(address=address, log_to_driver=shown, logging_level=level, configure_logging=not bare)
+        # Ray raises bare exceptions too, such as where a node takes too long to start.
+        except Exception as error:
+            where = "cannot start a local Ray" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
+            raise ConfigurationError(f"{where} ({_first_line(error)})") from error
+        # Ray has installed signal handlers that do not interrupt waiting calls.
+        stop_on_signals(STOPPED_AT_ONCE)
+        gcs = ray.get_runtime_context().gcs_address
+        try:
+            with watching_ray(lambda: ray_answers(gcs), local=address is None):
+                yield
+        finally:
+            disconnect()
 
 
 def _level(verbose: bool) -> int:

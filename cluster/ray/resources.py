@@ -22,7 +22,12 @@ Nodes = Sequence[Mapping[str, float]]
 def components(settings: Settings) -> dict[str, Placed]:
     """The components that run, by their names."""
     found: dict[str, Placed] = {"router": settings.router, "drafter": settings.drafter, "verifier": settings.verifier}
-    return found | {"retrieval": settings.retrieval} if settings.retrieval.enabled else found
+    if settings.drafter.address is not None:
+        # It runs elsewhere, and looks up in an index of its own.
+        del found["drafter"]
+    elif settings.retrieval.enabled:
+        found["retrieval"] = settings.retrieval
+    return found
 
 
 def custom_resource(settings: Settings, component: str) -> str | None:

@@ -34,11 +34,14 @@ _MOST_ASKED, _ASK_ANOTHER_S = 3, 1.0
 class ServeVerifierLink:
     """Implements ``speculation.ports.VerifierLink`` on Serve handles; ``forget`` reaches the drafters as well.
 
+    Args:
+        drafters: None: there is one elsewhere, which the verifiers tell.
+
     Attributes:
         streams: open calls of ``generate``.
     """
 
-    def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle | None) -> None:
         self._handle = handle
         self._drafters = drafters
         self._name = uuid.uuid4().hex
@@ -154,7 +157,7 @@ class ServeVerifierLink:
         Raises:
             Unavailable: not all replicas have confirmed.
         """
-        told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters)]
+        told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters) if handle is not None]
         if missed := [word for word in told if word is not None]:
             raise Unavailable(f"{'; '.join(missed)}; try again")
 

@@ -92,6 +92,13 @@ class DrafterSettings(_OfDrafter):
         "less probability have no streams; 0: it is not asked",
     )
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
+    port: int = Field(0, ge=0, le=65535, description="port of a drafter that `outrider draft` runs; 0: any free one")
+    address: str | None = Field(
+        None,
+        pattern=r"^[^:/ ]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$",
+        description="HOST:PORT of a drafter that `outrider draft` runs elsewhere, outside of Ray, with an index of its own; "
+        "the service then starts none; null: it starts its drafters itself",
+    )
 
 
 class RetrievalSettings(_OfRetrieval):

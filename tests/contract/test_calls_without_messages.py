@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,41 @@ async def test_calls_without_messages_are_counted() -> None:
             call.cancel()
         async with AsyncClient(server.address) as client:
             assert await client.generate("x")
+
+
+@asynccontextmanager
+async def from_another_address(port: int) -> AsyncIterator[str]:
+    """Where a client's connections come to that port of loopback from 127.0.0.2."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to, back = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        await asyncio.gather(copy(reader, back), copy(to, writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def test_one_address_leaves_seats_to_others() -> None:
+    async with (
+        serving(FakeRouter(), max_concurrent_requests=16) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+        from_another_address(int(server.address.rpartition(":")[2])) as elsewhere,
+        AsyncClient(elsewhere, retry=ONCE) as other,
+    ):
+        calls = [headers_alone(channel, GENERATE) for _ in range(20)]
+        ended = await asyncio.gather(*(held(call) for call in calls))
+        assert sum(ended) == 14
+        assert await other.generate("x")
+        for call in calls:
+            call.cancel()
 
 
 async def test_checks_without_messages_keep_no_other_address_out(monkeypatch: pytest.MonkeyPatch) -> None:

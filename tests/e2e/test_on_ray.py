@@ -5,6 +5,7 @@ One service for all tests, since a Ray and its replicas take half a minute to st
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -66,6 +68,32 @@ def client(service: Service) -> Iterator[Client]:
 
 
 PROMPT = "the quick brown fox and the quick brown dog"
+
+
+def test_what_is_open_to_other_users_and_machines(service: Service) -> None:
+    """Ray's folder to no other user, and no port to another machine: its three metrics ports ask for no token."""
+    ours = [psutil.Process(service.process.pid), *psutil.Process(service.process.pid).children(recursive=True)]
+    (raylet,) = (each for each in ours if each.name() == "raylet")
+    (folder,) = (Path(word.partition("=")[2]) for word in raylet.cmdline() if word.startswith("--session_dir="))
+    private = [each for each in folder.parents if each.exists() and not each.stat().st_mode & 0o077]
+    assert [each.stat().st_uid for each in private] == [os.geteuid()]
+    listening = {
+        (found.laddr.ip, found.laddr.port)
+        for each in ours
+        for found in each.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN
+    }
+    assert len([port for _, port in listening if tells_numbers(port)]) >= 3
+    assert {host for host, _ in listening} <= {"127.0.0.1", "::1"}
+
+
+def tells_numbers(port: int) -> bool:
+    """Whether somebody without a token gets metrics there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return b"# HELP" in answer.read()
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def test_same_tokens_under_every_strategy(client: Client) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from services.access.gate import Caller, Gate
 from services.api.config import PublicServerConfig
 from services.api.grpc.early import LARGE, early
+from services.api.seats import Seats, sharer_at
 from services.links.auth import bearer_of
 from services.links.guarded_calls import Context, Handler, Next
 from speculation.errors import InvalidArgument, ResourceExhausted
@@ -44,9 +45,9 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
     def __init__(self, gate: Gate, config: PublicServerConfig) -> None:
         self._gate = gate
         self._send_s = config.send_timeout_s
-        self._seats = _Seats(config.max_concurrent_requests, "max_concurrent_requests")
-        self._endless = _Seats(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
-        self._checks = _Seats(_CHECKS, "health checks")
+        self._seats = Seats(config.max_concurrent_requests, "max_concurrent_requests")
+        self._endless = Seats(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
+        self._checks = Seats(_CHECKS, "health checks")
         self._checks_of: Counter[str] = Counter()
 
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -61,9 +62,9 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
         async def guard(context: Context) -> AsyncIterator[AbstractContextManager[None]]:
             caller = self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
             current_caller.set(caller)
-            with self._seats.taken():
+            with self._seats.taken(context.peer()):
                 if name in _ENDLESS:
-                    with self._endless.taken(), self._gate.counted(caller, _ENDLESS[name]):
+                    with self._endless.taken(context.peer()), self._gate.counted(caller, _ENDLESS[name]):
                         yield nullcontext()
                 else:
                     yield self._gate.arriving(caller)
@@ -72,41 +73,17 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _check(self, context: Context) -> AsyncIterator[AbstractContextManager[None]]:
-        address = context.peer().rpartition(":")[0]
+        address = sharer_at(context.peer())
         if self._checks_of[address] >= _CHECKS_OF_ONE_ADDRESS:
             raise ResourceExhausted(f"{self._checks_of[address]} health checks of this address are under way already")
         self._checks_of[address] += 1
         try:
-            with self._checks.taken():
+            with self._checks.taken(context.peer()):
                 yield nullcontext()
         finally:
             self._checks_of[address] -= 1
             if not self._checks_of[address]:
                 del self._checks_of[address]
-
-
-class _Seats:
-    """So many calls at once, and no more."""
-
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
-        self._name = name
-        self._taken = 0
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """A seat, while the block runs.
-
-        Raises:
-            ResourceExhausted: there is none.
-        """
-        if self._taken >= self._most:
-            raise ResourceExhausted(f"{self._taken} calls are under way already ({self._name})")
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
 
 
 _Message = TypeVar("_Message")

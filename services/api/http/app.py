@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -29,8 +29,9 @@ from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
 from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
+from services.api.seats import Seats
 from services.links.request_names import request_id_of, traceparent_of
-from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
+from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class HttpApp:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._asks_for_keys = config.public.asks_for_keys
-        self._seats = config.public.max_concurrent_requests
+        self._seats = Seats(config.public.max_concurrent_requests, "max_concurrent_requests")
         self._endpoints = ends = Endpoints(router, gate, config, exposition)
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
@@ -186,14 +187,18 @@ class HttpApp:
             raise Unavailable("the server is stopping; try again")
         call.caller = self._gate.caller(key_of(call.headers), call.address)
         _check_query(query)
-        if self._taken >= self._seats:
-            raise ResourceExhausted(f"{self._taken} requests are being answered, the most at once; try again")
-        self._taken += 1
-        self._empty.clear()
-        try:
+        with self._seats.taken(call.address), self._under_way():
             counted = self._gate.counted(call.caller, found.counted, call.request_id, scope=found.scope)
             with counted if found.counted else nullcontext():
                 await found.handler(call)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """A request for whose end ``drain`` waits."""
+        self._taken += 1
+        self._empty.clear()
+        try:
+            yield
         finally:
             self._taken -= 1
             if not self._taken:

@@ -6,11 +6,9 @@ that waits for a request and comes from the address with the most.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 
-# Who has one address of version 6 has a network of so many bits.
-_NETWORK_BITS = 64
+from services.api.seats import sharer
 
 
 class ConnectionPlace:
@@ -41,11 +39,11 @@ class ConnectionPlaces:
 
     def take(self, address: str) -> ConnectionPlace | None:
         """A place for a connection from ``address``; None: there is none."""
-        sharer = _sharer(address)
-        if self._taken >= self._most and not self._make_room(len(self._of.get(sharer, ()))):
+        who = sharer(address)
+        if self._taken >= self._most and not self._make_room(len(self._of.get(who, ()))):
             return None
-        place = ConnectionPlace(lambda place: self._release(sharer, place))
-        self._of.setdefault(sharer, {})[place] = None
+        place = ConnectionPlace(lambda place: self._release(who, place))
+        self._of.setdefault(who, {})[place] = None
         self._taken += 1
         return place
 
@@ -59,22 +57,10 @@ class ConnectionPlaces:
         waiting.give_way()
         return True
 
-    def _release(self, sharer: str, place: ConnectionPlace) -> None:
-        of_one = self._of.get(sharer, {})
+    def _release(self, who: str, place: ConnectionPlace) -> None:
+        of_one = self._of.get(who, {})
         if place in of_one:
             self._taken -= 1
             del of_one[place]
             if not of_one:
-                del self._of[sharer]
-
-
-def _sharer(address: str) -> str:
-    """Who shares with others: an address, or a network where each caller has many."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return address
-    own = found.ipv4_mapped
-    return str(own or ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+                del self._of[who]

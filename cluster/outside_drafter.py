@@ -1,0 +1,73 @@
+"""A drafter outside of Ray: a process with a gRPC server, to which ``drafter.address`` of a service leads.
+
+Who runs a worker of a Ray can run code on all of it. This drafter gets the texts that it drafts for, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cluster import build
+from cluster.checks.shared_secrets import check_shared_secrets
+from cluster.models.target import ResolvedModel
+from cluster.observing import Observing
+from cluster.ray.internal_token import with_token
+from cluster.settings.component_tls import server_tls
+from cluster.settings.config import Settings
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import serve_drafter
+from services.links.in_process import InProcessRetrievalLink
+from services.links.tls.component_files import check_files
+from speculation.errors import ConfigurationError
+
+# Seconds that replies under way get when it stops.
+_LAST_WORDS_S = 0.5
+
+
+@asynccontextmanager
+async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[str]:
+    """Draft for verifiers during the block; gives the "host:port". Where there is an index, it is in this process.
+
+    Raises:
+        ConfigurationError: the settings or the model cannot be used, or the address is taken; says why.
+    """
+    own = settings.drafter
+    check_shared_secrets(settings, host=own.host)
+    if (tls := server_tls(settings, "drafter")) is not None:
+        check_files(tls)
+    settings = with_token(settings)
+    observing = Observing(settings, on_ray=False, component="drafter")
+    retrieval = None
+    if settings.retrieval.enabled:
+        from services.retrieval.service import RetrievalService
+
+        retrieval = RetrievalService(build.retrieval_config(settings, model))
+    link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
+    drafter = DrafterService(build.outside_drafter_config(settings, model), link)
+    try:
+        if retrieval is not None:
+            await retrieval.start()
+        await drafter.start()
+        try:
+            server, port = await serve_drafter(
+                observing.drafter(drafter),
+                f"{own.host}:{own.port}",
+                settings.internal_token,
+                own.session_silence_s,
+                tls,
+                observing.component(settings, "drafter"),
+            )
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on {own.host}:{own.port}; choose another drafter.port or drafter.host", about="drafter.port"
+            ) from error
+        try:
+            yield f"{own.host}:{port}"
+        finally:
+            await server.stop(_LAST_WORDS_S)
+    finally:
+        await drafter.stop()
+        if retrieval is not None:
+            await retrieval.stop()
+        await observing.stop()
