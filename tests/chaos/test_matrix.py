@@ -169,4 +169,4 @@ async def test_streams_are_right_or_end_in_one_error(
         assert str(record.plan) in shown and shown.count("| router | killed | in mid-stream |  | yes |") == 2
         cut_off = Record(record.plan, record.expected, [each for each in record.events if each.kind != DONE])
         assert not await replay(cut_off, arrangement, expected)
-        assert "greedy: no end" in capsys.readouterr().out
+        assert "afterwards: no end" in capsys.readouterr().out
