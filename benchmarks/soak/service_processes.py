@@ -38,7 +38,6 @@ class ServiceLayout:
 
     Attributes:
         replicas: how many of each of ``CHAIN``.
-        models: that of each verifier where it is another than the service's own, by its number.
         module: what runs a component, as ``python -m``.
         logs: a folder for what components say; None: the terminal.
         seed: of the relays' jitter.
@@ -49,7 +48,6 @@ class ServiceLayout:
     replicas: Mapping[str, int]
     config: Path | None = None
     redis: MortalRedis | None = None
-    models: Mapping[int, ResolvedModel] | None = None
     module: str = "benchmarks.soak.component"
     logs: Path | None = None
     seed: int = 0
@@ -86,7 +84,7 @@ class ServiceProcesses:
             own: list[tuple[str, ...]] = [(f"server.http_port={port}", "server.ops_port=0") for port in web]
             self.processes[role] = [
                 ComponentProcess(
-                    self._spec(role, number, port, upstream, (*flags, *each)),
+                    self._spec(role, port, upstream, (*flags, *each)),
                     layout.module,
                     None if layout.logs is None else layout.logs / f"{role}-{number}.log",
                 )
@@ -102,9 +100,8 @@ class ServiceProcesses:
         for process in self.everybody:
             await process.ready()
 
-    def _spec(self, role: str, number: int, port: int, upstream: tuple[int, ...], flags: tuple[str, ...]) -> ComponentSpec:
-        others = self.layout.models or {}
-        model = others.get(number, self.layout.model) if role == "verifier" else self.layout.model
+    def _spec(self, role: str, port: int, upstream: tuple[int, ...], flags: tuple[str, ...]) -> ComponentSpec:
+        model = self.layout.model
         return ComponentSpec(
             role=role,
             port=port,
