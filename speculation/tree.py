@@ -43,6 +43,8 @@ def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int, sources: Colle
 
 
 def _validate_probes(tree: TokenTree) -> None:
+    if not tree.probes:
+        return
     probes = set(tree.probes)
     if len(probes) != len(tree.probes) or not all(0 <= node < len(tree) for node in probes):
         raise MalformedTree("tree.probes", tree.probes, f"distinct nodes below {len(tree)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,15 +20,19 @@ from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
-from speculation.budget import FixedBudget
+from speculation.budget import FixedBudget, MeasuredBudget
+from speculation.costs import CostTable, Load
 from speculation.errors import Internal
 from speculation.messages import GenerationRequest
 from speculation.sources import SOURCES, STRATEGIES
-from speculation.types import Plan, SamplingParams
+from speculation.types import Plan, SamplingParams, TokenTree
 
 # Passes before the first measured one, once all requests decode.
 _WARM_UP = 16
+# Of passes on a GPU, about.
+_COSTS = CostTable(by_rows={2**power: 0.01 + 1e-5 * 2**power for power in range(11)}, per_request=1e-5, per_key=1e-9)
 # Where a step waits for its drafts, it waits for all of them.
 _DEADLINE_S = 5.0
 
@@ -66,6 +70,20 @@ class HostCost:
         return min(self.windows, key=lambda window: window.cpu_s)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AllChecked(FixedBudget):
+    """Asks the measured budget which nodes are worth their rows, as serving does, and checks all of them nevertheless."""
+
+    measured: MeasuredBudget
+
+    def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
+        self.measured.choose(trees, load, decoding)
+        return list(trees)
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        self.measured.learn(load, seconds, outcomes)
+
+
 class _Run:
     """One loop with its requests, and what its target marks."""
 
@@ -89,7 +107,9 @@ class _Run:
             max_num_seqs=load.requests, max_batched_tokens=8192, draft_deadline_s=_DEADLINE_S, pass_deadline_s=600.0
         )
         origins = [origin] if load.nodes else []
-        self.loop = DecodingLoop(self.target, origins, FixedBudget(max_nodes=max(1, load.nodes)), config, self.worker)
+        nodes = max(1, load.nodes)
+        budget = _AllChecked(max_nodes=nodes, measured=measured_budget(_COSTS, max_nodes=nodes))
+        self.loop = DecodingLoop(self.target, origins, budget, config, self.worker)
         self._clients: list[asyncio.Task[None]] = []
         self._decoding = 0
 

@@ -42,7 +42,8 @@ class Prefixes:
         # Drafts sent ahead start from one of the last few prefixes, never from much older ones.
         self._hashes[length] = self.hash
         if len(self._hashes) > _PREFIXES:
-            del self._hashes[min(self._hashes)]
+            # Lengths grow, so the first is the oldest.
+            del self._hashes[next(iter(self._hashes))]
 
     def known(self, draft: Draft) -> bool:
         """Whether a draft starts from a remembered prefix."""
@@ -177,7 +178,9 @@ class Mailbox:
         experience = self._experience(draft.group)
         experience.spoke()
         self.received[draft.group] += 1
-        worth = self._worth.setdefault(draft.group, experience.worth.copy())
+        worth = self._worth.get(draft.group)
+        if worth is None:
+            worth = self._worth[draft.group] = experience.worth.copy()
         self.ahead = self.ahead or bool(draft.assumed)
         self._busy_at = len(tokens)
         if self._prefixes.known(draft):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+# Bits of a token id, and of the two last ones.
+_BITS = 32
+_PAIR = (1 << 2 * _BITS) - 1
 # So many tokens predict the next one. After so many right predictions in a row a draft is worth a try.
 _CONTEXT, _STREAK = 2, 2
 # Tokens of the text before the answer that are read, and pairs that are remembered.
@@ -23,21 +26,24 @@ class Repetition:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.begins = False
-        self._followers: OrderedDict[tuple[int, ...], int] = OrderedDict()
-        self._last: tuple[int, ...] = ()
+        # By two tokens, as one number.
+        self._followers: OrderedDict[int, int] = OrderedDict()
+        self._last = 0
+        self._read = 0
         self._streak = 0
         self.commit(tokens[-_READ:])
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` follow."""
-        before = self._streak
+        before, streak, last, followers = self._streak, self._streak, self._last, self._followers
         for token in tokens:
-            right = self._followers.get(self._last) == token
-            self._streak = self._streak + 1 if right else 0
-            if len(self._last) == _CONTEXT:
-                self._followers[self._last] = token
-                if len(self._followers) > _REMEMBERED:
-                    self._followers.popitem(last=False)
-            self._last = (*self._last, token)[-_CONTEXT:]
-            before = min(before, self._streak)
-        self.begins = before < _STREAK <= self._streak
+            streak = streak + 1 if followers.get(last) == token else 0
+            if self._read >= _CONTEXT:
+                followers[last] = token
+                if len(followers) > _REMEMBERED:
+                    followers.popitem(last=False)
+            self._read += 1
+            last = (last << _BITS | token) & _PAIR
+            before = min(before, streak)
+        self._last, self._streak = last, streak
+        self.begins = before < _STREAK <= streak
