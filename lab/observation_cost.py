@@ -101,14 +101,15 @@ def loop_steps(metrics: LoopMetrics | None) -> Answer:
     """Steps of a decoding loop with one request and no draft, counted by ``metrics``."""
     request = cast(LiveRequest, SimpleNamespace(grammar=None))
     rows = Rows(request_id="x", context=9, tokens=(1,), logits=1)
-    parts = [
-        Part(request=request, rows=rows, chain=rows.chain, verdict=Verdict(accepted_path=(), committed=(1,), length=10))
-    ]
+    part = Part(
+        request=request, chain=rows.chain, verified=True, verdict=Verdict(accepted_path=(), committed=(1,), length=10)
+    )
+    part.rows = rows
 
     async def answer(events: int) -> None:
         for _ in range(events):
             if metrics is not None:
-                metrics.step(parts, 0.008)
+                metrics.step([part], 0.008)
 
     return answer
 
