@@ -156,4 +156,4 @@ def named_call(text: str) -> ToolCall | None:
         arguments = json.loads(arguments)
         if not is_json(arguments):
             return None
-    return ToolCall(name, arguments, own if isinstance(own, str) else "")
+    return ToolCall(name, arguments, own if isinstance(own, str) and own.isalnum() and own.isascii() else "")

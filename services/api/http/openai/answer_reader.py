@@ -111,7 +111,8 @@ class AnswerReader:
             text = self._marks.spelt(part.text, named=self._named)
             if part.call is not None:
                 arguments = self._marks.spelt(part.call.arguments, named=self._named)
-                begun = Delta(call=self.calls, id=part.call.id, name=part.call.name)
+                own = self._marks.spelt(part.call.id, named=False)
+                begun = Delta(call=self.calls, id=own, name=part.call.name)
                 found += [begun, Delta(call=self.calls, text=arguments)]
                 self.calls += 1
             elif part.kind == "thought":
