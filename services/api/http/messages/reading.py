@@ -67,7 +67,7 @@ def read_count(body: dict[str, Any]) -> AskedMessage:
 def _read(kind: type[CountBody], body: dict[str, Any]) -> AskedMessage:
     given = read_declared(kind, _honoured(body), hints=unhonoured.HINTS)
     turns = turns_of(given)
-    paths = tuple(turns.paths)
+    paths = tuple(turn.path for turn in turns.turns)
     with _naming(paths):
         asked = read_chat(chat_body_of(given, turns))
     if isinstance(given, MessagesBody):
