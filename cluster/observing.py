@@ -48,10 +48,16 @@ class Observing:
 
             sink = PrometheusSink()
             self.metrics, self.exposition = sink, sink.exposition
+            if settings.metrics.vllm_names:
+                from services.metrics.vllm_names import VllmNames
+
+                again = VllmNames(sink.collect, lambda: self._model)
+                self.exposition = lambda: sink.exposition() + again.exposition()
         elif export == "ray":
             from cluster.ray.metrics import RaySink, pointer
 
             self.metrics, self.exposition = RaySink(), pointer
+        self._model = ""
         self._tracing = None
         if (endpoint := settings.tracing.otlp_endpoint) is not None:
             from services.tracing.otlp_export import tracing_to
@@ -60,6 +66,7 @@ class Observing:
 
     def router(self, router: RouterPort, model: str) -> RouterPort:
         """``router``, counted and traced; ``model`` is the name of the served one."""
+        self._model = model
         observed: RouterPort = ObservedRouter(router, self.metrics)
         if self._tracing is not None:
             from services.tracing.request_spans import TracedRouter

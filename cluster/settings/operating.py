@@ -18,6 +18,12 @@ class MetricsSettings(Section):
         "own agent on each node exports them with the prefix ray_ (on Ray); none: nothing is counted; null: what suits the "
         "place",
     )
+    vllm_names: bool = Field(
+        False,
+        description="whether /metrics has the numbers that vLLM has, too, by its names as well (vllm:num_requests_running, "
+        "vllm:spec_decode_num_drafts_total, ...), for its dashboards and `vllm bench serve`; not on Ray, whose agents "
+        "export the numbers",
+    )
 
 
 class TracingSettings(Section):

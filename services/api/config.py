@@ -209,8 +209,27 @@ class HttpConfig:
 
     responses: StoredResponses = field(default_factory=StoredResponses)
     page: Annotated[
-        bool, Setting("whether / of the HTTP port is a page for browsers: a chat that shows who guessed which token")
+        bool,
+        Setting(
+            "whether the HTTP port has pages for browsers: /, a chat that shows who guessed which token, and /docs, what "
+            "each path takes and answers, as /openapi.json says it to programs"
+        ),
     ] = True
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            "origins, such as https://chat.example, whose pages in browsers may ask the HTTP port, with a key of their own "
+            "where it needs one; *: those of every origin, so that without keys any page may use it; none: no other pages",
+            pattern=r"^(\*|https?://[^/?#\s*]+)$",
+        ),
+    ] = ()
+    metrics: Annotated[
+        bool,
+        Setting(
+            "whether /metrics of the HTTP port says what that of the ops port says; where keys are needed, it takes one "
+            "with the scope observe"
+        ),
+    ] = False
 
     @property
     def host(self) -> str:

@@ -17,7 +17,7 @@ from anthropic.types import Message
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import endpoints
-from services.api.http.messages.protocol import CountReply, MessageErrorReply, MessageReply
+from services.api.http.messages.replies import CountReply, MessageErrorReply, MessageEvent, MessageReply
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import ChatMessage
 from speculation.errors import ResourceExhausted, Unavailable
@@ -59,6 +59,8 @@ def events_of(body: str) -> list[dict[str, Any]]:
         name, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
+        if found[-1]["type"] != "error":
+            MessageEvent.model_validate(found[-1], strict=True)
     return found
 
 
@@ -212,6 +214,27 @@ async def test_thoughts_are_blocks_that_can_be_sent_back(pieces: int) -> None:
         await client.messages.create(model="scripted", messages=back, max_tokens=9)
 
 
+async def test_the_clients_tool_runner_sends_the_conversation_whole() -> None:
+    """It first asks for a conversation that the server keeps, and understands why not."""
+    called: list[float] = []
+
+    @anthropic.beta_async_tool
+    async def look(a: float) -> str:
+        """Looks."""
+        called.append(a)
+        return "seen"
+
+    router = ScriptedRouter(CALL)
+    async with served(router) as (client, _):
+        runner = client.beta.messages.tool_runner(
+            model="scripted", messages=FOX, max_tokens=9, tools=[look], max_iterations=2, betas=["a-1"]
+        )
+        told = [message.stop_reason async for message in runner]
+    assert told == ["tool_use"] * 2 and called == [100.0] * 2
+    first, second = router.asked
+    assert len(second.input) > len(first.input)
+
+
 async def test_an_input_that_is_no_object_goes_there_and_back() -> None:
     cut = '<tool_call>{"name": "look", "arguments": "[1e999"}</tool_call>'
     odd = '<tool_call>{"name": "look", "arguments": [1e999]}</tool_call>'
@@ -256,7 +279,10 @@ async def test_pings_and_errors_in_streams(monkeypatch: pytest.MonkeyPatch) -> N
         assert {"type": "ping"} in events
         assert events[-1] == {
             "type": "error", "request_id": answer.headers["request-id"],
-            "error": {"type": "overloaded_error", "message": "the verifier is gone"},
+            "error": {
+                "type": "overloaded_error", "message": "the verifier is gone",
+                "details": {"error_code": "service_unavailable", "param": None},
+            },
         }  # fmt: skip
         with pytest.raises(anthropic.APIStatusError, match="verifier"):
             async with client.messages.stream(model="scripted", messages=FOX, max_tokens=9) as stream:
@@ -350,6 +376,7 @@ SERVER_TOOL = {"type": "web_search_20250305", "name": "web_search"}
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "unheard"}}}}, "output_config.format.schema is"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is set"),
         ({"container": "x"}, "container is x"),
+        ({"thread": {"type": "create"}}, "thread is set"),
         ({"mcp_servers": [{}]}, "mcp_servers is set"),
         ({"stop": "x"}, "stop is x: must be unset: say stop_sequences"),
         ({"n": 2}, "n is 2"),
@@ -358,7 +385,7 @@ SERVER_TOOL = {"type": "web_search_20250305", "name": "web_search"}
         ({"speculation": {"strategy": "x"}}, "speculation.strategy is x"),
         ({"messages": [*FOX, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]}]},
          "messages[1].content is a tool_use"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt is too long: messages"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip

@@ -27,7 +27,7 @@ from speculation.types import FinishReason, Report, StructuredOutputs, TokenLogp
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 # What a client is not told of is left out.
-_MARKS = ("tool_format", "thoughts", "reads_thoughts", "special_tokens", "added_tokens")
+_MARKS = ("tool_format", "thoughts", "reads_thoughts", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
 _MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", *_OF_SERVERS))
 # Fields of RequestedSampling that are copied unchanged if set.

@@ -23,6 +23,7 @@ from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
+from services.api.http.openapi import openapi
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
@@ -75,11 +76,19 @@ class HttpApp:
         draining: new requests are refused.
     """
 
-    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate, store: ResponseStore) -> None:
+    def __init__(
+        self,
+        router: RouterPort,
+        config: HttpConfig,
+        gate: Gate,
+        store: ResponseStore,
+        exposition: Callable[[], bytes] = bytes,
+    ) -> None:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
+        self._asks_for_keys = config.public.asks_for_keys
         self._seats = config.public.max_concurrent_requests
-        self._endpoints = ends = Endpoints(router, gate, config)
+        self._endpoints = ends = Endpoints(router, gate, config, exposition)
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
         messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
@@ -116,9 +125,16 @@ class HttpApp:
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
         }
+        if config.metrics:
+            # As often asked for as the state.
+            self._paths["/metrics"] = _Path("GET", ends.metrics)
         if config.page:
-            # It holds no secret, and asks for a key itself where its requests need one.
-            self._paths["/"] = _Path("GET", ends.page, is_open=True)
+            # They hold no secret; the first one asks for a key itself where its requests need one.
+            self._paths |= {
+                "/": _Path("GET", ends.page, is_open=True),
+                "/docs": _Path("GET", ends.docs, is_open=True),
+                "/openapi.json": _Path("GET", self._openapi, is_open=True),
+            }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,6 +153,10 @@ class HttpApp:
         except Exception:
             log.exception("request %s failed", call.log_name)
             await self._fail(call, Internal("internal error; the server's log says why"))
+
+    async def _openapi(self, call: HttpCall) -> None:
+        """GET /openapi.json: what each path takes and answers, for programs."""
+        await call.answer_bytes(*openapi(frozenset(self._paths), asks_for_keys=self._asks_for_keys))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish for ``grace_s`` seconds, then end them with an error."""

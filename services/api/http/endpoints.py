@@ -26,7 +26,8 @@ from services.api.http.openai.model_fit import called, of_a_tool
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
-from services.api.http.page import page
+from services.api.http.ops_listener import TEXT
+from services.api.http.page import DOCS, page
 from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
 from services.printable import printable_line
@@ -47,15 +48,17 @@ class Endpoints:
 
     Args:
         gate: holds a slot for each generation, and records calls.
+        exposition: what ``metrics`` says; called in a thread.
 
     Attributes:
         running: the answers under way, and their generations.
     """
 
-    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
+    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig, exposition: Callable[[], bytes]) -> None:
         self._router = router
         self._gate = gate
         self._config = config
+        self._exposition = exposition
         self._well = Well(router)
         self._started = int(time.time())
         self._ready = LatelyReady(self._well.ready)
@@ -212,9 +215,18 @@ class Endpoints:
         """GET /v1/outrider/status: the load, and what all requests add up to where the key may see that."""
         await call.answer(status_of(await self._state(), whole="observe" in call.known_caller.scopes))
 
+    async def metrics(self, call: HttpCall) -> None:
+        """GET /metrics: the sums over all requests, for Prometheus."""
+        self._gate.require(call.known_caller, "observe")
+        await call.answer_bytes(await asyncio.to_thread(self._exposition), [("content-type", TEXT)])
+
     async def page(self, call: HttpCall) -> None:
         """GET /: the page for browsers."""
         await call.answer_bytes(*page())
+
+    async def docs(self, call: HttpCall) -> None:
+        """GET /docs: what each path takes and answers, for browsers."""
+        await call.answer_bytes(*page(DOCS))
 
     async def health(self, call: HttpCall) -> None:
         """GET /health: this process answers."""

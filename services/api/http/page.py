@@ -1,4 +1,4 @@
-"""The page at ``/``: one file, and the headers under which a browser runs nothing but what stands in it."""
+"""The pages at ``/`` and ``/docs``: a file each, and the headers under which a browser runs nothing else."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from services.api.http.openai.errors import Headers
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE, DOCS = (Path(__file__).with_name(name) for name in ("page.html", "docs.html"))
 _SCRIPT, _STYLE = (re.compile(rf"<{tag}>(.*?)</{tag}>".encode(), re.DOTALL) for tag in ("script", "style"))
 
 
 @cache
-def page() -> tuple[bytes, Headers]:
-    """The page, and the headers that it is sent with."""
-    content = PAGE.read_bytes()
+def page(file: Path = PAGE) -> tuple[bytes, Headers]:
+    """A page, and the headers that it is sent with."""
+    content = file.read_bytes()
     return content, [
         ("content-type", "text/html; charset=utf-8"),
         # A newer server may have another page.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 import uvicorn
 
@@ -13,6 +14,7 @@ from services.api.config import HEADER_BYTES, HttpConfig, TlsFiles, public_files
 from services.api.http.accepting import AcceptingServer
 from services.api.http.app import HttpApp
 from services.api.http.arriving_requests import arriving_within
+from services.api.http.cross_origin import for_pages_of
 from services.api.http.responses.stored_responses import ResponsesInMemory, ResponseStore
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, listen
@@ -100,11 +102,16 @@ class HttpServer:
 
 
 async def serve_http(
-    router: RouterPort, config: HttpConfig, gate: Gate | None = None, store: ResponseStore | None = None
+    router: RouterPort,
+    config: HttpConfig,
+    gate: Gate | None = None,
+    exposition: Callable[[], bytes] = bytes,
+    store: ResponseStore | None = None,
 ) -> HttpServer:
     """Start the HTTP server.
 
     Args:
+        exposition: what ``/metrics`` says, where there is one; called in a thread.
         gate: shared with other public servers of the process; None: one of its own, from ``config``.
         store: where responses are kept; None: in memory.
 
@@ -114,7 +121,7 @@ async def serve_http(
     check_http(config)
     public = config.public
     gate = gate or open_gate(public.api_key_hashes, public.keys_file, public.audit_log)
-    app = HttpApp(router, config, gate, store or ResponsesInMemory(config.responses))
+    app = HttpApp(router, config, gate, store or ResponsesInMemory(config.responses), exposition)
     server = HttpServer(app, config, listen(config))
     await server.started()
     return server
@@ -123,7 +130,7 @@ async def serve_http(
 def _uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
     tls = config.public.tls
     return uvicorn.Config(
-        app,
+        for_pages_of(config.cors_origins, app),
         # h11 bounds headers, and refuses what httptools lets through.
         http=arriving_within(config.arrives_s),
         ws="none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from services.api.http.declared import Declared, Whole
 from speculation import limits
@@ -61,13 +61,22 @@ HINTS: dict[str, str] = {
 }
 
 
+class InfillPiece(BaseModel):
+    """An event of the answer but its last one."""
+
+    index: Literal[0]
+    content: str
+    tokens: list[int] | None = None
+    stop: Literal[False]
+
+
 class InfillReply(BaseModel):
     """The answer, or the last event of one; ``tokens`` where they are asked for."""
 
     index: Literal[0]
     content: str
     tokens: list[int] | None = None
-    stop: bool
+    stop: Literal[True]
     model: str
     tokens_predicted: int
     tokens_evaluated: int
@@ -77,3 +86,7 @@ class InfillReply(BaseModel):
     stopping_word: str
     seed: int
     metrics: dict[str, Any]
+
+
+class InfillEvent(RootModel[InfillPiece | InfillReply]):
+    """An event of the answer."""

@@ -2,7 +2,7 @@
 
 A request goes through these modules in order::
 
-    protocol        what a body may hold, declared; ``unhonoured``: what is refused by name
+    protocol        what a body may hold, declared; ``replies``: what is answered; ``unhonoured``: what is refused by name
     chat_body       Anthropic's body -> the body of a chat that says the same
     reading         that body -> ``Asked``, by the rules of chats; errors in Anthropic's names (``own_names``)
     endpoints       what each path does

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them: ``{"type": "error", "error": {"type", "message"}, "request_id"}``."""
+"""Errors as Anthropic's clients expect them: ``{"type": "error", "error": {"type", "message", ...}, "request_id"}``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from services.api.http.openai.errors import error_body, http_status
 from services.links.request_names import REQUEST_ID
 from speculation.errors import OutriderError
 
+_TOO_LONG = "context_length_exceeded"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -24,7 +25,11 @@ def message_error(error: OutriderError, request_id: str) -> dict[str, Any]:
     """The answer's JSON."""
     status = http_status(error)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    said = {"type": kind, "message": error_body(error)["error"]["message"]}
+    told = error_body(error)["error"]
+    details = {"error_code": told["code"], "param": told["param"]}
+    # The words by which clients know that they must shorten the conversation.
+    long = "prompt is too long: " if told["code"] == _TOO_LONG else ""
+    said = {"type": kind, "message": long + told["message"], "details": details}
     return {"type": "error", "error": said, "request_id": request_id}
 
 

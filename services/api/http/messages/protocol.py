@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, and what is answered, each field declared once.
+"""The bodies of /v1/messages and /v1/messages/count_tokens, each field declared once.
 
 The blocks of a content are declared by type, and read one by one (``chat_body``): so an error names the block's own field.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from services.api.http.declared import Declared, Whole
 from speculation import limits
@@ -171,85 +171,3 @@ class MessagesBody(CountBody, FieldsOfChat):
     temperature: Share | None = None
     top_p: Share | None = None
     top_k: Whole | None = Field(None, ge=-1, le=limits.TOP_K[1], description="-1 and 0: all")
-
-
-class Reply(BaseModel):
-    """An object of an answer."""
-
-
-class TextReply(Reply):
-    """A block of text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ThinkingReply(Reply):
-    """What the model thought first."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str
-
-
-class ToolUseReply(Reply):
-    """A call of a tool. An input that is no object, such as one cut short, stands as text in ``INVALID_JSON``."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class TokensOfAnswer(Reply):
-    """Of the answer's tokens."""
-
-    thinking_tokens: int
-
-
-class CountedTokens(Reply):
-    """Tokens of the prompt, those found in the cache apart, and of the answer."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: TokensOfAnswer
-
-
-class MessageReply(Reply):
-    """The answer as a whole. What is beyond Anthropic's fields is as in /v1/chat/completions."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[Annotated[TextReply | ThinkingReply | ToolUseReply, Field(discriminator="type")]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-    stop_sequence: str | None
-    usage: CountedTokens
-    seed: int
-    metrics: dict[str, Any]
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class CountReply(Reply):
-    """Of /v1/messages/count_tokens."""
-
-    input_tokens: int
-
-
-class MessageError(Reply):
-    """What is wrong."""
-
-    type: str
-    message: str
-
-
-class MessageErrorReply(Reply):
-    """The body of every answer that is an error; also the last event of a stream that fails."""
-
-    type: Literal["error"]
-    error: MessageError
-    request_id: str

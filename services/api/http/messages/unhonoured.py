@@ -46,6 +46,9 @@ BODY: dict[str, Rule] = {
     "context_management": (_keeps_all, "unset, or keep all thinking: the conversation is sent to the model as it is"),
     "mcp_servers": (_is([]), "unset: the client calls tools, not the server"),
     "container": (_never, "unset: nothing is run in containers"),
+    "thread": (_never, "unset: a conversation is sent whole"),
+    "compaction": (_never, "unset: the conversation is sent to the model as it is"),
+    "fallbacks": (_is([]), "unset: there is one model"),
     "inference_geo": (_never, "unset: requests are answered where the server runs"),
 }
 BLOCK: dict[str, Rule] = {
@@ -60,6 +63,8 @@ TOOL: dict[str, Rule] = {
     "allowed_callers": (_is(["direct"]), "[direct]: the client calls tools"),
     "input_examples": (_is([]), "unset: put examples into the description"),
 }
+# What Anthropic's own client understands: it then sends the conversation whole.
+_CODES = {"thread": "thread_unsupported_request"}
 # Fields of other APIs: what to say instead.
 HINTS: dict[str, str] = {
     "max_completion_tokens": "unset: say max_tokens",
@@ -90,5 +95,5 @@ def honoured(entry: Mapping[str, Any], rules: Mapping[str, Rule], path: str = ""
         value = entry.get(key)
         if value is not None and not harmless(value):
             shown = value if isinstance(value, str | int | float) and value != "" else "set"
-            raise Refused(f"{path}.{key}" if path else key, shown, allowed, "unsupported_parameter")
+            raise Refused(f"{path}.{key}" if path else key, shown, allowed, _CODES.get(key, "unsupported_parameter"))
     return {key: value for key, value in entry.items() if key not in rules}

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields
+from services.api.http.openai.protocol import parts
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
@@ -20,7 +21,9 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
         Refused: it is not valid, or both fields ask for one.
     """
     named = {kind: fields.take(f"guided_{kind}") for kind in _KINDS}
-    older = _Guided({kind: value for kind, value in named.items() if value is not None})
+    if named["json_object"] is False:
+        del named["json_object"]
+    older = _Guided({kind: value for kind, value in named.items() if value is not None}, parts.StructuredOutputs)
     guided = _one_form(fields, older) if any(older.given(kind) for kind in _KINDS) else None
     formatted, structured = _response_format(fields), _structured_outputs(fields)
     if guided is not None:
@@ -35,10 +38,10 @@ def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
 
 
 def _response_format(fields: Fields) -> StructuredOutputs | None:
-    given = fields.below("response_format")
+    given = fields.below("response_format", parts.ResponseFormat)
     if given is None:
         return None
-    kind = given.one_of("type", ("text", "json_object", "json_schema"))
+    kind = given.one_of("type")
     if kind is None:
         raise given.refuse("type", "unset", "one of text, json_object, json_schema", "missing_required_parameter")
     form = None
@@ -46,15 +49,15 @@ def _response_format(fields: Fields) -> StructuredOutputs | None:
         form = StructuredOutputs(kind="json_object")
     elif kind == "json_schema":
         form = _json_schema(given)
-    given.end(known=("type", "json_schema"))
+    given.end()
     return form
 
 
 def _json_schema(fields: Fields) -> StructuredOutputs:
-    below = fields.below("json_schema")
+    below = fields.below("json_schema", parts.SchemaForm)
     if below is None:
         raise fields.refuse("json_schema", "unset", "an object", "missing_required_parameter")
-    if not below.text("name", 64):
+    if not below.text("name"):
         raise below.refuse("name", "unset", "a name of 1 to 64 characters", "missing_required_parameter")
     below.text("description")
     # A schema is always followed: strict asks for no more.
@@ -62,7 +65,7 @@ def _json_schema(fields: Fields) -> StructuredOutputs:
     schema = below.mapping("schema")
     if schema is None:
         raise below.refuse("schema", "unset", "a JSON schema", "missing_required_parameter")
-    below.end(known=("name", "description", "strict", "schema"))
+    below.end()
     return schema_form(schema, below.name("schema"))
 
 
@@ -86,7 +89,7 @@ class _Guided(Fields):
 
 
 def _structured_outputs(fields: Fields) -> StructuredOutputs | None:
-    given = fields.below("structured_outputs")
+    given = fields.below("structured_outputs", parts.StructuredOutputs)
     return None if given is None else _one_form(fields, given)
 
 
@@ -109,7 +112,7 @@ def _one_form(fields: Fields, given: Fields) -> StructuredOutputs:
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise given.refuse("choice", choices, "a list of texts, at least one and none of them empty")
         found.append(StructuredOutputs(kind="choice", text=json.dumps(choices, ensure_ascii=False)))
-    given.end(known=_KINDS)
+    given.end()
     if len(found) != 1:
         raise fields.refuse("structured_outputs", f"{len(found)} forms", f"one of {', '.join(_KINDS)}")
     return found[0]

@@ -7,11 +7,12 @@ import math
 from typing import Any
 
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
+from services.api.http.openai.protocol import messages
+from services.api.http.openai.protocol.marks import words_of
 from services.api.http.openai.shared_fields import text_of
 from services.api.messages import ChatMessage
 from speculation import limits
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields of our own answers that ask for nothing, so that an answer can be sent back as it came.
 _EMPTY = ("refusal", "audio", "function_call", "annotations")
 
@@ -27,28 +28,29 @@ def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
         raise fields.refuse("messages", "unset", "a list of messages", "missing_required_parameter")
     if not 1 <= len(listed) <= limits.MAX_MESSAGES:
         raise fields.refuse("messages", f"{len(listed)} messages", f"1 to {limits.MAX_MESSAGES} messages")
-    return tuple(_message(fields_of(entry, f"messages[{index}]")) for index, entry in enumerate(listed))
+    return tuple(_message(fields_of(entry, messages.Message, f"messages[{index}]")) for index, entry in enumerate(listed))
 
 
 def _message(fields: Fields) -> ChatMessage:
-    role = fields.one_of("role", ROLES)
+    role = fields.one_of("role")
     if role is None:
-        raise fields.refuse("role", "unset", f"one of {', '.join(ROLES)}", "missing_required_parameter")
+        roles = ", ".join(words_of(messages.Message, "role"))
+        raise fields.refuse("role", "unset", f"one of {roles}", "missing_required_parameter")
     calls = _calls(fields) if role == "assistant" else ""
     given, content = fields.given("content"), fields.take("content")
     if not given and not calls:
         raise fields.refuse("content", "unset", "a text, or a list of parts of type text", "missing_required_parameter")
-    call_id = fields.text("tool_call_id", 256) if role == "tool" else ""
+    call_id = fields.text("tool_call_id") if role == "tool" else ""
     if call_id is None:
         raise fields.refuse("tool_call_id", "unset", "the id of the call that is answered", "missing_required_parameter")
-    name = fields.text("name", 256)
+    name = fields.text("name")
     reasoning = _reasoning(fields)
     for key in _EMPTY:
         if (value := fields.take(key)) not in (None, [], ""):
             raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
     for key in WITHOUT_EFFECT:
         fields.take(key)
-    fields.end(known=("role", "content", "name", "tool_calls", "tool_call_id"))
+    fields.end()
     return ChatMessage(
         role="system" if role == "developer" else role,
         content="" if content is None else text_of(content, fields.name("content")),
@@ -72,22 +74,24 @@ def _calls(fields: Fields) -> str:
     listed = fields.listed("tool_calls")
     if not listed:
         return ""
-    calls = [_call(fields_of(entry, f"{fields.name('tool_calls')}[{index}]")) for index, entry in enumerate(listed)]
+    calls = [
+        _call(fields_of(entry, messages.Call, f"{fields.name('tool_calls')}[{index}]")) for index, entry in enumerate(listed)
+    ]
     return json.dumps(calls, ensure_ascii=False)
 
 
 def _call(fields: Fields) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": fields.text("id", 256), "type": fields.one_of("type", ("function",)) or "function"}
+    found: dict[str, Any] = {"id": fields.text("id"), "type": fields.one_of("type") or "function"}
     for key in WITHOUT_EFFECT:
         fields.take(key)
-    function = fields.below("function")
+    function = fields.below("function", messages.CalledFunction)
     if function is None:
         raise fields.refuse("function", "unset", "an object", "missing_required_parameter")
-    name, arguments = function.text("name", 256), function.text("arguments")
+    name, arguments = function.text("name"), function.text("arguments")
     if not name:
         raise function.refuse("name", "unset", "the name of a function", "missing_required_parameter")
-    function.end(known=("name", "arguments"))
-    fields.end(known=("id", "type", "function"))
+    function.end()
+    fields.end()
     return {**found, "function": {"name": name, "arguments": arguments_of(arguments or "{}")}}
 
 

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from services.api.http.openai import field_rules, field_table
+from services.api.http.openai import field_rules
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.chat_messages import read_messages
 from services.api.http.openai.fields import Fields
+from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.request import Asked
 from services.api.http.openai.shared_fields import (
     read_others,
@@ -20,7 +21,6 @@ from services.api.http.openai.shared_fields import (
 )
 from services.api.http.openai.tool_choice import ToolUse, read_tools
 from services.api.messages import ChatOptions, RequestedSampling
-from speculation import limits
 from speculation.types import StructuredOutputs
 
 # What templates that read it call how long the model thinks, and OpenAI's API, too.
@@ -33,7 +33,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body)
+    fields = Fields(body, ChatBody)
     messages = read_messages(fields)
     tools = read_tools(fields)
     options = read_chat_options(fields, tools)
@@ -46,8 +46,8 @@ def read_chat(body: dict[str, Any]) -> Asked:
     scored = read_prompt_logprobs(fields, stream)
     form, form_field = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
-    field_rules.take_unhonoured(fields, field_rules.CHAT)
-    fields.end(known=field_table.CHAT, hints=field_rules.HINTS)
+    field_rules.take_unhonoured(fields, ChatBody)
+    fields.end(field_rules.HINTS)
     return Asked(
         inputs=(messages,),
         sampling=RequestedSampling(
@@ -72,7 +72,7 @@ def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
     begins, continues = fields.truth("add_generation_prompt"), fields.truth("continue_final_message") or False
     if continues and begins:
         raise fields.refuse("continue_final_message", True, "false where add_generation_prompt is true")
-    kwargs, effort = fields.mapping("chat_template_kwargs") or {}, fields.text("reasoning_effort", 64)
+    kwargs, effort = fields.mapping("chat_template_kwargs") or {}, fields.text("reasoning_effort")
     if effort is not None:
         kwargs = {EFFORT: effort, **kwargs}
     options = ChatOptions(
@@ -85,14 +85,14 @@ def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
 
 def _length(fields: Fields) -> tuple[int | None, str]:
     """The most tokens of the answer, and the field that says so."""
-    old, new = fields.whole("max_tokens", 1, limits.MAX_TOKENS), fields.whole("max_completion_tokens", 1, limits.MAX_TOKENS)
+    old, new = fields.whole("max_tokens"), fields.whole("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise fields.refuse("max_tokens", old, f"unset, or as max_completion_tokens, {new}")
     return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
 
 
 def _logprobs(fields: Fields) -> int | None:
-    wanted, top = fields.truth("logprobs"), fields.whole("top_logprobs", 0, limits.MAX_LOGPROBS)
+    wanted, top = fields.truth("logprobs"), fields.whole("top_logprobs")
     if top is not None and not wanted:
         # 0 is what a request without it gets.
         if top:

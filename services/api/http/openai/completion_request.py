@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.api.http.openai import field_rules, field_table
+from services.api.http.openai import field_rules
 from services.api.http.openai.answer_form import read_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields, token_ids
+from services.api.http.openai.protocol.completion_body import DEFAULT_TOKENS, MAX_PROMPTS, CompletionBody
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.shared_fields import (
     read_others,
@@ -17,12 +18,6 @@ from services.api.http.openai.shared_fields import (
     read_stream,
 )
 from services.api.messages import Infill, RequestedSampling
-from speculation import limits
-
-# Of OpenAI's API, for requests that do not say.
-DEFAULT_TOKENS = 16
-# Most prompts in a request, and most answers to all of them.
-MAX_PROMPTS = 128
 
 
 def read_completion(body: dict[str, Any]) -> Asked:
@@ -31,19 +26,19 @@ def read_completion(body: dict[str, Any]) -> Asked:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body)
+    fields = Fields(body, CompletionBody)
     inputs = read_prompts(fields)
     sampling = read_sampling(fields)
-    length = fields.whole("max_tokens", 0, limits.MAX_TOKENS)
-    top, echo = fields.whole("logprobs", 0, limits.MAX_LOGPROBS), fields.truth("echo") or False
+    length = fields.whole("max_tokens")
+    top, echo = fields.whole("logprobs"), fields.truth("echo") or False
     seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
     of_prompt = read_prompt_logprobs(fields, stream)
     scored = max((each for each in (of_prompt, top if echo else None) if each is not None), default=None)
     form, form_field = read_form(fields)
     infill = _infill(fields, inputs, echo=echo, truncate=others["truncate"])
     _check_counts(fields, others["n"], len(inputs))
-    field_rules.take_unhonoured(fields, field_rules.COMPLETION)
-    fields.end(known=field_table.COMPLETION, hints=field_rules.HINTS)
+    field_rules.take_unhonoured(fields, CompletionBody)
+    fields.end(field_rules.HINTS)
     return Asked(
         inputs=inputs,
         # Where no answer is wanted, one token is the least work.
@@ -81,7 +76,7 @@ def _infill(fields: Fields, inputs: tuple[Input, ...], *, echo: bool, truncate: 
 
 
 def _check_counts(fields: Fields, choices: int, prompts: int) -> None:
-    best_of = fields.whole("best_of", 1, limits.MAX_TOKENS)
+    best_of = fields.whole("best_of")
     if best_of is not None and best_of != choices:
         raise fields.refuse("best_of", best_of, f"unset, or n, {choices}: answers are not ranked", "unsupported_value")
     if prompts * choices > MAX_PROMPTS:

@@ -1,13 +1,15 @@
-"""Takes the fields of a JSON object one by one. Those left over are refused."""
+"""Takes the fields of a JSON object one by one, within the bounds that are declared. Those left over are refused."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.protocol import marks
 
 _Kind = TypeVar("_Kind")
 # Fields of messages, of their parts and of tools that clients add for themselves or for other servers.
@@ -21,11 +23,13 @@ class Fields:
 
     Args:
         content: the object.
+        declared: where the bounds of its fields are.
         path: the object's own name in errors, such as "messages[0]"; empty: the whole body.
     """
 
-    def __init__(self, content: dict[str, Any], path: str = "") -> None:
+    def __init__(self, content: dict[str, Any], declared: type[BaseModel], path: str = "") -> None:
         self._left = dict(content)
+        self._declared = declared
         self._path = path
 
     def name(self, key: str) -> str:
@@ -54,8 +58,9 @@ class Fields:
         """A field that is true or false."""
         return self._typed(key, bool, "true or false")
 
-    def whole(self, key: str, low: int, high: int) -> int | None:
+    def whole(self, key: str) -> int | None:
         """A field that is a whole number."""
+        low, high = marks.range_of(self._declared, key)
         value = self.take(key)
         if value is None:
             return None
@@ -67,8 +72,9 @@ class Fields:
             raise self.refuse(key, value, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, key: str, low: float, high: float) -> float | None:
+    def number(self, key: str) -> float | None:
         """A field that is a number."""
+        low, high = marks.range_of(self._declared, key)
         value = self.take(key)
         if value is None:
             return None
@@ -79,16 +85,18 @@ class Fields:
             raise self.refuse(key, value, f"a number from {low:g} to {high:g}")
         return float(value)
 
-    def text(self, key: str, most: int | None = None) -> str | None:
-        """A field that is a text of at most ``most`` characters."""
+    def text(self, key: str) -> str | None:
+        """A field that is a text."""
+        most = marks.most_of(self._declared, key)
         value = self._typed(key, str, "a text")
         if value is not None and most is not None and len(value) > most:
             raise self.refuse(key, f"{len(value)} characters", f"at most {most} characters")
         return value
 
-    def one_of(self, key: str, allowed: Collection[str]) -> str | None:
+    def one_of(self, key: str) -> str | None:
         """A field that is one of some words."""
-        value = self.text(key)
+        allowed = marks.words_of(self._declared, key)
+        value = self._typed(key, str, "a text")
         if value is not None and value not in allowed:
             raise self.refuse(key, value or "empty", f"one of {', '.join(allowed)}")
         return value
@@ -106,21 +114,21 @@ class Fields:
         """A field that is an object, as it is."""
         return self._typed(key, dict, "an object")
 
-    def below(self, key: str) -> Fields | None:
+    def below(self, key: str, declared: type[BaseModel]) -> Fields | None:
         """The fields of an object within this one."""
         value = self.mapping(key)
-        return None if value is None else Fields(value, self.name(key))
+        return None if value is None else Fields(value, declared, self.name(key))
 
-    def end(self, known: Collection[str] = (), hints: dict[str, str] | None = None) -> None:
+    def end(self, hints: dict[str, str] | None = None) -> None:
         """Refuse what has not been taken.
 
         Args:
-            known: names that there are, for the error.
             hints: for fields of other servers, what to say instead.
 
         Raises:
             Refused: a field is left.
         """
+        known = marks.names_of(self._declared, "honoured") if self._left else []
         for key, value in self._left.items():
             hint = (hints or {}).get(key)
             if hint is None:
@@ -142,7 +150,7 @@ def token_ids(name: str, values: list[Any]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def fields_of(value: Any, path: str) -> Fields:
+def fields_of(value: Any, declared: type[BaseModel], path: str) -> Fields:
     """The fields of an object in a list.
 
     Raises:
@@ -150,4 +158,4 @@ def fields_of(value: Any, path: str) -> Fields:
     """
     if not isinstance(value, dict):
         raise Refused(path, value, "an object", "invalid_type")
-    return Fields(value, path)
+    return Fields(value, declared, path)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from services.api.grpc.messages import privacy_of
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields
+from services.api.http.openai.protocol import parts
+from services.api.http.openai.protocol.shared_body import MOST_OF_ID
 from services.api.http.openai.request import StreamOptions
 from services.api.messages import MAX_SALT_CHARACTERS
 from speculation import limits
 from speculation.types import AcceptanceRule, Report
 
-MAX_CHOICES = 16
-_MOST_IDS = 128
-# What OpenAI's API has otherwise than SamplingParams, which checks the rest of each value.
-_TEMPERATURE, _LEAST_REPETITION_PENALTY = (0.0, 2.0), 0.0
 _LEAST_TOP_P = 1e-9
 
 
@@ -29,11 +27,11 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         "temperature": _temperature(fields),
         "top_p": _top_p(fields),
         "top_k": _top_k(fields),
-        "min_p": fields.number("min_p", *limits.MIN_P),
-        "presence_penalty": fields.number("presence_penalty", *limits.PRESENCE_PENALTY),
-        "frequency_penalty": fields.number("frequency_penalty", *limits.FREQUENCY_PENALTY),
-        "repetition_penalty": fields.number("repetition_penalty", _LEAST_REPETITION_PENALTY, limits.REPETITION_PENALTY[1]),
-        "min_tokens": fields.whole("min_tokens", 0, limits.MAX_TOKENS),
+        "min_p": fields.number("min_p"),
+        "presence_penalty": fields.number("presence_penalty"),
+        "frequency_penalty": fields.number("frequency_penalty"),
+        "repetition_penalty": fields.number("repetition_penalty"),
+        "min_tokens": fields.whole("min_tokens"),
         "ignore_eos": fields.truth("ignore_eos"),
         "ignore_generation_config": fields.truth("ignore_generation_config"),
         "stop_token_ids": fields.ids("stop_token_ids"),
@@ -47,18 +45,18 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 def _temperature(fields: Fields) -> float | None:
     """Below the least temperature that logits are divided by, an answer is as good as the likeliest one: it is that."""
-    value = fields.number("temperature", *_TEMPERATURE)
+    value = fields.number("temperature")
     return 0.0 if value is not None and value < limits.MIN_TEMPERATURE else value
 
 
 def _top_p(fields: Fields) -> float | None:
     """0 keeps the likeliest token alone, as every share that it exceeds does."""
-    value = fields.number("top_p", *limits.TOP_P)
+    value = fields.number("top_p")
     return _LEAST_TOP_P if value == 0 else value
 
 
 def _top_k(fields: Fields) -> int | None:
-    value = fields.whole("top_k", -1, limits.TOP_K[1])
+    value = fields.whole("top_k")
     return 0 if value == -1 else value
 
 
@@ -107,7 +105,7 @@ def _logit_bias(fields: Fields) -> dict[int, float] | None:
 
 def read_seed(fields: Fields) -> int | None:
     """The seed; a negative one stands for the unsigned number with the same 64 bits."""
-    seed = fields.whole("seed", -(2**63), limits.MAX_UINT64)
+    seed = fields.whole("seed")
     return None if seed is None else seed % 2**64
 
 
@@ -117,7 +115,7 @@ def read_stream(fields: Fields) -> StreamOptions | None:
     Raises:
         Refused: there are unknown options.
     """
-    stream, options = fields.truth("stream") or False, fields.below("stream_options")
+    stream, options = fields.truth("stream") or False, fields.below("stream_options", parts.StreamOptions)
     if options is None:
         return StreamOptions() if stream else None
     names = StreamOptions.__dataclass_fields__
@@ -128,24 +126,24 @@ def read_stream(fields: Fields) -> StreamOptions | None:
             if value is None:
                 raise options.refuse(name, None, "true or false", "invalid_type")
             given[name] = value
-    options.end(known=names)
+    options.end()
     # Of an answer that comes whole they say nothing.
     return StreamOptions(**given) if stream else None
 
 
 def read_speculation(fields: Fields) -> dict[str, Any]:
     """What is set of how the answer is drafted and what it tells of that, by the names in ``ClientRequest``."""
-    below = fields.below("speculation")
+    below = fields.below("speculation", parts.Speculation)
     if below is None:
         return {}
     given = {
-        "strategy": below.text("strategy", 64),
-        "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
-        "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
-        "report": cast(Report | None, below.one_of("report", get_args(Report))),
+        "strategy": below.text("strategy"),
+        "num_speculative_tokens": below.whole("num_speculative_tokens"),
+        "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance")),
+        "report": cast(Report | None, below.one_of("report")),
         "compare": _compared(below),
     }
-    below.end(known=given)
+    below.end()
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -162,7 +160,7 @@ def read_prompt_logprobs(fields: Fields, stream: StreamOptions | None) -> int | 
     Raises:
         Refused: some are wanted of an answer that is streamed.
     """
-    top = fields.whole("prompt_logprobs", 0, limits.MAX_LOGPROBS)
+    top = fields.whole("prompt_logprobs")
     if top is not None and stream is not None:
         raise fields.refuse("prompt_logprobs", top, "unset where stream is true: an answer that comes whole has them")
     return top
@@ -170,13 +168,13 @@ def read_prompt_logprobs(fields: Fields, stream: StreamOptions | None) -> int | 
 
 def read_prediction(fields: Fields) -> str:
     """The text that the answer is expected to be; empty: none."""
-    below = fields.below("prediction")
+    below = fields.below("prediction", parts.Prediction)
     if below is None:
         return ""
     if below.text("type") != "content":
         raise below.refuse("type", "another", "content")
     content = below.take("content")
-    below.end(known=("type", "content"))
+    below.end()
     return text_of(content, below.name("content"), joined_by="")
 
 
@@ -207,27 +205,27 @@ def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
 
 def read_others(fields: Fields) -> dict[str, Any]:
     """The remaining shared fields, by their names in ``Asked``."""
-    truncate = fields.whole("truncate_prompt_tokens", -1, limits.MAX_TOKENS)
+    truncate = fields.whole("truncate_prompt_tokens")
     if truncate == 0:
         raise fields.refuse("truncate_prompt_tokens", 0, "-1, or a whole number from 1")
     skip = fields.truth("skip_special_tokens")
-    salt = fields.text("cache_salt", MAX_SALT_CHARACTERS)
+    salt = fields.text("cache_salt")
     if salt == "":
         raise fields.refuse("cache_salt", "empty", f"a text of 1 to {MAX_SALT_CHARACTERS} characters, or unset")
-    request_id = fields.text("request_id", _MOST_IDS)
+    request_id = fields.text("request_id")
     if request_id is not None and not (request_id and request_id.isascii() and request_id.isprintable()):
-        raise fields.refuse("request_id", request_id or "empty", f"1 to {_MOST_IDS} printable ASCII characters")
+        raise fields.refuse("request_id", request_id or "empty", f"1 to {MOST_OF_ID} printable ASCII characters")
     return {
-        "n": _or(fields.whole("n", 1, MAX_CHOICES), 1),
-        "model": fields.text("model", 256),
+        "n": _or(fields.whole("n"), 1),
+        "model": fields.text("model"),
         "prediction": read_prediction(fields),
         "skip_special_tokens": _or(skip, True),
-        "stream_interval": fields.whole("stream_interval", 1, 4096),
+        "stream_interval": fields.whole("stream_interval"),
         "truncate": truncate,
-        "truncates_end": fields.one_of("truncation_side", ("left", "right")) == "right",
-        "private": privacy_of(fields.one_of("privacy", ("none", "strict")) or ""),
+        "truncates_end": fields.one_of("truncation_side") == "right",
+        "private": privacy_of(fields.one_of("privacy") or ""),
         "cache_salt": salt or "",
-        "priority": _or(fields.whole("priority", -(2**31), 2**31 - 1), 0),
+        "priority": _or(fields.whole("priority"), 0),
         "include_stop": fields.truth("include_stop_str_in_output") or False,
         "return_token_ids": fields.truth("return_token_ids") or False,
         "tokens_as_ids": fields.truth("return_tokens_as_token_ids") or False,

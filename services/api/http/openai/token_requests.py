@@ -9,6 +9,7 @@ from services.api.http.openai.chat_request import read_chat_options
 from services.api.http.openai.completion_request import read_prompts
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields
+from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.openai.tool_choice import read_tools
 from services.api.messages import ClientRequest, RequestedSampling
 
@@ -19,7 +20,7 @@ def read_tokenize(body: dict[str, Any]) -> tuple[str | None, ClientRequest, bool
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body)
+    fields = Fields(body, TokenizeBody)
     model, names = fields.text("model"), fields.truth("return_token_strs") or False
     if fields.given("messages") and fields.given("prompt"):
         raise fields.refuse("prompt", "set", "unset where messages is set")
@@ -33,7 +34,7 @@ def read_tokenize(body: dict[str, Any]) -> tuple[str | None, ClientRequest, bool
         request = ClientRequest(input=prompts[0], sampling=RequestedSampling())
     if fields.truth("add_special_tokens") is (not isinstance(request.input, str)):
         raise fields.refuse("add_special_tokens", "another", "as generation has it: true for text, false for messages")
-    fields.end(known=("model", "prompt", "messages", "return_token_strs", "tools", "chat_template_kwargs"))
+    fields.end()
     return model, request, names
 
 
@@ -43,9 +44,9 @@ def read_detokenize(body: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
     Raises:
         InvalidArgument: a field is wrong, unknown or not honoured; names it.
     """
-    fields = Fields(body)
+    fields = Fields(body, DetokenizeBody)
     model, ids = fields.text("model"), fields.ids("tokens")
     if ids is None:
         raise fields.refuse("tokens", "unset", "a list of token ids", "missing_required_parameter")
-    fields.end(known=("model", "tokens"))
+    fields.end()
     return model, ids

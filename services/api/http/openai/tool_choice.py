@@ -11,6 +11,8 @@ from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.mark_rules import MarkRules
+from services.api.http.openai.protocol import tools
+from services.api.http.openai.protocol.chat_body import MAX_TOOLS
 from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
 from services.api.messages import ModelCard
 from services.tool_formats.catalogue import FORMATS
@@ -19,7 +21,6 @@ from services.tool_formats.marks import Marks
 from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
-_MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 
@@ -98,12 +99,12 @@ def read_tools(fields: Fields) -> ToolUse | None:
         if (choice := fields.take("tool_choice")) not in (None, "none", "auto"):
             raise fields.refuse("tool_choice", _shown(choice), "unset, auto or none where there are no tools")
         return None
-    if len(listed) > _MOST:
-        raise fields.refuse("tools", f"{len(listed)} tools", f"at most {_MOST} tools")
+    if len(listed) > MAX_TOOLS:
+        raise fields.refuse("tools", f"{len(listed)} tools", f"at most {MAX_TOOLS} tools")
     schemas: dict[str, Any] = {}
     strict: dict[str, str] = {}
     for index, entry in enumerate(listed):
-        name, schema, is_strict = _tool(fields_of(entry, f"tools[{index}]"))
+        name, schema, is_strict = _tool(fields_of(entry, tools.Tool, f"tools[{index}]"))
         if name in schemas:
             raise fields.refuse("tools", f"two of the name {name}", "functions of different names")
         schemas[name] = schema
@@ -125,7 +126,7 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     """A function's name, the schema of its arguments, and whether calls must follow it."""
     if (kind := fields.text("type")) != "function":
         raise fields.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = fields.below("function")
+    function = fields.below("function", tools.Function)
     if function is None:
         raise fields.refuse("function", "unset", "an object", "missing_required_parameter")
     name = function.text("name")
@@ -136,8 +137,8 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     strict = function.truth("strict")
     for key in WITHOUT_EFFECT:
         fields.take(key)
-    function.end(known=("name", "description", "parameters", "strict"))
-    fields.end(known=("type", "function"))
+    function.end()
+    fields.end()
     return name, schema if schema is not None else {"type": "object", "properties": {}}, strict is True
 
 
@@ -151,16 +152,16 @@ def _mode(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode | None, str]:
         return "required", ""
     if not isinstance(choice, dict):
         raise fields.refuse("tool_choice", choice, f"one of {', '.join(_CHOICES)}, or a function's name in an object")
-    below = fields_of(choice, "tool_choice")
+    below = fields_of(choice, tools.NamedTool, "tool_choice")
     if (kind := below.text("type")) != "function":
         raise below.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = below.below("function")
+    function = below.below("function", tools.FunctionName)
     name = None if function is None else function.text("name")
     if function is None or name not in schemas:
         known = ", ".join(schemas)
         raise below.refuse("function.name", name or "unset", f"one of the tools: {known}")
-    function.end(known=("name",))
-    below.end(known=("type", "function"))
+    function.end()
+    below.end()
     return "named", name
 
 

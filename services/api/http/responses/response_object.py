@@ -154,3 +154,12 @@ class InputItems(_Told):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class ResponseEvent(BaseModel):
+    """An event of an answer; its name is its type, and what else it has is as in OpenAI's API."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int

@@ -1,0 +1,96 @@
+"""Objects within the bodies of chat and text completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from services.api.http.declared import Declared, Whole
+from services.api.http.openai.protocol.marks import Aside
+from speculation import limits
+from speculation.types import AcceptanceRule, Report
+
+Filled = Annotated[str, Field(min_length=1)]
+Schema = dict[str, Any]
+
+
+class StreamOptions(Declared):
+    """How an answer is streamed."""
+
+    include_usage: bool = Field(False, description="a last event with the usage of the whole answer")
+    continuous_usage_stats: bool = Field(False, description="the usage so far in each event, as vLLM has it")
+    include_obfuscation: bool = Field(True, description="events are filled up, so that their sizes tell less of the text")
+
+
+class Speculation(Declared):
+    """How the answer is drafted, and what it tells of that."""
+
+    strategy: str | None = Field(None, max_length=64, description="one of the model's strategies")
+    num_speculative_tokens: Whole | None = Field(
+        None, ge=0, le=limits.MAX_TREE_NODES, description="most drafted tokens to check in one pass; 0: plain decoding"
+    )
+    acceptance: AcceptanceRule | None = Field(
+        None, description="walk: the same seed gives the same tokens under any strategy; rejection: the classic rule"
+    )
+    report: Report | None = Field(
+        None, description="sources: who guessed each token; trees: also what each pass checked; none: nothing"
+    )
+    compare: list[str] | None = Field(
+        None, description=f"at most {limits.MAX_COMPARED} strategies: what they would have made of the answer"
+    )
+
+
+class TextPart(Declared):
+    """A part of a content."""
+
+    type: Literal["text"]
+    text: str
+    annotations: Aside = None
+    id: Aside = None
+    object: Aside = None
+    created: Aside = None
+    index: Aside = None
+    status: Aside = None
+    cache_control: Aside = None
+    provider_specific_fields: Aside = None
+
+
+Content = str | list[TextPart]
+
+
+class Prediction(Declared):
+    """What the answer is expected to be, such as a text that is only to be edited."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class SchemaForm(Declared):
+    """A JSON schema that the answer must follow."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    strict: bool | None = Field(None, description="without effect: a schema is always followed")
+    schema_: Schema = Field(alias="schema", description="a JSON schema")
+
+
+class ResponseFormat(Declared):
+    """The form that the answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaForm | None = Field(None, description="where type says so, which then must have it")
+
+
+Pattern = Annotated[str, Field(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
+Choices = Annotated[list[Filled], Field(min_length=1)]
+
+
+class StructuredOutputs(Declared):
+    """The form that an answer must have: exactly one of these."""
+
+    json_: Schema | Pattern | None = Field(None, alias="json", description="a JSON schema, or its text")
+    json_object: bool | None = Field(None, description="true: any JSON object")
+    regex: Pattern | None = Field(None, description="an expression that the whole answer matches")
+    choice: Choices | None = Field(None, description="one of these texts")
+    grammar: Pattern | None = Field(None, description="a grammar in Lark's form, with a rule start")

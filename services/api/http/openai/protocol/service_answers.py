@@ -1,0 +1,150 @@
+"""What the other paths answer, and errors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.api.http.openai.protocol.answers import Answered
+
+
+class Error(Answered):
+    """Why a request failed."""
+
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+    param: str | None = Field(description="the field that is at fault")
+    code: str | None
+
+
+class ErrorAnswer(Answered):
+    """The body of every answer that is an error; also the last event of a stream that fails."""
+
+    error: Error
+
+
+class Tokens(Answered):
+    """Of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answered):
+    """Of /detokenize."""
+
+    prompt: str
+
+
+class Rendered(Answered):
+    """Of /v1/chat/completions/render, by vLLM's names."""
+
+    request_id: str
+    token_ids: list[int]
+    features: None
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+    cache_salt: str | None
+    priority: int
+
+
+class TokenizerSettings(BaseModel):
+    """Of /tokenizer_info: what tokenizer_config.json says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+
+
+class Model(Answered):
+    """A served model, by one of its names."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int = Field(description="most tokens of prompt and answer together")
+    strategies: list[str]
+    default_strategy: str
+    bit_exact: bool = Field(description="whether a token's logits are the same bits whatever shares its pass")
+
+
+class Models(Answered):
+    """The served models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(Answered):
+    """It is well."""
+
+    status: Literal["ok"]
+
+
+class Version(Answered):
+    """Outrider's version."""
+
+    version: str
+
+
+class Load(Answered):
+    """Requests that are decoded, and those that wait for it."""
+
+    running: int
+    waiting: int
+
+
+class Cache(Answered):
+    """The key-value cache."""
+
+    used: float = Field(ge=0, le=1, description="share that requests hold")
+    prompt_tokens: int
+    cached_prompt_tokens: int
+
+
+class DecodingSums(Answered):
+    """What all requests add up to."""
+
+    tokens: int
+    passes: int
+    tokens_per_pass: float
+    seconds_saved: float
+
+
+class Source(Answered):
+    """A source of drafts."""
+
+    source: str
+    drafted: int
+    accepted: int
+
+
+class Verifier(Answered):
+    """One verifier."""
+
+    model: str
+    running: int
+    waiting: int
+    cache_used: float
+    drafters: dict[str, bool]
+
+
+class Status(Answered):
+    """The live state. What follows components is shown to keys with the scope observe, and where no keys are needed."""
+
+    object: Literal["outrider.status"]
+    version: str
+    ready: bool
+    requests: Load
+    components: dict[str, dict[str, int]]
+    cache: Cache | None = None
+    decoding: DecodingSums | None = None
+    sources: list[Source] | None = None
+    verifiers: list[Verifier] | None = None

@@ -1,0 +1,159 @@
+"""What each path takes and answers, as it is declared: /openapi.json and /docs tell of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from services.api.http.infill.protocol import InfillBody, InfillEvent, InfillReply
+from services.api.http.messages import protocol as messages
+from services.api.http.messages import replies
+from services.api.http.openai.protocol import answers, service_answers
+from services.api.http.openai.protocol.chat_body import ChatBody
+from services.api.http.openai.protocol.completion_body import CompletionBody
+from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
+from services.api.http.responses.protocol import CreateResponse
+from services.api.http.responses.response_object import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        path: with its parameters in braces, as OpenAPI has them.
+        about: one sentence.
+        body: of its requests; None: they have none.
+        answer: the object that is answered; None: a text of the type ``media``.
+        event: the object in each event of an answer that is streamed; None: none is.
+        last_event: the text that ends a stream; empty: none does.
+        error: the object in every answer that is an error.
+        example: a body to try.
+        is_open: anybody may ask, without a key.
+    """
+
+    path: str
+    about: str
+    method: Literal["get", "post", "delete"] = "get"
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    media: str = "application/json"
+    event: type[BaseModel] | None = None
+    last_event: str = ""
+    error: type[BaseModel] = service_answers.ErrorAnswer
+    example: Mapping[str, Any] = field(default_factory=dict)
+    is_open: bool = False
+
+
+_DONE = "[DONE]"
+_HELLO = {"messages": [{"role": "user", "content": "Hello!"}]}
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        path="/v1/chat/completions",
+        method="post",
+        about="Go on with a conversation.",
+        body=ChatBody,
+        answer=answers.ChatCompletion,
+        event=answers.ChatCompletionChunk,
+        last_event=_DONE,
+        example={**_HELLO, "max_tokens": 32, "stream": True},
+    ),
+    Operation(
+        path="/v1/completions",
+        method="post",
+        about="Continue a text.",
+        body=CompletionBody,
+        answer=answers.Completion,
+        event=answers.CompletionEvent,
+        last_event=_DONE,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Operation(
+        path="/v1/chat/completions/render",
+        method="post",
+        about="What a conversation would ask of the model, without asking it.",
+        body=ChatBody,
+        answer=service_answers.Rendered,
+        example=_HELLO,
+    ),
+    Operation(
+        path="/v1/messages",
+        method="post",
+        about="Go on with a conversation, as Anthropic's API has it.",
+        body=messages.MessagesBody,
+        answer=replies.MessageReply,
+        event=replies.MessageEvent,
+        error=replies.MessageErrorReply,
+        example={**_HELLO, "max_tokens": 32},
+    ),
+    Operation(
+        path="/v1/messages/count_tokens",
+        method="post",
+        about="How many tokens a conversation has as it is sent to the model.",
+        body=messages.CountBody,
+        answer=replies.CountReply,
+        error=replies.MessageErrorReply,
+        example=_HELLO,
+    ),
+    Operation(
+        path="/v1/responses",
+        method="post",
+        about="Go on with a conversation, as OpenAI's newer API has it.",
+        body=CreateResponse,
+        answer=ResponseObject,
+        event=ResponseEvent,
+        example={"input": "Hello!", "max_output_tokens": 32, "store": False},
+    ),
+    Operation(path="/v1/responses/{id}", about="A stored response.", answer=ResponseObject),
+    Operation(path="/v1/responses/{id}", method="delete", about="Delete a stored response.", answer=DeletedResponse),
+    Operation(
+        path="/v1/responses/{id}/cancel", method="post", about="End a response that is being made.", answer=ResponseObject
+    ),
+    Operation(path="/v1/responses/{id}/input_items", about="What a stored response answered.", answer=InputItems),
+    Operation(
+        path="/infill",
+        method="post",
+        about="Fill a gap in a text, as llama-server's API has it; of models with fill-in-the-middle tokens.",
+        body=InfillBody,
+        answer=InfillReply,
+        event=InfillEvent,
+        example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
+    ),
+    Operation(path="/v1/models", about="The served models.", answer=service_answers.Models),
+    Operation(path="/v1/models/{id}", about="One of them, by a name that it has.", answer=service_answers.Model),
+    Operation(
+        path="/tokenize",
+        method="post",
+        about="The tokens of a text, or of a conversation as it is sent to the model.",
+        body=TokenizeBody,
+        answer=service_answers.Tokens,
+        example={"prompt": "Once upon a time", "return_token_strs": True},
+    ),
+    Operation(
+        path="/detokenize",
+        method="post",
+        about="The text of tokens.",
+        body=DetokenizeBody,
+        answer=service_answers.Text,
+        example={"tokens": [1, 2, 3]},
+    ),
+    Operation(path="/tokenizer_info", about="The tokenizer's settings.", answer=service_answers.TokenizerSettings),
+    Operation(path="/v1/outrider/status", about="The live state of the service.", answer=service_answers.Status),
+    Operation(
+        path="/metrics",
+        about="Sums over all requests, for Prometheus (server.metrics).",
+        media="text/plain; version=0.0.4; charset=utf-8",
+    ),
+    Operation(path="/health", about="This process answers.", answer=service_answers.Health, is_open=True),
+    Operation(path="/ready", about="A request would be answered.", answer=service_answers.Health, is_open=True),
+    Operation(path="/version", about="Outrider's version.", answer=service_answers.Version, is_open=True),
+    Operation(
+        path="/", about="A page for browsers: a chat that shows who guessed which token.", media="text/html", is_open=True
+    ),
+    Operation(path="/docs", about="A page for browsers: what each path takes and answers.", media="text/html", is_open=True),
+    Operation(path="/openapi.json", about="The same for programs: this document.", is_open=True),
+)
