@@ -50,6 +50,10 @@ def _chat(**fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}).encode()
 
 
+def _message(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}).encode()
+
+
 def _completion(**fields: Any) -> bytes:
     return json.dumps({"prompt": "x", "max_tokens": 1, **fields}, ensure_ascii=False).encode()
 
@@ -78,6 +82,7 @@ def _messages(size: int) -> bytes:
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 RESPONSES = "/v1/responses"
+MESSAGES, COUNT, INFILL, RENDER = "/v1/messages", "/v1/messages/count_tokens", "/infill", f"{CHAT}/render"
 GENERATE = f"/{SERVICE}/Generate"
 VERIFY = "/outrider.internal.v1.VerificationService/Verify"
 DRAFT = "/outrider.internal.v1.DraftingService/Draft"
@@ -166,7 +171,9 @@ ATTACKS = (
     Attack("an item's type", RESPONSES, WHOLE, lambda size: _response(input=[{"type": "a" * size}])),
     Attack("a text of an item", RESPONSES, TEXT, lambda size: _response(input=[{"role": "user", "content": "a" * size}])),
     Attack("parts of an item", RESPONSES, WHOLE // 49, lambda size: _response(input=[{"role": "user", "content": [{"type": "input_text", "text": "a" * 10}] * size}])),
-    Attack("calls", RESPONSES, 1024, lambda size: _response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" + " " * 4000}] * size)),
+    Attack("calls", RESPONSES, WHOLE // 80, lambda size: _response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * size)),
+    Attack("arguments", RESPONSES, WHOLE, lambda size: _response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" + " " * size}])),
+    Attack("turns to leave out", RESPONSES, 1024, lambda size: _response(truncation="auto", input=[*[{"role": "user", "content": "q1 " * 50}] * size, {"role": "user", "content": "q1 " * CONTEXT}])),
     Attack("thoughts", RESPONSES, WHOLE // 45, lambda size: _response(input=[{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}] * size}])),
     Attack("references", RESPONSES, WHOLE // 50, lambda size: _response(input=[{"type": "item_reference", "id": f"msg_{n:06d}_0"} for n in range(size)])),
     Attack("instructions", RESPONSES, TEXT, lambda size: _response(instructions="a" * size)),
@@ -176,6 +183,17 @@ ATTACKS = (
     Attack("tool_choice", RESPONSES, WHOLE, lambda size: _response(tools=[{"type": "function", "name": "f"}], tool_choice={"type": "function", "name": "a" * size})),
     Attack("text.format", RESPONSES, 1000, lambda size: _response(text={"format": {"type": "json_schema", "name": "a", "schema": {"properties": {f"k{n}": {"type": "string"} for n in range(size)}}}})),
     Attack("dots in a name", RESPONSES, WHOLE, lambda size: _response(chat_template_kwargs={"." * size: 1})),
+    Attack("message turns", MESSAGES, WHOLE // 40, lambda size: _message(messages=[{"role": "user", "content": "x"}] * size)),
+    Attack("message blocks", MESSAGES, WHOLE // 35, lambda size: _message(messages=[{"role": "user", "content": [{"type": "text", "text": "ab"}] * size}])),
+    Attack("message tool results", MESSAGES, WHOLE // 50, lambda size: _message(messages=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * size}])),
+    Attack("message calls", MESSAGES, WHOLE // 70, lambda size: _message(messages=[{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "a", "input": {}}] * size}])),
+    Attack("message tools", MESSAGES, WHOLE // 60, lambda size: _message(tools=[{"name": f"f{n}", "input_schema": {}} for n in range(size)])),
+    Attack("message text", MESSAGES, TEXT, lambda size: _message(system="a" * size)),
+    Attack("stop_sequences", MESSAGES, WHOLE // 5, lambda size: _message(stop_sequences=["a"] * size)),
+    Attack("counted text", COUNT, TEXT, lambda size: json.dumps({"messages": [{"role": "user", "content": "a" * size}]}).encode()),
+    Attack("rendered text", RENDER, TEXT, lambda size: _chat(messages=[{"role": "user", "content": "a" * size}])),
+    Attack("infill suffix", INFILL, WHOLE, lambda size: json.dumps({"input_prefix": "x", "input_suffix": "a" * size}).encode()),
+    Attack("infill files", INFILL, WHOLE // 14, lambda size: json.dumps({"input_prefix": "x", "input_suffix": "a", "input_extra": [{"text": "a"}] * size}).encode()),
     Attack("tokenize", TOKENIZE, CONTEXT, lambda size: json.dumps({"prompt": "x" * (size - 8), "return_token_strs": True}).encode()),
     Attack("detokenize", DETOKENIZE, CONTEXT, lambda size: json.dumps({"tokens": [5] * size}).encode()),
     Attack("gRPC prompt", GENERATE, TEXT, lambda size: _generate(prompt="a" * size)),

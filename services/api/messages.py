@@ -282,6 +282,7 @@ class ModelCard:
             it does not, or thoughts are to stay in the text.
         reads_thoughts: the chat template shows the model its earlier thoughts.
         special_tokens: tokens that have no text, by their names; added_tokens: all that are marks, with text or without.
+        late_system: its chat templates take messages of the role system behind other ones.
         template_options: what else its chat templates read, by name.
         aliases: other names of the model.
         infills: its tokenizer has the tokens that mark a gap to be filled.
@@ -302,6 +303,7 @@ class ModelCard:
     reads_thoughts: bool = False
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
+    late_system: bool = True
     template_options: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     infills: bool = False

@@ -78,6 +78,12 @@ class Conversations:
         return any(each is not None and bool(self._traits_of(each).thought_field) for each in known)
 
     @property
+    def late_system(self) -> bool:
+        """As in ``ModelCard``."""
+        known = (self._templates.default, self._templates.with_tools)
+        return all(each is None or self._traits_of(each).late_system for each in known)
+
+    @property
     def options(self) -> tuple[str, ...]:
         """Names of what the templates read besides messages and tools."""
         known = (self._templates.default, self._templates.with_tools)

@@ -123,6 +123,7 @@ class RouterService:
                 reads_thoughts=self._tokens.reads_thoughts,
                 special_tokens=self._tokens.special_names,
                 added_tokens=self._tokens.added_names,
+                late_system=self._tokens.late_system,
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
             )

@@ -34,6 +34,7 @@ class TemplateTraits:
 
     Attributes:
         system: a message of the role system.
+        late_system: one behind other messages.
         tools: the tools that may be called.
         calls: calls in the assistant's messages.
         tool_format: the form in which it writes a call and its reader reads that call back; empty: none.
@@ -43,6 +44,7 @@ class TemplateTraits:
     """
 
     system: bool
+    late_system: bool
     tools: bool
     calls: bool
     tool_format: str
@@ -69,6 +71,7 @@ def traits_of(template: ChatTemplate) -> TemplateTraits:
             break
     return TemplateTraits(
         system=_takes_system(template),
+        late_system=_NAME in (_rendered(template, {"role": "system", "content": _NAME}, tools=False) or ""),
         tools=tools,
         calls=calls,
         tool_format=form,

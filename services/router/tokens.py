@@ -143,6 +143,11 @@ class Tokens:
         """Ids of all tokens that are marks, by their names."""
         return self._backend.added_names
 
+    @functools.cached_property
+    def late_system(self) -> bool:
+        """As in ``ModelCard``."""
+        return self._conversations.late_system
+
     @property
     def template_options(self) -> tuple[str, ...]:
         """As in ``ModelCard``."""

@@ -11,7 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.http_service import HttpService, http_served
-from tests.responses import CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
+from tests.responses import CHAT, CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
 from tests.tiny import make_tiny_model
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
@@ -252,6 +252,26 @@ def test_what_the_template_does_not_read_is_named(both_entries: HttpService) -> 
         body = {"input": "fox", "max_output_tokens": 2, "reasoning": {"effort": "high"}, "stream": streams}
         answer = CLIENT.post(both_entries.url + PATH, json=body)
         assert answer.status_code == 200 and answer.headers["x-outrider-ignored"] == "reasoning.effort"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\r\nx-evil: 1", "chat_template_kwargs.a x-evil: 1"),
+        ("\x00é東", "chat_template_kwargs. \\xe9\\u6771"),
+        ("." * 300_000, f"chat_template_kwargs{'.' * 477}..."),
+    ],
+    ids=["line end", "other characters", "long"],
+)
+def test_names_of_any_characters_are_told_in_a_header(
+    both_entries: HttpService, name: str, shown: str, streams: bool
+) -> None:
+    for path, asked in ((PATH, {"input": "fox", "max_output_tokens": 1}), (CHAT, {"messages": FOX, "max_tokens": 1})):
+        body = {**asked, "stream": streams, "chat_template_kwargs": {name: 1}}
+        answer = CLIENT.post(both_entries.url + path, json=body)
+        assert (answer.status_code, answer.headers["x-outrider-ignored"]) == (200, shown)
+        assert "x-evil" not in answer.headers
 
 
 def test_thoughts_that_the_template_does_not_read_are_named(both_entries: HttpService) -> None:

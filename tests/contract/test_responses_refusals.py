@@ -190,7 +190,7 @@ def test_calls_that_are_none(both_entries: HttpService, method: str, path: str, 
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-SEEDS = 300
+SEEDS = 60
 
 
 def _mutated(value: Any, source: random.Random) -> Any:

@@ -30,24 +30,38 @@ _SENT_BACK = "at the end of the conversation, the answer of the tool, or text th
 Kind = Literal["user", "assistant", "system", "tool"]
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
+class ChatTurn:
+    """A message of a chat: its texts, thoughts and calls, and where its content stands in Anthropic's body."""
+
+    role: str
+    path: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    answers: str | None = None
+
+    def as_message(self) -> dict[str, Any]:
+        """As in the body of a chat."""
+        said: dict[str, Any] = {"role": self.role, "content": "\n".join(self.texts)}
+        if self.thoughts:
+            said["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            said["tool_calls"] = self.calls
+        return said if self.answers is None else {**said, "tool_call_id": self.answers}
+
+
 class ChatTurns:
-    """Messages of a chat, and where each stands in Anthropic's body."""
+    """The messages of a chat."""
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.turns: list[ChatTurn] = []
 
-    def add(self, path: str, **message: Any) -> None:
-        """Add a message; where the turn goes on, its text is joined to what was said."""
-        last = self.messages[-1] if self.messages else {}
-        if message["role"] == last.get("role") and message["role"] in ("user", "assistant"):
-            last["content"] = "\n".join(text for text in (last["content"], message["content"]) if text)
-            for key in ("reasoning_content", "tool_calls"):
-                if key in message:
-                    last[key] = last[key] + message[key] if key in last else message[key]
-            return
-        self.messages.append(message)
-        self.paths.append(path)
+    def of(self, role: str, path: str) -> ChatTurn:
+        """The turn of who speaks: the last one, where it is theirs, or a new one."""
+        if role not in ("user", "assistant") or not self.turns or self.turns[-1].role != role:
+            self.turns.append(ChatTurn(role=role, path=path))
+        return self.turns[-1]
 
 
 def turns_of(body: CountBody) -> ChatTurns:
@@ -58,7 +72,7 @@ def turns_of(body: CountBody) -> ChatTurns:
     """
     turns = ChatTurns()
     if body.system and (text := _text(body.system, "system")):
-        turns.add("system", role="system", content=text)
+        turns.of("system", "system").texts.append(text)
     for index, message in enumerate(body.messages):
         if message.role == "assistant" and index == len(body.messages) - 1 and _is_empty(message):
             # As Anthropic has it, an empty last message of the assistant asks for nothing.
@@ -73,10 +87,11 @@ def chat_body_of(body: CountBody, turns: ChatTurns) -> dict[str, Any]:
     Raises:
         Refused: fields do not fit together; names one.
     """
-    chat: dict[str, Any] = {"model": body.model, "messages": turns.messages}
-    if turns.messages and turns.messages[-1]["role"] == "assistant":
-        if "tool_calls" in turns.messages[-1]:
-            raise Refused(turns.paths[-1], "a tool_use", f"a tool_result behind it: {_SENT_BACK}")
+    chat: dict[str, Any] = {"model": body.model, "messages": [turn.as_message() for turn in turns.turns]}
+    last = turns.turns[-1] if turns.turns else None
+    if last is not None and last.role == "assistant":
+        if last.calls:
+            raise Refused(last.path, "a tool_use", f"a tool_result behind it: {_SENT_BACK}")
         chat["continue_final_message"] = True
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
@@ -96,30 +111,23 @@ def chat_body_of(body: CountBody, turns: ChatTurns) -> dict[str, Any]:
 
 
 def _add(turns: ChatTurns, message: SaidMessage, path: str) -> None:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    if not message.content:
+        turns.of(message.role, path)
     for index, entry in enumerate(message.content):
         named = f"{path}[{index}]"
         block = _block(entry, BLOCKS_OF[message.role], named, message.role)
+        if isinstance(block, ToolAnswer):
+            answer = turns.of("tool", f"{named}.content")
+            answer.answers = block.tool_use_id
+            answer.texts.append(_answer(block, f"{named}.content"))
+            continue
+        turn = turns.of(message.role, path)
         if isinstance(block, SaidText):
-            texts.append(block.text)
+            turn.texts.append(block.text)
         elif isinstance(block, SaidThinking):
-            thoughts.append(block.thinking)
+            turn.thoughts.append(block.thinking)
         elif isinstance(block, UsedTool):
-            calls.append(_call(block))
-        elif isinstance(block, ToolAnswer):
-            if texts:
-                turns.add(path, role="user", content="\n".join(texts))
-                texts.clear()
-            turns.add(
-                f"{named}.content", role="tool", tool_call_id=block.tool_use_id, content=_answer(block, f"{named}.content")
-            )
-    if texts or thoughts or calls or not message.content:
-        said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
-        if thoughts:
-            said["reasoning_content"] = "\n".join(thoughts)
-        if calls:
-            said["tool_calls"] = calls
-        turns.add(path, **said)
+            turn.calls.append(_call(block))
 
 
 def _block(entry: dict[str, Any], kinds: Mapping[str, type[Declared]], path: str, role: str) -> Declared:

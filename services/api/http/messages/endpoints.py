@@ -31,6 +31,7 @@ class MessageEndpoints:
         asked = await self._endpoints.read(call, read_message)
         with asked.naming():
             message = await self._fitted(asked)
+        with message.naming():
             form = partial(MessageAnswer, message)
             await call.unless_gone(self._endpoints.generate(call, message.asked, form, "Messages"))
 
@@ -39,6 +40,7 @@ class MessageEndpoints:
         asked = await self._endpoints.read(call, read_count)
         with asked.naming():
             message = await self._fitted(asked)
+        with message.naming():
             _, fits, _ = await generation.fitted(message.asked, self._router, strict=self._strict)
             request = replace(call.base_request(None), input=fits.inputs[0], chat=fits.chat)
             ids = await call.unless_gone(self._router.tokenize(request))

@@ -11,12 +11,13 @@ from typing import Any
 from services.api.http.declared import read_declared
 from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
+from services.api.http.messages.late_system import as_users_text
 from services.api.http.messages.own_names import in_own_names
 from services.api.http.messages.protocol import CountBody, MessagesBody
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.request import Asked
-from services.api.messages import ModelCard
+from services.api.messages import ChatMessage, ModelCard
 from speculation.errors import InvalidArgument
 
 # What templates call the option whether the model thinks first.
@@ -66,7 +67,7 @@ def read_count(body: dict[str, Any]) -> AskedMessage:
 def _read(kind: type[CountBody], body: dict[str, Any]) -> AskedMessage:
     given = read_declared(kind, _honoured(body), hints=unhonoured.HINTS)
     turns = turns_of(given)
-    paths = tuple(turns.paths)
+    paths = tuple(turn.path for turn in turns.turns)
     with _naming(paths):
         asked = read_chat(chat_body_of(given, turns))
     if isinstance(given, MessagesBody):
@@ -100,7 +101,11 @@ def fitted(message: AskedMessage, card: ModelCard, *, strict: bool) -> AskedMess
     Raises:
         Refused: that is so; names the field.
     """
-    asked, unread = message.asked, message.unread
+    asked, unread, paths = message.asked, message.unread, message.paths
+    if not card.late_system:
+        turns = tuple(each for each in asked.inputs[0] if isinstance(each, ChatMessage))
+        conversation, paths = as_users_text(turns, paths)
+        asked = replace(asked, inputs=(conversation,))
     if message.thinking is not None:
         option = next((name for name in _THINKING if name in card.template_options), None)
         if option is None:
@@ -111,7 +116,7 @@ def fitted(message: AskedMessage, card: ModelCard, *, strict: bool) -> AskedMess
             asked = replace(asked, chat=replace(asked.chat, template_kwargs=kwargs))
     if strict and unread:
         raise Refused(unread[0], "set", "unset: this model's chat template does not read it (server.unknown_fields)")
-    return replace(message, asked=asked, unread=unread)
+    return replace(message, asked=asked, paths=paths, unread=unread)
 
 
 @contextmanager
