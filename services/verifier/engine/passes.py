@@ -32,7 +32,7 @@ class Part:
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
-        error: why verification failed; None if it did not.
+        error: why its tree or its verification failed; None if neither did.
         scored: the log-probabilities of its rows' ``scored`` tokens.
         saved_s: seconds by which its tokens came sooner than by plain decoding of the same requests; may be negative.
     """
@@ -69,7 +69,7 @@ def plan_parts(
     parts = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
     failed: list[Failed] = []
     if not quiet:
-        failed = _draft(parts, budget)
+        failed = _choose_nodes(parts, budget)
         parts = [part for part in parts if part.error is None]
     for part in parts:
         part.rows = _rows(part, quiet)
@@ -89,7 +89,7 @@ def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[Part]:
     return parts
 
 
-def _draft(parts: Sequence[Part], budget: Budget) -> list[Failed]:
+def _choose_nodes(parts: Sequence[Part], budget: Budget) -> list[Failed]:
     """Choose the nodes of every part that yields a token, and which of its rows have streams. Returns those that failed."""
     yielding = [part for part in parts if part.verified]
     failed: list[Failed] = []
