@@ -18,7 +18,7 @@ from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
-from services.links.codec.features import in_messages
+from services.links.codec.features import features_of, in_messages
 from services.links.draft_server import converse, encode_replies
 from services.links.internal import Guard, guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
@@ -124,8 +124,10 @@ class GrpcDraftLink:
 async def _requests(calls: CallQueue) -> AsyncIterator[drafting_pb2.DraftRequest]:
     while (call := await calls.get()) is not END:
         ready = list(in_messages(call))
-        while (more := calls.get_nowait()) is not END:
-            ready += in_messages(more)
+        # Hidden states stay in the queue, which bounds them, until their turn comes.
+        while features_of(call) is None and (more := calls.get_nowait()) is not END:
+            call = more
+            ready += in_messages(call)
         for wire in codec.encode_drafting_calls(ready):
             yield wire
 

@@ -34,7 +34,7 @@ class Part:
         stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
-        error: why verification failed; None if it did not.
+        error: why its tree or its verification failed; None if neither did.
         scored: the log-probabilities of its rows' ``scored`` tokens.
         saved_s: seconds by which its tokens came sooner than by plain decoding of the same requests; may be negative.
     """
@@ -80,7 +80,7 @@ def plan_parts(
     failed: list[Failed] = []
     drafted = [part for part in parts if part.request.by_paper] if quiet else parts
     if drafted:
-        failed = _draft(parts, drafted, budget, named if named_parts(parts) < len(parts) else None)
+        failed = _choose_nodes(parts, drafted, budget, named if named_parts(parts) < len(parts) else None)
         parts = [part for part in parts if part.error is None]
     for part in parts:
         part.rows = _rows(part, quiet and not part.request.by_paper)
@@ -100,7 +100,7 @@ def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[Part]:
     return parts
 
 
-def _draft(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget, named: NamedShare | None) -> list[Failed]:
+def _choose_nodes(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget, named: NamedShare | None) -> list[Failed]:
     """Choose the nodes of those ``drafted`` parts that yield a token, and which of their rows have streams.
 
     Returns those that failed.
