@@ -32,12 +32,14 @@ def caller_tls(settings: Settings, role: str) -> CallerTls | None:
 
 
 def check_tls_files(settings: Settings) -> None:
-    """Check the files of every component.
+    """Check the files of every component that the service starts.
 
     Raises:
         ConfigurationError: one cannot be used; says why.
     """
-    roles = ["verifier", "drafter", *(["retrieval"] if settings.retrieval.enabled else [])]
+    roles = ["verifier"]
+    if settings.drafter.address is None:
+        roles += ["drafter", *(["retrieval"] if settings.retrieval.enabled else [])]
     for role in roles:
         if (files := server_tls(settings, role)) is not None:
             check_files(files)

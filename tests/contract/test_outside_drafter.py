@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.refusals import refuses
 from tests.service import tiny_settings
 
-TOKEN = "internal_token=a token of sixteen"
+TOKEN = "a token of sixteen"
 PROMPT = tuple([1, 2, 3, 4, 5, 6, 7, 8] * 4)
 
 
@@ -39,14 +39,24 @@ def tls(tmp_path: Path) -> list[str]:
     return tls_flags(tmp_path)
 
 
+def of_service(tls: list[str], folder: Path) -> list[str]:
+    """The settings of a service, which has neither the drafter's certificate nor the token but in a file."""
+    (own := folder / "of the service").mkdir()
+    for name in ("verifier.pem", "verifier.key", "authority.pem"):
+        (own / name).write_bytes((folder / name).read_bytes())
+    (own / "token").write_text(f"{TOKEN}\n")
+    return [*(each.replace(str(folder), str(own)) for each in tls), f"internal_token_file={own / 'token'}"]
+
+
 def settings_of(*flags: str) -> Settings:
-    return load(flags=tiny_settings(*flags), environ={"OUTRIDER_INTERNAL_TOKEN": TOKEN.partition("=")[2]})
+    return load(flags=tiny_settings(*flags), environ={"OUTRIDER_INTERNAL_TOKEN": TOKEN})
 
 
 @asynccontextmanager
 async def service(model: ResolvedModel, port: int, *flags: str) -> AsyncIterator[Pipeline]:
     """A service whose drafter is at that port of loopback."""
-    settings = settings_of(f"drafter.address=127.0.0.1:{port}", "drafter.trusted=false", *flags)
+    named = [f"drafter.address=127.0.0.1:{port}", "drafter.trusted=false", *flags]
+    settings = load(flags=tiny_settings(*named), environ={})
     preflight(settings, model)
     async with in_process(settings, model) as running:
         yield running
@@ -64,10 +74,12 @@ def drafts(running: Pipeline) -> int:
     return running.verifier.loop.stats.drafts_used
 
 
-async def test_it_drafts_and_changes_no_token(tiny_model: Path, tls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_drafts_and_changes_no_token(
+    tiny_model: Path, tls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forgetting, "_WITHIN_S", 2.0)
     model, port = ResolvedModel(name="tiny", path=tiny_model), free_port()
-    async with service(model, port, *tls) as running:
+    async with service(model, port, *of_service(tls, tmp_path)) as running:
         plain = await answer(running, "autoregressive")
         # Before it comes, answers are the same, without drafts.
         assert await answer(running, "prompt_lookup") == plain
@@ -90,7 +102,7 @@ async def test_it_drafts_and_changes_no_token(tiny_model: Path, tls: list[str], 
 @pytest.mark.parametrize("wrong", ["token", "authority", "role"])
 async def test_a_stranger_gets_no_text(tiny_model: Path, tls: list[str], wrong: str, tmp_path: Path) -> None:
     model, port = ResolvedModel(name="tiny", path=tiny_model), free_port()
-    theirs, token = tls, TOKEN.partition("=")[2]
+    theirs, token = tls, TOKEN
     if wrong == "token":
         token = "another token of sixteen"
     else:
@@ -109,7 +121,7 @@ async def test_a_stranger_gets_no_text(tiny_model: Path, tls: list[str], wrong: 
             async with drafting(stranger, model):
                 pass
         return
-    async with drafting(stranger, model), service(model, port, *tls) as running:
+    async with drafting(stranger, model), service(model, port, *of_service(tls, tmp_path)) as running:
         plain = await answer(running, "autoregressive")
         await asyncio.sleep(0.5)
         assert await answer(running, "prompt_lookup") == plain

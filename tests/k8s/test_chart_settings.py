@@ -42,6 +42,23 @@ def test_the_plan_accepts_every_profile(case: Any) -> None:
 
 
 @needs_helm
+def test_a_drafter_elsewhere_has_no_pods_here() -> None:
+    """Whoever runs it gets texts to draft for, and nothing of the cluster; both sides show certificates and one token."""
+    values = {
+        "settings": {"drafter": {"address": "drafts.example:50061", "trusted": False}},
+        "internalToken": {"secretName": "token"},
+        "componentTls": {"verifier": "v", "drafter": "d"},
+    }
+    made = render(values)
+    assert {name: each["maxReplicas"] for name, each in groups(made).items() if name == "drafting"} == {"drafting": 0}
+    over, offer = in_manifests(text(values), "-")
+    preflight_in_pods(load(over=over, environ={}), offer)
+    with refuses(ConfigurationError, field="cluster.tls", value="null"):
+        over, offer = in_manifests(text(values | {"componentTls": {}}), "-")
+        preflight_in_pods(load(over=over, environ={}), offer)
+
+
+@needs_helm
 def test_the_demo_would_start_here(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`outrider plan --config` takes the ConfigMap's file as it is, where its volume is mounted."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -354,6 +354,12 @@ def test_a_reader_and_a_publisher_have_users_of_their_own(
     assert reader.live() == two
 
 
+def test_the_page_has_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "retrieval.md").read_text(encoding="utf-8")
+    for user, commands in (("reader", READER), ("publisher", PUBLISHER)):
+        assert f"ACL SETUSER {user} on >PASSWORD {rules(commands, 'default')}\n" in page
+
+
 def test_tls(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")

@@ -102,6 +102,9 @@ to the RayService, as the arguments of cluster.app:build, and to the ConfigMap, 
 {{- range $end := list "min" "max" -}}
 {{- $_ := set $of $end (mulf (ceil (divf (get $of $end) $per.replicasPerPod)) $per.podsPerReplica | int) -}}
 {{- end -}}
+{{- else if and (eq $group "drafting") ($settings.drafter | default dict).address -}}
+{{- /* It runs elsewhere, with its index. */ -}}
+{{- $of = dict "min" 0 "max" 0 -}}
 {{- else if and (eq $group "drafting") (include "outrider.hasIndex" $root) -}}
 {{- $lookups := include "outrider.replicas" ($settings.retrieval | default dict) | fromJson -}}
 {{- range $end := list "min" "max" -}}
