@@ -1,0 +1,241 @@
+"""An event loop for many simulated processes: a virtual clock, no sockets, no threads, and an order drawn from a seed.
+
+asyncio promises that the callbacks of one loop run in the order in which they were scheduled. So they do here within one
+process. Whose callback runs next is drawn: between processes nothing promises an order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class Deadlock(Exception):
+    """Nothing will ever happen again, and somebody waits."""
+
+
+class Endless(Exception):
+    """More callbacks have run than a schedule can need: something goes round in circles."""
+
+
+class Process:
+    """A simulated process: it can be stopped for a while, or killed, after which nothing of it runs any more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self.frozen = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.context = copy_context()
+        self.context.run(_PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_PROCESS: ContextVar[Process | None] = ContextVar("simulated process", default=None)
+
+
+def current_process() -> Process:
+    """The process whose callback runs."""
+    process = _PROCESS.get()
+    assert process is not None, "outside of all processes"
+    return process
+
+
+class Takes(Protocol):
+    """An executor whose calls take a time of their own, one after the other."""
+
+    def seconds(self) -> float:
+        """Of the next call."""
+
+
+# Calls in threads of which no test says how long they take: tokenising, compiling, looking something up.
+_CALL_S = 0.0004
+_MOST_CALLBACKS = 400_000
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs processes on a clock that jumps to the next timer when nobody has anything to do.
+
+    What is handed to an executor runs in this thread, at the virtual time at which it would have ended. Nothing of a process
+    that was killed runs, not even ``finally``: that is what distinguishes kill -9 from an error.
+
+    Attributes:
+        outside: the process of users and of the simulation itself.
+        blocked_s: what is called in an executor adds to this the seconds for which it would have blocked.
+        errors: what asyncio's exception handler was told.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._order = random.Random(seed)
+        self._now = 0.0
+        self._sequence = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._runnable: list[Process] = []
+        self._busy_until: dict[int, float] = {}
+        self._graveyard: list[Any] = []
+        self._ran = 0
+        self.outside = Process("outside")
+        self.blocked_s = 0.0
+        self.errors: list[str] = []
+        self.set_exception_handler(self._note)
+
+    def time(self) -> float:
+        return self._now
+
+    def start(self, process: Process, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        """Run a coroutine in a process."""
+        return self.create_task(coroutine, context=process.context.copy())
+
+    def kill(self, process: Process) -> None:
+        """End a process: nothing of it ever runs again."""
+        process.dead = True
+        self._graveyard.append(process)
+        if process in self._runnable:
+            self._runnable.remove(process)
+
+    def freeze(self, process: Process, frozen: bool) -> None:
+        """Stop a process, or let it go on."""
+        if process.dead or process.frozen == frozen:
+            return
+        process.frozen = frozen
+        if process.ready:
+            (self._runnable.remove if frozen else self._runnable.append)(process)
+
+    # --- asyncio's side -----------------------------------------------------------------------------------------
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[[Unpack[_Arguments]], object], *args: Unpack[_Arguments], context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready_now(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *args: Unpack[_Arguments],
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *args: Unpack[_Arguments],
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._sequence += 1
+        heappush(self._timers, (when, self._sequence, timer))
+        return timer
+
+    def run_in_executor(  # type: ignore[override]
+        self,
+        executor: Executor | Takes | None,
+        func: Callable[[Unpack[_Arguments]], _Result],
+        *args: Unpack[_Arguments],
+    ) -> asyncio.Future[_Result]:
+        future: asyncio.Future[_Result] = self.create_future()
+        begin = self._now
+        if executor is None or not hasattr(executor, "seconds"):
+            end = begin + self._order.random() * _CALL_S
+        else:
+            end = max(begin, self._busy_until.get(id(executor), 0.0)) + executor.seconds()
+            self._busy_until[id(executor)] = end
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            self.blocked_s = 0.0
+            try:
+                result = func(*args)
+            except Exception as error:
+                if self.blocked_s:
+                    self.call_later(self.blocked_s, _fail, future, error)
+                else:
+                    future.set_exception(error)
+            else:
+                if self.blocked_s:
+                    self.call_later(self.blocked_s, _fulfil, future, result)
+                else:
+                    future.set_result(result)
+
+        self.call_at(end, run)
+        return future
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _ready_now(self, handle: asyncio.Handle) -> None:
+        process = handle._context.get(_PROCESS) or self.outside  # type: ignore[attr-defined]
+        if process.dead:
+            self._graveyard.append(handle)
+            return
+        if not process.ready and not process.frozen:
+            self._runnable.append(process)
+        process.ready.append(handle)
+
+    def _run_once(self) -> None:
+        runnable = self._runnable
+        if not runnable:
+            self._jump()
+            return
+        at = int(self._order.random() * len(runnable)) if len(runnable) > 1 else 0
+        process = runnable[at]
+        handle = process.ready.popleft()
+        if not process.ready:
+            del runnable[at]
+        if not handle._cancelled:  # type: ignore[attr-defined]
+            self._ran += 1
+            if self._ran > _MOST_CALLBACKS:
+                raise Endless(f"{_MOST_CALLBACKS} callbacks until second {self._now:.1f}")
+            handle._run()  # type: ignore[attr-defined]
+
+    def _jump(self) -> None:
+        """To the next timer, and to all others of the same time."""
+        timers = self._timers
+        while timers:
+            when, _, timer = heappop(timers)
+            if timer._cancelled:  # type: ignore[attr-defined]
+                continue
+            self._now = max(self._now, when)
+            self._ready_now(timer)
+            while timers and timers[0][0] <= self._now:
+                later = heappop(timers)[2]
+                if not later._cancelled:  # type: ignore[attr-defined]
+                    self._ready_now(later)
+            return
+        raise Deadlock(f"nothing will ever happen after second {self._now:.1f}")
+
+    def _note(self, _loop: object, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.errors.append(f"{context['message']}: {error!r}")
+
+
+def _fulfil(future: asyncio.Future[_Result], result: _Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
