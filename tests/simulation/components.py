@@ -39,6 +39,7 @@ from tests.simulation.drafting_thread import SimulatedThread
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
+from tests.simulation.inside import newcomer_first
 from tests.simulation.network import Network
 from tests.simulation.patched import STREAMS
 from tests.simulation.schedule import MAX_NODES
@@ -85,6 +86,7 @@ class VerifierMachine(Component):
 
     Args:
         drafters: the addresses of its origins.
+        tell: gets what is found to be wrong inside.
     """
 
     def __init__(
@@ -100,14 +102,20 @@ class VerifierMachine(Component):
         blocks: int,
         measured: bool,
         pass_s: float,
+        tell: Callable[[str], None],
     ) -> None:
         super().__init__(name, loop)
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
+        self._tell = tell
         self.methods: Any = None
 
+    def _opens(self, request_id: str) -> None:
+        if (wrong := newcomer_first(self.engine, request_id)) is not None:
+            self._tell(f"{self.name}: {wrong}")
+
     async def _start(self) -> None:
-        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults)
+        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens)
         self.worker = Worker(self._pass_s, self._faults)
         tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")
         origins = [

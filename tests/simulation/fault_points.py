@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 # Every point, with how often it fires where it is at work. What does not stand here cannot be asked for.
 POINTS = {
@@ -39,14 +39,18 @@ class FaultPoints:
 
     Args:
         at_work: those that may fire.
+        clock: seconds of the run.
 
     Attributes:
         reached, fired: how often, by point.
+        when: the time of each that fired, and its name.
         quiet: nothing fires any more.
     """
 
-    def __init__(self, at_work: Collection[str], seed: int) -> None:
+    def __init__(self, at_work: Collection[str], seed: int, clock: Callable[[], float]) -> None:
         self._at_work = frozenset(at_work)
+        self._clock = clock
+        self.when: list[tuple[float, str]] = []
         self._random = random.Random(seed)
         self.reached: Counter[str] = Counter()
         self.fired: Counter[str] = Counter()
@@ -59,6 +63,7 @@ class FaultPoints:
         if self.quiet or point not in self._at_work or self._random.random() >= often:
             return False
         self.fired[point] += 1
+        self.when.append((self._clock(), point))
         return True
 
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from speculation.types import SamplingParams
 from tests.simulation.assets import GRAMMARS, SharedGrammars
+from tests.simulation.access import of_access
+from tests.simulation.ends import of_end
 from tests.simulation.law import plain_answer
+from tests.simulation.pauses import of_pauses
 from tests.simulation.users import Call
 
 if TYPE_CHECKING:
@@ -17,18 +20,23 @@ if TYPE_CHECKING:
 
 def problems(world: World) -> list[str]:
     """Everything that is wrong with a run."""
-    return [problem for call in world.calls for problem in of_call(call)]
+    found = list(of_access(world))
+    for call in world.calls:
+        found += of_tokens(call)
+        if len(call.outcomes) != 1:
+            found.append(f"{call.name}: has {len(call.outcomes)} ends: {call.outcomes}")
+        else:
+            found += [*of_end(world, call), *of_pauses(world, call)]
+    return found
 
 
-def of_call(call: Call) -> Iterator[str]:
-    """What is wrong with an answer: its tokens, or its end."""
+def of_tokens(call: Call) -> Iterator[str]:
+    """What is wrong with an answer's tokens."""
     want = answer_of(call)
     if call.tokens != want[: len(call.tokens)]:
         yield f"{call.name}: {call.tokens} is no beginning of {want}"
     if call.outcomes == ["ok"] and call.tokens != want:
         yield f"{call.name}: finished with {len(call.tokens)} of {len(want)} tokens"
-    if len(call.outcomes) != 1:
-        yield f"{call.name}: has {len(call.outcomes)} ends: {call.outcomes}"
 
 
 def answer_of(call: Call) -> list[int]:

@@ -6,7 +6,7 @@ that is lost, given out twice or shared with another text shows in the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
@@ -42,6 +42,7 @@ class LawfulTarget:
 
     Args:
         blocks: size of the pool.
+        opens: told of every request that is about to get room.
 
     Attributes:
         fail_next, lose_next: the next pass raises.
@@ -52,12 +53,13 @@ class LawfulTarget:
     choosing_s = 0.0
     eos_token_ids = frozenset({EOS})
 
-    def __init__(self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints) -> None:
+    def __init__(self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints, opens: Callable[[str], None]) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.generation = GenerationConfig(eos_token_ids=self.eos_token_ids)
         self._faults = faults
         self._total = blocks
+        self._opens = opens
         self.fail_next = self.lose_next = False
         self.recovered = 0
         self.recover()
@@ -81,6 +83,7 @@ class LawfulTarget:
         shared = self.blocks.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // BLOCK), salt=given.salt)
         if shared is None:
             return False
+        self._opens(request_id)
         if given.tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._sampling[request_id] = sampling or _GREEDY

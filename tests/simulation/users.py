@@ -30,7 +30,8 @@ class Call:
 
     Attributes:
         came_at: when each piece of the answer came, the first entry being the call itself.
-        begun_at: when its router admitted it; None: it did not.
+        begun_at, left_at: when its router admitted it and was done with it; None: it did not, or died.
+        life: which life of the router's that was.
         outcomes: how it ended: "ok", "left", or the class of an error; exactly one.
         reached: the router has got it.
     """
@@ -41,6 +42,8 @@ class Call:
     tokens: list[int] = field(default_factory=list)
     came_at: list[float] = field(default_factory=list)
     begun_at: float | None = None
+    left_at: float | None = None
+    life: int = 0
     ended_at: float | None = None
     outcomes: list[str] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
@@ -127,6 +130,7 @@ def _arrived(router: RouterMachine, call: Call, connection: Connection, inbox: I
 async def _serve(router: RouterMachine, call: Call, connection: Connection, inbox: Inbox) -> None:
     """As the public servers do it: the gate, then the router."""
     me = connection.ends[1]
+    call.life = router.lives
     try:
         caller = router.gate.caller(key_of(call.ask.tenant), "a user")
         async with router.gate.admit(caller, request_of(call.ask, call.name)) as visit:
@@ -137,3 +141,5 @@ async def _serve(router: RouterMachine, call: Call, connection: Connection, inbo
                     connection.send(me, inbox.put, event)
     except Exception as error:
         connection.send(me, inbox.put, error)
+    finally:
+        call.left_at = router.loop.time()

@@ -22,6 +22,7 @@ from tests.simulation.components import Component, DrafterMachine, RetrievalMach
 from tests.simulation.events import happen, restart
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.grpc_streams import Servers
+from tests.simulation.inside import drafts_watched
 from tests.simulation.network import Network
 from tests.simulation.patched import simulated
 from tests.simulation.schedule import RETRIEVAL, ROUTERS, TENANTS, VERIFIERS, Schedule
@@ -64,7 +65,7 @@ class World:
     def __init__(self, schedule: Schedule, loop: VirtualLoop) -> None:
         self.schedule, self.loop = schedule, loop
         setup, seed = schedule.setup, schedule.seed
-        self.points = FaultPoints(schedule.points, seed)
+        self.points = FaultPoints(schedule.points, seed, loop.time)
         self.network = Network(loop, seed, setup.delay_s)
         self.servers = Servers()
         self.redis = SimulatedRedis(loop, self.points)
@@ -109,7 +110,7 @@ class World:
         )
         return VerifierMachine(
             name, self.loop, self.network, self.servers, self.points, setup.drafters, config,
-            blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s,
+            blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s, tell=self.problems.append,
         )  # fmt: skip
 
     def _router(self, name: str) -> RouterMachine:
@@ -198,18 +199,15 @@ class World:
 
 def run(schedule: Schedule) -> Result:
     """Let a schedule happen, in this thread, in virtual time, and judge it."""
-    assets()
-    with _undisturbed():
-        result = _happened(schedule)
-        # What still waited is dropped here, where nobody is told of it.
-        gc.collect()
-    return result
+    with undisturbed():
+        return happened(schedule)
 
 
-def _happened(schedule: Schedule) -> Result:
+def happened(schedule: Schedule) -> Result:
+    """As ``run``, for many within one ``undisturbed``."""
     loop = VirtualLoop(schedule.seed)
     world = World(schedule, loop)
-    with simulated(loop, schedule.seed, world.redis, world.replicas):
+    with simulated(loop, schedule.seed, world.redis, world.replicas), drafts_watched(world.problems.append):
         try:
             loop.run_until_complete(world.run())
         except (Deadlock, Endless) as error:
@@ -225,8 +223,9 @@ def _happened(schedule: Schedule) -> Result:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """No collection of garbage in mid-run, which would end coroutines of dead processes; and no logs."""
+    assets()
     collects, hook = gc.isenabled(), sys.unraisablehook
     gc.disable()
     # What was there before is looked at no more: it takes longer than a run.
@@ -236,6 +235,8 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
+        # What still waited is dropped here, where nobody is told of it.
+        gc.collect()
         sys.unraisablehook = hook
         logging.disable(logging.NOTSET)
         gc.unfreeze()
