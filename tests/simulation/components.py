@@ -39,7 +39,7 @@ from tests.simulation.drafting_thread import SimulatedThread
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
-from tests.simulation.inside import newcomer_first
+from tests.simulation.inside import newcomer_first, used_and_free
 from tests.simulation.network import Network
 from tests.simulation.patched import STREAMS
 from tests.simulation.schedule import MAX_NODES
@@ -111,8 +111,9 @@ class VerifierMachine(Component):
         self.methods: Any = None
 
     def _opens(self, request_id: str) -> None:
-        if (wrong := newcomer_first(self.engine, request_id)) is not None:
-            self._tell(f"{self.name}: {wrong}")
+        for wrong in (newcomer_first(self.engine, request_id), used_and_free(self.target.blocks)):
+            if wrong is not None:
+                self._tell(f"{self.name}: {wrong}")
 
     async def _start(self) -> None:
         self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens)

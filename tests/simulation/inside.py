@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.mailbox import Mailbox, ReadyDraft
+from services.verifier.kv_cache.blocks import BlockAllocator
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import descend
 
@@ -23,6 +24,13 @@ def newcomer_first(engine: DecodingLoop, request_id: str) -> str | None:
         if same and (each.message.committed or each.admitted) and not each.closed:
             return f"{request_id} is new and admitted before {each.id}, which has begun"
     return None
+
+
+def used_and_free(blocks: BlockAllocator) -> str | None:
+    """What is wrong with the pool: a block that a request uses is free for others."""
+    used = {block for own in blocks._owners.values() for block in own.blocks}
+    both = used & {*blocks._free, *blocks._idle}
+    return f"blocks {sorted(both)} are used and free" if both else None
 
 
 @contextmanager

@@ -96,11 +96,11 @@ class Schedule:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """The schedule of a seed. One in sixteen is large."""
+    """The schedule of a seed. One in 64 is large."""
     source = random.Random(seed)
-    large = source.random() < 1 / 16
+    large = source.random() < 1 / 64
     setup = _setup(source)
-    count = source.randint(6, 16) if large else source.randint(1, 4)
+    count = source.randint(6, 12) if large else source.choice((1, 2, 2, 3, 4))
     spread_s = source.choice((0.02, 0.3, 3.0))
     asks = tuple(sorted((_ask(source, spread_s, large) for _ in range(count)), key=lambda ask: ask.at_s))
     # Every request fits into the cache, alone.
@@ -142,7 +142,7 @@ def _ask(source: random.Random, spread_s: float, large: bool) -> Ask:
         tenant=choice(TENANTS),
         router=source.randrange(2),
         prompt=prompt,
-        max_tokens=choice((1, 3, 8, 12) if not large else (8, 30, 60)),
+        max_tokens=choice((1, 2, 4, 9) if not large else (8, 30, 60)),
         temperature=choice((0.0, 1.0)),
         seed=source.randrange(1000),
         ignore_eos=source.random() < 0.7,

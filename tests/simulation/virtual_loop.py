@@ -85,6 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._runnable: list[Process] = []
         self._busy_until: dict[int, float] = {}
         self._graveyard: list[Any] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._ran = 0
         self.outside = Process("outside")
         self.blocked_s = 0.0
@@ -97,6 +98,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def start(self, process: Process, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         """Run a coroutine in a process."""
         return self.create_task(coroutine, context=process.context.copy())
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **options)
+        self._tasks.append(task)
+        return task
+
+    def bury(self) -> None:
+        """After a run, nobody is to be told of what still waits."""
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     def kill(self, process: Process) -> None:
         """End a process: nothing of it ever runs again."""

@@ -187,7 +187,9 @@ class World:
         for number, router in enumerate(self.routers):
             if not asks or self.problems:
                 return
-            ask = replace(asks[0], at_s=0.0, tenant="a", router=number, max_tokens=3, leaves_after=None, grammar=None)
+            ask = replace(
+                asks[0], at_s=0.0, tenant="a", router=number, prompt=asks[0].prompt[-2:], max_tokens=2, leaves_after=None, grammar=None
+            )
             before = len(self.calls)
             key = hash_key(key_of("a"))
             if router.keys.find(key_of("a")) is None:
@@ -213,8 +215,7 @@ def happened(schedule: Schedule) -> Result:
         except (Deadlock, Endless) as error:
             world.problems.append(f"{type(error).__name__}: {error}")
         found = [*world.problems, *judge.problems(world), *loop.errors]
-    for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.bury()
     counts = world.counts + Counter(outcome for call in world.calls for outcome in call.outcomes)
     points = world.points
     return Result(
