@@ -108,9 +108,12 @@ class VerifierMachine(Component):
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
         self._tell = tell
+        # Requests that got room, with the time.
+        self.opened: list[tuple[float, str]] = []
         self.methods: Any = None
 
     def _opens(self, request_id: str) -> None:
+        self.opened.append((self.loop.time(), request_id))
         for wrong in (newcomer_first(self.engine, request_id), used_and_free(self.target.blocks)):
             if wrong is not None:
                 self._tell(f"{self.name}: {wrong}")

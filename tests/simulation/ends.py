@@ -21,7 +21,10 @@ def of_end(world: World, call: Call) -> Iterator[str]:
     (end,) = call.outcomes
     if end in ("ok", "left"):
         return
-    begun, said = bool(call.tokens), f"{call.name} ({call.ask.tenant}): {end} after {len(call.tokens)} tokens: {call.errors[-1]}"
+    begun, said = (
+        bool(call.tokens),
+        f"{call.name} ({call.ask.tenant}): {end} after {len(call.tokens)} tokens: {call.errors[-1]}",
+    )
     match end:
         case "RouterLost":
             if not _happened(world, "kill router"):

@@ -97,19 +97,34 @@ async def _forget(world: World, event: Event) -> None:
         with router.gate.counted(caller, "Forget", "forget", scope="forget"):
             await router.service.forget(tenant)
 
-    lives = {each.name: each.lives for each in world.components}
+    lives, known = router.lives, _requests_at_verifiers(world)
     task = world.loop.start(router.process, forget())
     await asyncio.wait((task,), timeout=60.0)
     if not task.done():
         # The router has died meanwhile, or is stopped.
         world.counts["forget without an end"] += 1
-        if router.up and not router.process.frozen and lives[router.name] == router.lives:
+        if router.up and not router.process.frozen and lives == router.lives:
             world.problems.append(f"forgetting {tenant} had no end after 60 s")
         return
     error = task.exception()
     world.counts["forgotten" if error is None else f"forget: {type(error).__name__}"] += 1
     if error is not None and not isinstance(error, OutriderError):
         world.problems.append(f"forgetting {tenant} ended in {error!r}")
-    asked_since = any(call.ask.tenant == tenant and call.came_at[0] >= begun_at for call in world.calls)
-    if error is None and not asked_since:
+    if error is None and not _came_since(world, tenant, begun_at, known):
         world.problems += [f"{tenant} is forgotten, and {what}" for what in kept_of(world, tenant)]
+
+
+def _requests_at_verifiers(world: World) -> set[str]:
+    return {
+        request.id
+        for verifier in world.verifiers
+        if verifier.up
+        for request in (*verifier.engine._requests.running.values(), *verifier.engine._requests.waiting)
+    }
+
+
+def _came_since(world: World, tenant: str, since: float, known: set[str]) -> bool:
+    """Whether a tenant's request has reached a verifier since then, that no verifier knew: it need not be forgotten."""
+    names = {call.name for call in world.calls if call.ask.tenant == tenant}
+    came = [name for verifier in world.verifiers for at, name in verifier.opened if at >= since]
+    return any(name.partition(".")[0] in names and name not in known for name in came)

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from speculation.types import SamplingParams
-from tests.simulation.assets import GRAMMARS, SharedGrammars
 from tests.simulation.access import of_access
+from tests.simulation.assets import GRAMMARS, SharedGrammars
 from tests.simulation.ends import of_end
 from tests.simulation.law import plain_answer
 from tests.simulation.pauses import of_pauses

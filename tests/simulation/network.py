@@ -99,7 +99,11 @@ class Connection:
         self._told.append((process, tell))
 
     def send(
-        self, sender: Process, deliver: Callable[[Unpack[_Arguments]], object], *what: Unpack[_Arguments], late_s: float = 0.0
+        self,
+        sender: Process,
+        deliver: Callable[[Unpack[_Arguments]], object],
+        *what: *_Arguments,
+        late_s: float = 0.0,
     ) -> None:
         """Have the other end call ``deliver``, after what was sent before."""
         if self.ended:
@@ -109,14 +113,14 @@ class Connection:
         at = self._last_at[to] = max(self._last_at[to], loop.time() + self._network.delay() + late_s)
         loop.call_at(at, self._deliver, to, deliver, *what, context=self.ends[to].context.copy())
 
-    def send_past(self, sender: Process, deliver: Callable[[Unpack[_Arguments]], object], *what: Unpack[_Arguments]) -> None:
+    def send_past(self, sender: Process, deliver: Callable[[Unpack[_Arguments]], object], *what: *_Arguments) -> None:
         """As ``send``, without regard to the order, for what may be overtaken."""
         to = 1 if sender is self.ends[0] else 0
         loop = self._network.loop
         at = loop.time() + self._network.delay()
         loop.call_at(at, self._deliver, to, deliver, *what, context=self.ends[to].context.copy())
 
-    def _deliver(self, to: int, deliver: Callable[[Unpack[_Arguments]], object], *what: Unpack[_Arguments]) -> None:
+    def _deliver(self, to: int, deliver: Callable[[Unpack[_Arguments]], object], *what: *_Arguments) -> None:
         if self.ended:
             return
         if self._network.is_cut(*self.ends):

@@ -33,9 +33,7 @@ class _StreamsOfProcess:
 
 
 @contextmanager
-def simulated(
-    loop: VirtualLoop, seed: int, redis: object, replicas: Callable[[], Mapping[str, int]]
-) -> Iterator[None]:
+def simulated(loop: VirtualLoop, seed: int, redis: object, replicas: Callable[[], Mapping[str, int]]) -> Iterator[None]:
     """For the block, the loop's clock is everybody's, and what is drawn at random follows from the seed.
 
     Args:

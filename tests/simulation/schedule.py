@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -96,22 +96,24 @@ class Schedule:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """The schedule of a seed. One in 64 is large."""
+    """The schedule of a seed: mostly a few short answers; one in sixteen a crowd of them, one in 64 a crowd of long ones."""
     source = random.Random(seed)
-    large = source.random() < 1 / 64
-    setup = _setup(source)
-    count = source.randint(6, 12) if large else source.choice((1, 1, 2, 2, 3))
+    crowd = source.random() < 1 / 16
+    large = crowd and source.random() < 1 / 4
+    setup = _setup(source, large)
+    count = source.randint(5, 10) if crowd else source.choice((1, 1, 2, 2, 3))
     spread_s = source.choice((0.02, 0.3, 3.0))
-    asks = tuple(sorted((_ask(source, spread_s, large) for _ in range(count)), key=lambda ask: ask.at_s))
+    tenants = source.choice((("a",), ("a", "c"), ("c",), TENANTS, TENANTS))
+    asks = tuple(sorted((_ask(source, spread_s, tenants, large) for _ in range(count)), key=lambda ask: ask.at_s))
     # Every request fits into the cache, alone.
     rows = max(len(ask.prompt) + ask.max_tokens for ask in asks) + 2 * MAX_NODES
     setup = setup._replace(blocks=-(-rows // BLOCK) + setup.blocks)
-    faults = source.randint(2, 8) if large else source.choice((0, 1, 1, 2, 3))
+    faults = source.randint(2, 6) if crowd else source.choice((0, 1, 1, 2, 3))
     events = tuple(sorted(_event(source, setup, spread_s) for _ in range(faults)))
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
 
 
-def _setup(source: random.Random) -> Setup:
+def _setup(source: random.Random, large: bool) -> Setup:
     choice = source.choice
     return Setup(
         blocks=choice((0, 1, 2, 60)),
@@ -122,24 +124,26 @@ def _setup(source: random.Random) -> Setup:
         measured=source.random() < 0.3,
         pass_s=choice((0.005, 0.02, 0.1)),
         delay_s=choice((0.0002, 0.002, 0.02)),
-        drafters=choice((("text",), ("text", "knowing"), ("knowing", "hostile"), ("text", "knowing", "hostile"), ("hostile",))),
+        drafters=choice(
+            (("text",), ("text", "knowing"), ("knowing", "hostile"), ("text", "knowing", "hostile"), ("hostile",))
+        ),
         retrieval=source.random() < 0.15,
         timeout_s=choice((20.0, 60.0)),
         max_concurrent=choice((None, 1, 2)),
         requests_per_minute=choice((None, None, 2)),
-        tokens_per_minute=choice((None, None, 200)),
+        tokens_per_minute=choice((None, None, 200 if large else 100)),
     )
 
 
-def _ask(source: random.Random, spread_s: float, large: bool) -> Ask:
+def _ask(source: random.Random, spread_s: float, tenants: Sequence[str], large: bool) -> Ask:
     choice = source.choice
     # Few beginnings, so that prefixes are shared; a block of the cache has 64 tokens.
-    beginning = random.Random(choice((1, 2, 3)))
-    length = choice((1, 3, 10, 66, 70) if not large else (3, 66, 130))
-    prompt = tuple(beginning.choice(LETTERS) for _ in range(length)) + (choice(LETTERS),)
+    beginning = random.Random(choice((1, 1, 2)))
+    length = choice((1, 3, 10, 66, 66, 70) if not large else (3, 66, 130))
+    prompt = (*tuple(beginning.choice(LETTERS) for _ in range(length)), choice(LETTERS))
     return Ask(
         at_s=source.random() * spread_s,
-        tenant=choice(TENANTS),
+        tenant=choice(tenants),
         router=source.randrange(2),
         prompt=prompt,
         max_tokens=choice((1, 2, 4, 9) if not large else (8, 30, 60)),

@@ -53,7 +53,9 @@ class LawfulTarget:
     choosing_s = 0.0
     eos_token_ids = frozenset({EOS})
 
-    def __init__(self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints, opens: Callable[[str], None]) -> None:
+    def __init__(
+        self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints, opens: Callable[[str], None]
+    ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.generation = GenerationConfig(eos_token_ids=self.eos_token_ids)

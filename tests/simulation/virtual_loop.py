@@ -151,9 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     call_soon_threadsafe = call_soon
 
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
@@ -166,7 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self,
         executor: Executor | Takes | None,
         func: Callable[[Unpack[_Arguments]], _Result],
-        *args: Unpack[_Arguments],
+        *args: *_Arguments,
     ) -> asyncio.Future[_Result]:
         future: asyncio.Future[_Result] = self.create_future()
         begin = self._now

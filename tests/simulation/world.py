@@ -95,9 +95,7 @@ class World:
 
     def _drafter(self, kind: str) -> DrafterMachine:
         retrieval = RETRIEVAL if self.retrieval else None
-        return DrafterMachine(
-            kind, self.loop, self.network, self.servers, self.points, kind, retrieval, self.schedule.seed
-        )
+        return DrafterMachine(kind, self.loop, self.network, self.servers, self.points, kind, retrieval, self.schedule.seed)
 
     def _verifier(self, name: str) -> VerifierMachine:
         setup = self.schedule.setup
@@ -127,9 +125,7 @@ class World:
             made = [("verifier", lambda: self.verifiers), ("drafter", lambda: self.drafters)]
             return tuple(Handle(kind, of, self.network, self.points, streams) for kind, of in made)  # type: ignore
 
-        return RouterMachine(
-            name, self.loop, records, handles, retrieval=setup.retrieval, timeout_s=setup.timeout_s
-        )
+        return RouterMachine(name, self.loop, records, handles, retrieval=setup.retrieval, timeout_s=setup.timeout_s)
 
     async def run(self) -> None:
         """Everything, until all is calm again."""
@@ -190,7 +186,14 @@ class World:
             if not asks or self.problems:
                 return
             ask = replace(
-                asks[0], at_s=0.0, tenant="a", router=number, prompt=asks[0].prompt[-2:], max_tokens=2, leaves_after=None, grammar=None
+                asks[0],
+                at_s=0.0,
+                tenant="a",
+                router=number,
+                prompt=asks[0].prompt[-2:],
+                max_tokens=2,
+                leaves_after=None,
+                grammar=None,
             )
             before = len(self.calls)
             key = hash_key(key_of("a"))
@@ -220,9 +223,7 @@ def happened(schedule: Schedule) -> Result:
     loop.bury()
     counts = world.counts + Counter(outcome for call in world.calls for outcome in call.outcomes)
     points = world.points
-    return Result(
-        problems=tuple(found), counts=counts, fired=points.fired, reached=points.reached, seconds=loop.time()
-    )
+    return Result(problems=tuple(found), counts=counts, fired=points.fired, reached=points.reached, seconds=loop.time())
 
 
 @contextmanager
