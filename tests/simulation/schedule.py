@@ -104,12 +104,17 @@ def schedule_of(seed: int) -> Schedule:
     count = source.randint(5, 10) if crowd else source.choice((1, 1, 2, 2, 3))
     spread_s = source.choice((0.02, 0.3, 3.0))
     tenants = source.choice((("a",), ("a", "c"), ("c",), TENANTS, TENANTS))
-    asks = tuple(sorted((_ask(source, spread_s, tenants, large) for _ in range(count)), key=lambda ask: ask.at_s))
+    # In a tight one, prompts end shortly before a block's end, so that answers need another block when there is none.
+    tight = crowd and not large and source.random() < 1 / 2
+    lengths = (3, 66, 130) if large else (56,) if tight else (1, 3, 10, 66, 66, 70)
+    asks = tuple(sorted((_ask(source, spread_s, tenants, lengths, large) for _ in range(count)), key=lambda ask: ask.at_s))
     # Every request fits into the cache, alone.
     rows = max(len(ask.prompt) + ask.max_tokens for ask in asks) + 2 * MAX_NODES
-    setup = setup._replace(blocks=-(-rows // BLOCK) + setup.blocks)
+    blocks = -(-rows // BLOCK) + (1 if tight else setup.blocks)
+    setup = setup._replace(blocks=blocks, max_num_seqs=4 if tight else setup.max_num_seqs)
     faults = source.randint(2, 6) if crowd else source.choice((0, 1, 1, 2, 3))
-    events = tuple(sorted(_event(source, setup, spread_s) for _ in range(faults)))
+    kinds = ["kill verifier" if crowd and source.random() < 1 / 2 else None for _ in range(faults)]
+    events = tuple(sorted(_event(source, setup, spread_s, kind) for kind in kinds))
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
 
 
@@ -135,11 +140,11 @@ def _setup(source: random.Random, large: bool) -> Setup:
     )
 
 
-def _ask(source: random.Random, spread_s: float, tenants: Sequence[str], large: bool) -> Ask:
+def _ask(source: random.Random, spread_s: float, tenants: Sequence[str], lengths: Sequence[int], large: bool) -> Ask:
     choice = source.choice
     # Few beginnings, so that prefixes are shared; a block of the cache has 64 tokens.
     beginning = random.Random(choice((1, 1, 2)))
-    length = choice((1, 3, 10, 66, 66, 70) if not large else (3, 66, 130))
+    length = choice(lengths)
     prompt = (*tuple(beginning.choice(LETTERS) for _ in range(length)), choice(LETTERS))
     return Ask(
         at_s=source.random() * spread_s,
@@ -179,9 +184,9 @@ _KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 VERIFIERS, ROUTERS, RETRIEVAL = ("verifier 0", "verifier 1"), ("router 0", "router 1"), "retrieval"
 
 
-def _event(source: random.Random, setup: Setup, spread_s: float) -> Event:
+def _event(source: random.Random, setup: Setup, spread_s: float, given: str | None) -> Event:
     kinds = [kind for kind in _KINDS if setup.retrieval or kind not in ("kill retrieval", "redis down", "new index")]
-    kind = source.choices(kinds, [_KINDS[kind][0] for kind in kinds])[0]
+    kind = given or source.choices(kinds, [_KINDS[kind][0] for kind in kinds])[0]
     at_s = source.random() * (spread_s + 10 * setup.pass_s)
     lasts_s = source.choice(_KINDS[kind][1])
     what = kind.rpartition(" ")[2]
