@@ -13,7 +13,7 @@ from tests.simulation.planted import PLANTED
 from tests.simulation.shrinking import Part, shrunk, whole
 from tests.simulation.world import happened, undisturbed
 
-_CLOCK = time.perf_counter
+_CLOCK, _CPU = time.perf_counter, time.process_time
 # Garbage is collected after so many runs: not within one, and not after each, which would take longer than the run.
 BATCH = 100
 _BAR = 32
@@ -52,6 +52,7 @@ def _simulate(given: argparse.Namespace) -> int:
         if took_s > given.seconds or failures >= given.failures:
             break
     print(f"\n{done} schedules, {virtual_s:.0f} simulated seconds, in {_CLOCK() - began:.1f} s: {failures} failed")
+    print(f"{done / max(_CPU(), 0.001):.0f} schedules for a second of a core, the start included")
     print("ends of answers, and events:", ", ".join(f"{name} {count}" for name, count in counts.most_common()))
     print("fault points:", ", ".join(f"{name} {fired[name]}" for name in POINTS))
     if silent := [name for name in POINTS if not fired[name]]:
