@@ -55,12 +55,15 @@ class DrafterService:
 
     Args:
         retriever: access to the retrieval index, if there is one.
+        thread: where the text sources draft; None: a thread of its own.
     """
 
-    def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
+    def __init__(
+        self, config: DrafterConfig, retriever: Retriever | None = None, thread: DraftingThread | None = None
+    ) -> None:
         self._config = config
         self._retriever = retriever
-        self._thread = DraftingThread("drafts-text")
+        self._thread = thread or DraftingThread("drafts-text")
         self._text = TextGroup(config)
         self._models: dict[str, ModelGroup] = {}
         self._states = BoundedStates(config.max_feature_bytes)

@@ -113,7 +113,7 @@ class _Conversation:
     def __init__(self, drafter: Drafter, silence_s: float) -> None:
         self._drafter = drafter
         self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
-        self._sessions = OpenSessions(drafter, silence_s)
+        self._sessions = OpenSessions(drafter, silence_s, asyncio.get_running_loop().time)
         self._room = asyncio.Semaphore(_MOST)
         self._tasks: set[asyncio.Task[Any]] = set()
         # By session: the task that answers its last call, and the task that makes further drafts after that.

@@ -53,16 +53,19 @@ class RouterService:
 
     Args:
         metrics: where it counts migrations; what users see of it is counted in front of it (``ObservedRouter``).
+        tokens: the model's tokeniser, where it is loaded already.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
     """
 
-    def __init__(self, config: RouterConfig, verifier: VerifierLink, metrics: Metrics = DROPPED) -> None:
+    def __init__(
+        self, config: RouterConfig, verifier: VerifierLink, metrics: Metrics = DROPPED, tokens: Tokens | None = None
+    ) -> None:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
-        self._tokens = Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
+        self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)

@@ -1,0 +1,249 @@
+"""The components as processes: the product's own services, deployments and links, on simulated machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from cluster.ray.callers import Callers
+from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
+from cluster.ray.open_streams import OpenStreams
+from cluster.ray.serve_link import ServeVerifierLink
+from outrider.internal.v1 import drafting_pb2_grpc, retrieval_pb2_grpc
+from services.access.gate import Gate
+from services.access.key_records import KeyRecord
+from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, _DraftingServicer
+from services.links.grpc_retrieval import GrpcRetrievalLink, _RetrievalServicer
+from services.retrieval.config import RetrievalConfig
+from services.retrieval.service import RetrievalService
+from services.router.config import RouterConfig
+from services.router.service import RouterService
+from services.router.strategies import StrategyConfig
+from services.verifier.checks.self_check import SelfCheck
+from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.origins import Origin
+from services.verifier.service import VerifierService
+from speculation.budget import Budget, FixedBudget
+from speculation.ports import Drafter, VerifierLink
+from tests.simulated import SimulatedBudget
+from tests.simulation.assets import SharedGrammars, assets
+from tests.simulation.drafters import HostileDrafter, KnowingDrafter
+from tests.simulation.drafting_thread import SimulatedThread
+from tests.simulation.fault_points import FaultPoints
+from tests.simulation.gates import Audit, Keys
+from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
+from tests.simulation.inside import newcomer_first, used_and_free
+from tests.simulation.network import Network
+from tests.simulation.patched import STREAMS
+from tests.simulation.schedule import MAX_NODES
+from tests.simulation.target import LawfulTarget, Worker
+from tests.simulation.virtual_loop import Process, VirtualLoop
+
+# Seconds that text sources' calls take, and after which a drafter closes a silent session.
+_DRAFT_S, SILENCE_S = 0.0005, 60.0
+
+
+class Component:
+    """A component that is killed and started again.
+
+    Attributes:
+        process: the present one.
+        listed: Serve tells routers of it.
+    """
+
+    def __init__(self, name: str, loop: VirtualLoop) -> None:
+        self.name = name
+        self.loop = loop
+        self.process = Process(name)
+        self.listed = False
+        self.lives = 0
+
+    async def start(self) -> None:
+        """Start, in its process."""
+        self.lives += 1
+        self.process = Process(self.name)
+        await self.loop.start(self.process, self._start())
+        self.listed = True
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        return self.listed and not self.process.dead
+
+
+class VerifierMachine(Component):
+    """A verifier: deployment, service, loop and links are the product's, the target is ``LawfulTarget``.
+
+    Args:
+        drafters: the addresses of its origins.
+        tell: gets what is found to be wrong inside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: VirtualLoop,
+        network: Network,
+        servers: Servers,
+        faults: FaultPoints,
+        drafters: Sequence[str],
+        config: LoopConfig,
+        *,
+        blocks: int,
+        measured: bool,
+        pass_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__(name, loop)
+        self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
+        self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
+        self._tell = tell
+        # Requests that got room, with the time.
+        self.opened: list[tuple[float, str]] = []
+        self.methods: Any = None
+
+    def _opens(self, request_id: str) -> None:
+        self.opened.append((self.loop.time(), request_id))
+        for wrong in (newcomer_first(self.engine, request_id), used_and_free(self.target.blocks)):
+            if wrong is not None:
+                self._tell(f"{self.name}: {wrong}")
+
+    async def _start(self) -> None:
+        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens)
+        self.worker = Worker(self._pass_s, self._faults)
+        tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")
+        origins = [
+            Origin(name=name, link=GrpcDraftLink(_always(name), tls=tls), trusted=name != "hostile")
+            for name in self._drafters
+        ]
+        budget: Budget = SimulatedBudget(self._pass_s, MAX_NODES) if self._measured else FixedBudget(max_nodes=MAX_NODES)
+        worker: Any = self.worker
+        self.engine = DecodingLoop(self.target, origins, budget, self._config, worker, grammars=SharedGrammars())
+        service: Any = VerifierService.__new__(VerifierService)
+        service.loop, service._target, service._origins = self.engine, self.target, origins
+        service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
+        service._arithmetic, service._check = "law", SelfCheck(self.engine, 0)
+        await service.start()
+        # The deployment without Serve's decoration, and without what it makes of settings.
+        self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
+        self.methods._verifier = self.methods._observed = service
+        self.methods._callers = Callers(self.loop.time)
+        self._watching = asyncio.create_task(self.methods._callers.watch())
+
+
+class DrafterMachine(Component):
+    """A drafter behind its gRPC server.
+
+    Args:
+        kind: "text": the product's; "knowing" and "hostile": those of ``drafters``.
+        retrieval: the address of an index; None: there is none.
+    """
+
+    def __init__(
+        self, name: str, loop: VirtualLoop, network: Network, servers: Servers, faults: FaultPoints, kind: str,
+        retrieval: str | None, seed: int,
+    ) -> None:  # fmt: skip
+        super().__init__(name, loop)
+        self._network, self._servers, self._faults = network, servers, faults
+        self._kind, self._retrieval, self._seed = kind, retrieval, seed
+        self.methods: Any = None
+
+    async def _start(self) -> None:
+        self.drafter = await self._made()
+        server: Any = Server(self.process)
+        servicer = _DraftingServicer(self.drafter, SILENCE_S, lambda context: None)
+        drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server)
+        self._servers.listening[self.name] = server
+        # Not one of the class: its end would have to be awaited.
+        forget = DrafterDeployment.func_or_class.forget
+        self.methods = SimpleNamespace(forget=partial(forget, SimpleNamespace(_drafter=self.drafter)))
+
+    async def _made(self) -> Drafter:
+        if self._kind == "knowing":
+            return KnowingDrafter()
+        if self._kind == "hostile":
+            return HostileDrafter(self._seed)
+        link = None
+        if self._retrieval is not None:
+            tls: Any = SimulatedTls(self._servers, self._network, self._faults, "retrieval")
+            link = GrpcRetrievalLink(_always(self._retrieval), tls=tls)
+            await link.start()
+        config = DrafterConfig(suffix=SuffixConfig(max_cached_tokens=1000), retrieval_deadline_s=0.05)
+        return DrafterService(config, link, SimulatedThread(lambda: _DRAFT_S))
+
+    @property
+    def sessions(self) -> int:
+        """Open sessions."""
+        found = self.drafter.sessions
+        return found if isinstance(found, int) else len(found)
+
+
+class RetrievalMachine(Component):
+    """A retrieval service behind its gRPC server; its index lies in a simulated Redis."""
+
+    def __init__(self, name: str, loop: VirtualLoop, servers: Servers) -> None:
+        super().__init__(name, loop)
+        self._servers = servers
+        self.methods: Any = None
+
+    async def _start(self) -> None:
+        self.service = RetrievalService(RetrievalConfig(redis_url="redis://simulated", cache_dir=assets().cache))
+        await self.service.start()
+        server: Any = Server(self.process)
+        retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(
+            _RetrievalServicer(self.service, lambda context: None), server
+        )
+        self._servers.listening[self.name] = server
+
+
+class RouterMachine(Component):
+    """A router with its gate.
+
+    Attributes:
+        streams: as ``OPEN_STREAMS``, of which every process has its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: VirtualLoop,
+        records: Sequence[KeyRecord],
+        handles: Callable[[OpenStreams], tuple[Any, Any]],
+        *,
+        retrieval: bool,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(name, loop)
+        self._records, self._handles, self._retrieval, self._timeout_s = records, handles, retrieval, timeout_s
+        self.audit = Audit(loop.time)
+
+    async def _start(self) -> None:
+        self.streams = OpenStreams()
+        self.process.context.run(STREAMS.set, self.streams)
+        self.keys = Keys(self._records)
+        self.gate = Gate(self.keys, self.audit, clock=self.loop.time, now=self.loop.time)
+        self.link = ServeVerifierLink(*self._handles(self.streams))
+        link: VerifierLink = self.link
+        config = RouterConfig(
+            model_path=str(assets().folder),
+            strategy=StrategyConfig(retrieval=self._retrieval),
+            migration_timeout_s=self._timeout_s,
+        )
+        self.service = RouterService(config, link, tokens=assets().tokens)
+
+
+def _always(address: str) -> Callable[[], Any]:
+    async def resolve() -> str:
+        return address
+
+    return resolve

@@ -1,0 +1,179 @@
+"""Faults planted into the product. Each must be found within the budget of CI: that is the simulation's own test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from services.access.key_use import KeyUse
+from services.router import migration
+from services.verifier.engine import forgetting
+from services.verifier.engine.admission import Admission
+from services.verifier.engine.fair_queue import FairQueue
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.mailbox import Prefixes
+from services.verifier.kv_cache.blocks import BlockAllocator
+from speculation import acceptance
+from speculation.messages import Draft, GenerationRequest
+from tests.simulation.gates import Audit
+
+
+@contextmanager
+def _committed_token_dropped() -> Iterator[None]:
+    def replaced(request: GenerationRequest, **given: Any) -> GenerationRequest:
+        given["committed"] = given["committed"][:-1] if len(given["committed"]) > 1 else given["committed"]
+        return replace(request, **given)
+
+    with patch.object(migration, "replace", replaced):
+        yield
+
+
+@contextmanager
+def _preemption_loses_a_block() -> Iterator[None]:
+    preempt = Admission._preempt
+
+    def losing(self: Admission, request: LiveRequest, why: str) -> None:
+        self._target.blocks.blocks_of(request.id).pop()  # type: ignore[attr-defined]
+        preempt(self, request, why)
+
+    with patch.object(Admission, "_preempt", losing):
+        yield
+
+
+@contextmanager
+def _preemption_keeps_its_place() -> Iterator[None]:
+    """The first token is not computed again."""
+    admit = Admission.admit
+
+    def admitting(self: Admission) -> list[LiveRequest]:
+        waited = [request for request in self.waiting if request.admitted]
+        new = admit(self)
+        for request in waited:
+            if request.id in self.running and not request.computed:
+                request.computed = 1
+        return new
+
+    with patch.object(Admission, "admit", admitting):
+        yield
+
+
+@contextmanager
+def _stale_draft_taken() -> Iterator[None]:
+    def since(self: Prefixes, draft: Draft, tokens: Sequence[int]) -> tuple[int, ...] | None:
+        end = draft.base_length + len(draft.assumed)
+        return None if end > len(tokens) else tuple(tokens[end:])
+
+    with patch.object(Prefixes, "since", since):
+        yield
+
+
+@contextmanager
+def _drafted_token_believed() -> Iterator[None]:
+    """The last token of a draft counts as the target's own."""
+    walk = acceptance.walk
+
+    def believing(tree: Any, choose_at: Callable[[int], int], stop: Any) -> Any:
+        return walk(tree, lambda node: tree.tokens[0] if node < 0 and len(tree) == 1 else choose_at(node), stop)
+
+    with patch.object(acceptance, "walk", believing):
+        yield
+
+
+@contextmanager
+def _slot_given_back_twice() -> Iterator[None]:
+    def leave(self: KeyUse) -> None:
+        self._running -= 2 if self._running > 1 else 1
+
+    with patch.object(KeyUse, "leave", leave):
+        yield
+
+
+@contextmanager
+def _block_given_back_twice() -> Iterator[None]:
+    """A block that two requests share is free once the first of them ends."""
+    release = BlockAllocator.release
+
+    def releasing(self: BlockAllocator, owner: str) -> None:
+        for block in self._owners[owner].blocks if owner in self._owners else ():
+            self._users[block] = 1
+        release(self, owner)
+        for other in self._owners.values():
+            for block in other.blocks:
+                self._users.setdefault(block, 1)
+
+    with patch.object(BlockAllocator, "release", releasing):
+        yield
+
+
+@contextmanager
+def _begun_answer_evicted() -> Iterator[None]:
+    """An answer that moves competes with newcomers."""
+    check = Admission.check
+
+    def checking(self: Admission, message: GenerationRequest) -> None:
+        check(self, replace(message, committed=()))
+
+    begun = property(lambda self: self.admitted)
+    with patch.object(Admission, "check", checking), patch.object(LiveRequest, "begun", begun):
+        yield
+
+
+@contextmanager
+def _newcomers_first() -> Iterator[None]:
+    append = FairQueue.append
+
+    def appending(self: FairQueue, request: LiveRequest) -> None:
+        append(self, request)
+        line = self._lines[request.message.tenant]
+        line.remove(request)
+        line.appendleft(request)
+
+    with patch.object(FairQueue, "append", appending):
+        yield
+
+
+@contextmanager
+def _target_keeps_the_forgotten() -> Iterator[None]:
+    def between_passes(self: forgetting.Forgetting) -> None:
+        while self._waiting:
+            forgetting._done(self._waiting.popitem()[1])
+
+    with patch.object(forgetting.Forgetting, "between_passes", between_passes):
+        yield
+
+
+@contextmanager
+def _tokens_not_charged() -> Iterator[None]:
+    with patch.object(KeyUse, "charge", lambda self, tokens: None):
+        yield
+
+
+@contextmanager
+def _cancelled_call_not_recorded() -> Iterator[None]:
+    write = Audit.write
+
+    def writing(self: Audit, **said: object) -> None:
+        if said.get("outcome") != "cancelled":
+            write(self, **said)
+
+    with patch.object(Audit, "write", writing):
+        yield
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "a committed token is dropped": _committed_token_dropped,
+    "a preemption loses a block": _preemption_loses_a_block,
+    "a preempted text is not computed again": _preemption_keeps_its_place,
+    "a stale draft is taken": _stale_draft_taken,
+    "a drafted token is believed": _drafted_token_believed,
+    "a slot is given back twice": _slot_given_back_twice,
+    "a shared block is given back twice": _block_given_back_twice,
+    "a begun answer is evicted": _begun_answer_evicted,
+    "newcomers go first": _newcomers_first,
+    "the target keeps the forgotten": _target_keeps_the_forgotten,
+    "tokens are not charged": _tokens_not_charged,
+    "a cancelled call is not recorded": _cancelled_call_not_recorded,
+}

@@ -1,0 +1,187 @@
+"""A target that follows ``law``, with the real allocator of the key-value cache's blocks and a store that can be wrong.
+
+What a request has computed lies in its blocks, a row for each position, and is read from there in every pass. So a block
+that is lost, given out twice or shared with another text shows in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from services.model_files.generation_config import GenerationConfig
+from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.pool import BLOCK
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
+from speculation.errors import TargetLost
+from speculation.types import Features, SamplingParams
+from tests.simulation.fault_points import FaultPoints
+from tests.simulation.law import EOS, chosen, row_of
+
+_GREEDY = Sampling(params=SamplingParams(), prompt_length=0)
+
+
+class Worker:
+    """The thread of a target: every call takes as long as the world says, or as long as the next pass is to hang."""
+
+    def __init__(self, pass_s: float, faults: FaultPoints) -> None:
+        self._pass_s = pass_s
+        self._faults = faults
+        self.hang_s = 0.0
+
+    def seconds(self) -> float:
+        """Of the next call."""
+        hang_s, self.hang_s = self.hang_s, 0.0
+        return hang_s or self._pass_s * (20 if self._faults.fires("target: a pass is slow") else 1)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """There is no thread to end."""
+
+
+class LawfulTarget:
+    """Implements ``Target``.
+
+    Args:
+        blocks: size of the pool.
+        opens: told of every request that is about to get room.
+
+    Attributes:
+        fail_next, lose_next: the next pass raises.
+    """
+
+    depth = 1
+    exact = True
+    choosing_s = 0.0
+    eos_token_ids = frozenset({EOS})
+
+    def __init__(
+        self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints, opens: Callable[[str], None]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.generation = GenerationConfig(eos_token_ids=self.eos_token_ids)
+        self._faults = faults
+        self._total = blocks
+        self._opens = opens
+        self.fail_next = self.lose_next = False
+        self.recovered = 0
+        self.recover()
+
+    def recover(self) -> None:
+        self.blocks = BlockAllocator(self._total)
+        self._slots = [0] * (self._total * BLOCK)
+        # Of each request: how it chooses, the tokens kept for sealing, and the rows of its last pass.
+        self._sampling: dict[str, Sampling] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._rows: dict[str, Rows] = {}
+        self._batch: Sequence[Rows] = ()
+        self.recovered += 1
+
+    def open(
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
+        given = prefix or Prefix(tokens=())
+        if self._sampling and self._faults.fires("target: the pool says that it is full"):
+            return False
+        shared = self.blocks.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // BLOCK), salt=given.salt)
+        if shared is None:
+            return False
+        self._opens(request_id)
+        if given.tenant is not None:
+            self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
+        self._sampling[request_id] = sampling or _GREEDY
+        return True
+
+    def grow(self, request_id: str, rows: int) -> bool:
+        return self.blocks.grow(request_id, rows) is not None
+
+    def computed(self, request_id: str) -> int:
+        return len(self._tokens.get(request_id, ()))
+
+    def close(self, request_id: str) -> None:
+        assert not any(rows.request_id == request_id for rows in self._batch), "closed in mid-pass"
+        self.blocks.release(request_id)
+        self._tokens.pop(request_id, None)
+        self._rows.pop(request_id, None)
+        self._sampling.pop(request_id, None)
+
+    def forget(self, tenant: str) -> None:
+        self.blocks.forget(tenant)
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        for rows in batch:
+            room = len(self.blocks.blocks_of(rows.request_id)) * BLOCK
+            assert rows.context + len(rows.tokens) <= room, "beyond its room"
+        self._batch = batch
+
+    def finish(self) -> list[Outcome]:
+        batch, self._batch = self._batch, ()
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("a planted failure")
+        if self.lose_next:
+            self.lose_next = False
+            raise TargetLost("a planted loss")
+        return [self._outcome(rows) for rows in batch]
+
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        tokens = [self._rows[request_id].tokens[row] for row in rows]
+        blocks, slots = self.blocks.blocks_of(request_id), self._slots
+        for position, token in enumerate(tokens, context):
+            slots[blocks[position // BLOCK] * BLOCK + position % BLOCK] = row_of(token, position)
+        kept = self._tokens.get(request_id)
+        if kept is not None:
+            kept += tokens
+            self.blocks.seal(request_id, kept)
+
+    def _outcome(self, rows: Rows) -> Outcome:
+        self._rows[rows.request_id] = rows
+        if not rows.logits:
+            return Outcome()
+        sampling = self._sampling[rows.request_id]
+        state = self._state(rows.request_id, rows.context)
+        position = rows.context
+        for token in rows.tokens[: rows.chain]:
+            state += row_of(token, position)
+            position += 1
+        choices = [self._choice(sampling, state, position, ())]
+        below: list[tuple[int, int, tuple[int, ...], bool]] = []
+        for node, parent in enumerate(rows.parents):
+            at, depth, path, led = (state, position, (), True) if parent < 0 else below[parent]
+            token = rows.tokens[rows.chain + node]
+            led = led and token == choices[parent + 1]
+            below.append((at + row_of(token, depth), depth + 1, (*path, token), led))
+            # As the real one: nothing is chosen where earlier choices do not lead.
+            choices.append(self._choice(sampling, *below[-1][:3]) if led else NOT_CHOSEN)
+        return Outcome(choices=tuple(choices), top_ids=((),) * len(choices) if rows.top_k else ())
+
+    def _choice(self, sampling: Sampling, state: int, position: int, path: tuple[int, ...]) -> int:
+        allowed = None
+        if sampling.rule is not None and (allowed := sampling.rule.allowed(path)) is None:
+            return NOT_CHOSEN
+        return chosen(state, position, sampling.params, allowed)
+
+    def _state(self, request_id: str, context: int) -> int:
+        """The sum of the rows that the cache holds of a request's first tokens."""
+        blocks, slots = self.blocks.blocks_of(request_id), self._slots
+        return sum(
+            sum(slots[block * BLOCK : block * BLOCK + min(BLOCK, context - number * BLOCK)])
+            for number, block in enumerate(blocks[: -(-context // BLOCK)])
+        )
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        pass
+
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
+        return None
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        pass
+
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        raise NotImplementedError("nobody reads hidden states here")
+
+    def beat(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass

@@ -1,0 +1,82 @@
+"""The whole service on a virtual clock: many small schedules, judged; and the simulation's own tests."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.fault_points import POINTS
+from tests.simulation.planted import PLANTED
+from tests.simulation.schedule import schedule_of
+from tests.simulation.shrinking import read, shrunk, whole
+from tests.simulation.world import happened, undisturbed
+
+# Seeds of `make test`, those after which a planted fault must have been found, and seconds of CI.
+_FEW, _FOUND_WITHIN, _BUDGET_S = 100, 3000, 60.0
+# Faults that show in one of hundreds of schedules.
+_RARE = ("a shared block is given back twice", "a begun answer is evicted", "newcomers go first")
+_CLOCK = time.process_time
+_KEPT = Path(__file__).with_name("seeds.txt")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with undisturbed():
+        yield
+
+
+def test_the_first_seeds() -> None:
+    failed = {seed: found for seed in range(1, _FEW + 1) if (found := happened(schedule_of(seed)).problems)}
+    assert not failed
+
+
+@pytest.mark.parametrize("line", [line for line in _KEPT.read_text().splitlines() if not line.startswith("#")])
+def test_what_has_failed_once(line: str) -> None:
+    assert not happened(read(line.partition("#")[0]).schedule).problems
+
+
+def test_a_seed_is_one_run() -> None:
+    """What a seed shows, it shows again."""
+    for seed in (13, 43, 64):
+        first, second = happened(schedule_of(seed)), happened(schedule_of(seed))
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in _RARE else []) for name in PLANTED]
+)
+def test_planted_faults_are_found(name: str) -> None:
+    with PLANTED[name]():
+        seeds = range(1, _FOUND_WITHIN + 1)
+        found = next((seed for seed in seeds if happened(schedule_of(seed)).problems), None)
+    assert found is not None, f"nobody has noticed that {name}"
+
+
+def test_a_failure_is_made_smaller() -> None:
+    with PLANTED["a committed token is dropped"]():
+        part = next(whole(seed) for seed in range(1, _FOUND_WITHIN) if happened(schedule_of(seed)).problems)
+        small = shrunk(part, lambda less: bool(happened(less.schedule).problems))
+        assert happened(read(str(small)).schedule).problems
+    # One answer that moves, and what makes it move.
+    assert len(small.asks) == 1
+    assert len(small.events) + len(small.points) <= 2
+    assert not happened(small.schedule).problems
+
+
+@pytest.mark.exhaustive
+def test_the_budget_of_ci() -> None:
+    """A minute of seeds, in which every fault point fires."""
+    began, seed, failed, fired = _CLOCK(), 0, dict[int, tuple[str, ...]](), Counter[str]()
+    while _CLOCK() - began < _BUDGET_S:
+        seed += 1
+        result = happened(schedule_of(seed))
+        fired += result.fired
+        if result.problems:
+            failed[seed] = result.problems
+    print(f"{seed} schedules in {_BUDGET_S:g} s")
+    assert not failed
+    assert [point for point in POINTS if not fired[point]] == []
