@@ -117,6 +117,7 @@ async def test_a_thought_that_the_prompt_begins() -> None:
     assert (await told(router, **continues))["reasoning_content"] == "fox?"
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("form", NAMES)
 async def test_calls_of_every_form(form: str) -> None:
     marks = MARKS if form == "harmony" else FORMATS[form](Marks()).marks
@@ -152,6 +153,7 @@ async def test_letters_of_a_mark_are_text_where_it_is_a_token() -> None:
     }
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("form", NAMES)
 async def test_a_call_that_is_cut_can_be_sent_back(form: str) -> None:
     text = WRITTEN[form][0]

@@ -384,6 +384,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("form", NAMES)
 def test_time_grows_as_the_text_does(form: str) -> None:
     def seconds(text: str, step: int) -> float:
