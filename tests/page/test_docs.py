@@ -28,7 +28,7 @@ def test_it_shows_every_path_and_field(open_page: Open) -> None:
         chat.locator("summary").first.click()
         chat.locator("pre").wait_for()
         assert len(chat.locator("dl").first.locator("> dt").all()) == len(ChatBody.model_fields)
-        row = chat.locator("dt", has_text=re.compile(r"^n$")).first.locator("+ dd")
+        row = chat.locator("dt", has_text=re.compile(r"^n$")).first.locator("xpath=following-sibling::dd[1]")
         assert "≥ 1, ≤ 16" in row.inner_text() and "the next choice has the next seed" in row.inner_text()
         # What a field holds, and what that holds.
         chat.locator("summary", has_text=re.compile("^Message$")).first.click()
