@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
 # Set before the first import of Ray, which reads them then; every process that it starts inherits them.
 ENVIRONMENT = {
-    # Serve's replicas unpickle what they receive; only token authentication protects them from other users of the machine.
+    # Serve's replicas listen on every interface and unpickle what they receive; only token authentication protects them.
     "RAY_AUTH_MODE": "token",
-    # Keeps a Ray of one machine on loopback, its metrics ports included, which ask for no token. On Linux Ray otherwise puts
-    # the machine's address in the place of 127.0.0.1, and listens on every interface.
+    # Keeps the rest of a Ray of one machine on loopback, its metrics ports included, which ask for no token. On Linux Ray
+    # otherwise puts the machine's address in the place of 127.0.0.1, and listens on every interface.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
