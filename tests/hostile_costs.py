@@ -82,6 +82,10 @@ def _grammar(kind: str, make: Callable[[int], Any]) -> Callable[[int], bytes]:
     return lambda size: _completion(structured_outputs={kind: make(size)})
 
 
+def _response(**fields: Any) -> bytes:
+    return json.dumps({"input": "x", "max_output_tokens": 1, **fields}).encode()
+
+
 def _cut(piece: str, size: int) -> str:
     return (piece * (size // len(piece) + 1))[:size]
 
@@ -97,6 +101,7 @@ def _messages(size: int) -> bytes:
 
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+RESPONSES = "/v1/responses"
 MESSAGES, COUNT, INFILL, RENDER = "/v1/messages", "/v1/messages/count_tokens", "/infill", f"{CHAT}/render"
 GENERATE = f"/{SERVICE}/Generate"
 
@@ -148,6 +153,23 @@ ATTACKS = (
     Attack("chat_template_kwargs", CHAT, WHOLE // 14, lambda size: _chat(chat_template_kwargs={f"k{n}": 1 for n in range(size)})),
     Attack("prediction", CHAT, TEXT, lambda size: _chat(prediction={"type": "content", "content": "a" * size})),
     Attack("metadata", CHAT, WHOLE // 16, lambda size: _chat(metadata={f"k{n}": "1" for n in range(size)})),
+    Attack("items", RESPONSES, WHOLE // 40, lambda size: _response(input=[{"role": "user", "content": "x"}] * size)),
+    Attack("an item's name", RESPONSES, WHOLE, lambda size: _response(input=[{"role": "user", "content": "x", "a" * size: 1}])),
+    Attack("an item's type", RESPONSES, WHOLE, lambda size: _response(input=[{"type": "a" * size}])),
+    Attack("a text of an item", RESPONSES, TEXT, lambda size: _response(input=[{"role": "user", "content": "a" * size}])),
+    Attack("parts of an item", RESPONSES, WHOLE // 49, lambda size: _response(input=[{"role": "user", "content": [{"type": "input_text", "text": "a" * 10}] * size}])),
+    Attack("calls", RESPONSES, WHOLE // 80, lambda size: _response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * size)),
+    Attack("arguments", RESPONSES, WHOLE, lambda size: _response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" + " " * size}])),
+    Attack("turns to leave out", RESPONSES, 1024, lambda size: _response(truncation="auto", input=[*[{"role": "user", "content": "q1 " * 50}] * size, {"role": "user", "content": "q1 " * CONTEXT}])),
+    Attack("thoughts", RESPONSES, WHOLE // 45, lambda size: _response(input=[{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}] * size}])),
+    Attack("references", RESPONSES, WHOLE // 50, lambda size: _response(input=[{"type": "item_reference", "id": f"msg_{n:06d}_0"} for n in range(size)])),
+    Attack("instructions", RESPONSES, TEXT, lambda size: _response(instructions="a" * size)),
+    Attack("previous_response_id", RESPONSES, WHOLE, lambda size: _response(previous_response_id="a" * size)),
+    Attack("include", RESPONSES, WHOLE // 34, lambda size: _response(include=["reasoning.encrypted_content"] * size)),
+    Attack("functions", RESPONSES, WHOLE // 80, lambda size: _response(tools=[{"type": "function", "name": f"f{n}", "parameters": {}} for n in range(size)])),
+    Attack("tool_choice", RESPONSES, WHOLE, lambda size: _response(tools=[{"type": "function", "name": "f"}], tool_choice={"type": "function", "name": "a" * size})),
+    Attack("text.format", RESPONSES, 1000, lambda size: _response(text={"format": {"type": "json_schema", "name": "a", "schema": {"properties": {f"k{n}": {"type": "string"} for n in range(size)}}}})),
+    Attack("dots in a name", RESPONSES, WHOLE, lambda size: _response(chat_template_kwargs={"." * size: 1})),
     Attack("message turns", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": "x"}] * size)),
     Attack("message blocks", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": [{"type": "text", "text": "ab"}] * size}])),
     Attack("message tool results", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * size}])),

@@ -11,7 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.http_service import HttpService, http_served
-from tests.responses import CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
+from tests.responses import CHAT, CLIENT, LONG, PATH, assembled, chat, stream, text_of, whole, without_names
 from tests.tiny import make_tiny_model
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
@@ -212,6 +212,30 @@ def test_a_conversation_goes_on(both_entries: HttpService) -> None:
     assert tokens(after) == tokens(third)
 
 
+def test_the_oldest_turns_of_a_long_conversation_are_left_out(both_entries: HttpService) -> None:
+    turns = [{"role": role, "content": f"{index} {'fox ' * 20}"} for index in range(10) for role in ("user", "assistant")]
+    asked = {"instructions": "be brief", "max_output_tokens": 8, "seed": 1, **LONG}
+    spoken = [*turns, *FOX]
+    refused = CLIENT.post(both_entries.url + PATH, json={"input": spoken, **asked}).json()["error"]
+    assert (refused["param"], refused["code"]) == ("input", "context_length_exceeded")
+    answer = whole(both_entries, input=spoken, truncation="auto", **asked)
+    assert answer["truncation"] == "auto"
+    # As many turns as there is room for.
+    lengths = {}
+    for dropped in range(0, len(turns), 2):
+        text = CLIENT.post(
+            both_entries.url + "/tokenize",
+            json={"messages": [{"role": "system", "content": "be brief"}, *turns[dropped:], *FOX]},
+        ).json()
+        lengths[dropped] = text.get("count", 1 << 20)
+    dropped = min(each for each, length in lengths.items() if length <= 512 - 8)
+    assert dropped > 0
+    assert tokens(answer) == tokens(whole(both_entries, input=spoken[dropped:], **asked))
+    # What fits is left as it is.
+    short = whole(both_entries, input=turns[:2] + FOX, truncation="auto", **asked)
+    assert tokens(short) == tokens(whole(both_entries, input=turns[:2] + FOX, **asked))
+
+
 def test_what_asks_for_nothing_is_taken(both_entries: HttpService) -> None:
     answer = whole(
         both_entries, model="tiny", input=[{"role": "user", "content": "fox", "id": None, "status": "completed"}], max_output_tokens=2,
@@ -228,6 +252,35 @@ def test_what_the_template_does_not_read_is_named(both_entries: HttpService) -> 
         body = {"input": "fox", "max_output_tokens": 2, "reasoning": {"effort": "high"}, "stream": streams}
         answer = CLIENT.post(both_entries.url + PATH, json=body)
         assert answer.status_code == 200 and answer.headers["x-outrider-ignored"] == "reasoning.effort"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\r\nx-evil: 1", "chat_template_kwargs.a x-evil: 1"),
+        ("\x00é東", "chat_template_kwargs. \\xe9\\u6771"),
+        ("." * 300_000, f"chat_template_kwargs{'.' * 477}..."),
+    ],
+    ids=["line end", "other characters", "long"],
+)
+def test_names_of_any_characters_are_told_in_a_header(
+    both_entries: HttpService, name: str, shown: str, streams: bool
+) -> None:
+    for path, asked in ((PATH, {"input": "fox", "max_output_tokens": 1}), (CHAT, {"messages": FOX, "max_tokens": 1})):
+        body = {**asked, "stream": streams, "chat_template_kwargs": {name: 1}}
+        answer = CLIENT.post(both_entries.url + path, json=body)
+        assert (answer.status_code, answer.headers["x-outrider-ignored"]) == (200, shown)
+        assert "x-evil" not in answer.headers
+
+
+def test_thoughts_that_the_template_does_not_read_are_named(both_entries: HttpService) -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    spoken = [*FOX, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    asked = {"max_output_tokens": 4, "seed": 1, **LONG}
+    answer = CLIENT.post(both_entries.url + PATH, json={"input": [spoken[0], thought, *spoken[1:]], **asked})
+    assert answer.headers["x-outrider-ignored"] == "input[].content"
+    assert tokens(answer.json()) == tokens(whole(both_entries, input=spoken, **asked))
 
 
 def test_where_tokens_come_from(both_entries: HttpService) -> None:

@@ -13,7 +13,7 @@ from services.privacy.config import Privacy
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from tests.contract.test_openai_streams import openai_client, served
 from tests.openai_types import check_response, response_events_of
-from tests.responses import PATH, assembled, checked, without_names
+from tests.responses import CHAT, PATH, assembled, checked, without_names
 from tests.scripted_router import ScriptedRouter
 
 LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"a": {}}}}
@@ -27,7 +27,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
         ("plain", ["plain"]),
         (CALL, [("look", '{"a": 1}')]),
         (f"\n\n{CALL}", [("look", '{"a": 1}')]),
-        (f"Let me look.\n{CALL}\n{CALL}", ["Let me look.\n", ("look", '{"a": 1}'), ("look", '{"a": 1}')]),
+        (f"Let me look.\n{CALL}\n{CALL}", ["Let me look.", ("look", '{"a": 1}'), ("look", '{"a": 1}')]),
         (f"{CALL}\nDone.", [("look", '{"a": 1}'), "\nDone."]),
         ("\n \n", ["\n \n"]),
         ("\n\ntext", ["\n\ntext"]),
@@ -49,11 +49,32 @@ async def test_calls_and_texts_are_items(pieces: int, text: str, wanted: list[An
     last = events[-1]["response"]
     assert without_names(last) == without_names(whole)
     assert assembled(events) == last["output"]
-    # The log-probabilities of a message are those of its text.
+    # The log-probabilities of a message are those of its text, with what came after it at the end.
     for item in whole["output"]:
         if item["type"] == "message":
             data = b"".join(bytes(each["bytes"]) for each in item["content"][0]["logprobs"])
-            assert data.decode() == item["content"][0]["text"] or pieces > 1
+            assert data.decode() == item["content"][0]["text"]
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+async def test_thoughts_are_items(pieces: int) -> None:
+    text = f"<think>\nHm, hm.\n</think>\n\nLet me look.\n{CALL}"
+    router = ScriptedRouter(text, pieces).with_card(thoughts="think")
+    asked: dict[str, Any] = {"input": "x", "tools": [LOOK], "seed": 1, "include": ["message.output_text.logprobs"]}
+    async with served(router) as (client, _):
+        whole = (await client.post(PATH, json=asked)).json()
+        check_response(whole)
+        events = checked(response_events_of((await client.post(PATH, json={**asked, "stream": True})).text))
+        chat = (await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "seed": 1})).json()
+    thought, said, call = whole["output"]
+    assert thought["type"] == "reasoning" and thought["summary"] == []
+    assert thought["content"] == [{"type": "reasoning_text", "text": chat["choices"][0]["message"]["reasoning_content"]}]
+    assert said["content"][0]["text"] == "Let me look." and call["arguments"] == '{"a": 1}'
+    assert b"".join(bytes(each["bytes"]) for each in said["content"][0]["logprobs"]).decode() == "Let me look."
+    reasoning = whole["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert reasoning == chat["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
+    assert without_names(events[-1]["response"]) == without_names(whole)
+    assert assembled(events) == events[-1]["response"]["output"]
 
 
 @pytest.mark.parametrize(

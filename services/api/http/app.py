@@ -24,6 +24,7 @@ from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
+from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
 from services.api.http.unserved_paths import instead_of
@@ -42,6 +43,8 @@ _AROUND_IDS = (
     ("/v1/models/", ""),
 )
 _RESPONSE = "/v1/responses/{id}"
+# The one field that has a place in queries, too, says what the answer to a GET may leave out; none does.
+_OF_RESPONSES = frozenset(CreateResponse.model_fields) - {"include"}
 _MESSAGES = "/v1/messages"
 _CLOSING = [("connection", "close")]
 
@@ -237,7 +240,7 @@ def _check_query(query: bytes) -> None:
         Refused: there is a field; names it.
     """
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if name in KNOWN:
+        if name in KNOWN or name in _OF_RESPONSES:
             raise Refused(name, value or "empty", "unset in the query: fields stand in the body", "unknown_parameter")
 
 

@@ -30,6 +30,7 @@ from services.api.http.ops_listener import TEXT
 from services.api.http.page import DOCS, page
 from services.api.messages import ModelCard, RouterPort, TokenSpelling
 from services.api.readiness import LatelyReady, Well
+from services.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ _Read = TypeVar("_Read")
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
 _OWNER = "outrider"
 # Names fields of a request that had no effect.
-_IGNORED = "x-outrider-ignored"
+_IGNORED, _MOST_NAMED = "x-outrider-ignored", 500
 
 
 class Endpoints:
@@ -243,8 +244,9 @@ class Endpoints:
 
 
 def _ignored(answer: AnswerInProgress) -> Headers:
-    names = answer.ignored
-    return [(_IGNORED, ", ".join(names))] if names else []
+    # They are a client's own: a header holds no others' line ends, and not megabytes.
+    names = printable_line(", ".join(answer.ignored), _MOST_NAMED).encode("ascii", "backslashreplace").decode()
+    return [(_IGNORED, names)] if names else []
 
 
 def _names_of(tokens: Sequence[TokenSpelling]) -> list[str]:

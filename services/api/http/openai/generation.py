@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
+from services.api.http.openai.oldest_turns import fitting
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.thought_grammar import behind_thought
 from services.api.messages import (
@@ -164,8 +165,16 @@ async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[Mod
 async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
     source = request.input
     field = "messages" if source and isinstance(source, tuple) and not isinstance(source[0], int) else "prompt"
+
+    def ids_of(messages: tuple[ChatMessage, ...]) -> Awaitable[tuple[int, ...]]:
+        return router.tokenize(replace(request, input=messages))
+
     try:
-        ids = await router.tokenize(request)
+        if asked.drops_oldest:
+            most = card.max_model_len - (asked.sampling.max_tokens or 1)
+            ids = await fitting(tuple(each for each in source if isinstance(each, ChatMessage)), ids_of, most)
+        else:
+            ids = await router.tokenize(request)
     except InvalidArgument as error:
         raise named(error, {"prompt": field}) from error
     if asked.truncate is not None:

@@ -36,6 +36,7 @@ class Asked:
         prompt_logprobs: the same of the prompt's own tokens.
         answers: there is an answer; False: only what is said of the prompt is wanted.
         truncate: keep only so many tokens of the prompt's end; -1: as many as fit; None: all.
+        drops_oldest: of a conversation that is too long, leave out the oldest turns.
         truncates_end: that keeps the prompt's beginning instead.
         infill: the answers fill gaps, each behind one of ``inputs``, which are texts.
         echo: the text begins with the prompt.
@@ -72,6 +73,7 @@ class Asked:
     prompt_logprobs: int | None = None
     answers: bool = True
     truncate: int | None = None
+    drops_oldest: bool = False
     truncates_end: bool = False
     infill: Infill | None = None
     echo: bool = False

@@ -98,9 +98,8 @@ def ask(new: NewResponse, before: Sequence[Item], stored: Callable[[str], Item |
         asked = read_chat(_chat_of(body, conversation.messages))
     except InvalidArgument as error:
         raise names.told(error) from error
-    return AskedResponse(
-        body=body, asked=replace(asked, length_field="max_completion_tokens"), context=_context(before, own), names=names
-    )
+    asked = replace(asked, length_field="max_completion_tokens", drops_oldest=body.truncation == "auto")
+    return AskedResponse(body=body, asked=asked, context=_context(before, own), names=names)
 
 
 def _resolved(item: Item, path: str, stored: Callable[[str], Item | None]) -> Item:

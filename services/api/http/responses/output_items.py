@@ -21,66 +21,66 @@ class OutputItems:
 
     Args:
         response_id: of the response that they belong to.
-        calls: the answer may call functions: white space before a call is no message then.
 
     Attributes:
         done: the items that have ended.
     """
 
-    def __init__(self, response_id: str, *, calls: bool) -> None:
+    def __init__(self, response_id: str) -> None:
         self._stem = response_id.removeprefix("resp_")
-        self._calls = calls
         self._item: dict[str, Any] = {}
         self._texts: list[str] = []
-        # Log-probabilities of the open message, and of tokens whose text has not been told.
         self._logprobs: list[Any] = []
-        self._untold: list[Any] = []
-        self._space = ""
+        # Tokens whose text has not been told: that text, and their log-probabilities.
+        self._untold: list[tuple[str, Any]] = []
         self.done: list[dict[str, Any]] = []
 
-    def note(self, logprobs: Iterable[Any]) -> None:
-        """Take the log-probabilities of tokens. They are told with the next text of a message, or at its end."""
-        self._untold += logprobs
+    def note(self, tokens: Iterable[tuple[str, Any]]) -> None:
+        """Take the texts of tokens with their log-probabilities, before what is made of them is told."""
+        self._untold += tokens
 
     def think(self, text: str) -> list[Event]:
         """Add to the thoughts."""
+        self._logprobs_of(text)
         opened = self._opened("reasoning", summary=[], content=[])
-        self._untold = []
         return [*opened, self._delta("response.reasoning_text.delta", text, content_index=0)]
 
     def say(self, text: str) -> list[Event]:
         """Add to the message."""
-        opened: list[Event] = []
-        if self._item.get("type") != "message":
-            text, self._space = self._space + text, ""
-            if self._calls and not text.strip():
-                self._space = text
-                return []
-        told, self._untold = self._untold, []
-        if self._item.get("type") != "message":
-            opened = self._opened("message", role="assistant", content=[])
+        told = self._logprobs_of(text)
+        opened = self._opened("message", role="assistant", content=[])
         self._logprobs += told
         return [*opened, self._delta("response.output_text.delta", text, content_index=0, logprobs=told)]
 
     def call(self, call_id: str, name: str) -> list[Event]:
         """Begin a call."""
-        self._space = ""
-        self._untold = []
         return self._closed("completed") + self._opened("function_call", call_id=call_id, name=name, arguments="")
 
     def argue(self, text: str) -> list[Event]:
         """Add to the call's arguments."""
-        self._untold = []
+        self._logprobs_of(text)
         return [self._delta("response.function_call_arguments.delta", text)]
 
     def end(self, how: Ended) -> list[Event]:
         """End the last item. An answer without any has an empty message."""
-        if self._item:
-            return self._closed(how)
-        if self.done:
-            return []
-        self._calls = False
-        return self.say("") + self._closed(how)
+        begun = [] if self._item or self.done else self.say("")
+        # What ends an answer has no text.
+        self._logprobs += [logprob for _, logprob in self._untold]
+        return begun + self._closed(how)
+
+    def _logprobs_of(self, text: str) -> list[Any]:
+        """The log-probabilities of the tokens that next spell a text; those before it spell what is told of by itself."""
+        spelt = "".join(token for token, _ in self._untold)
+        start = max(0, spelt.find(text))
+        place, found, left = 0, [], []
+        for token, logprob in self._untold:
+            begin, place = place, place + len(token)
+            if begin >= start + len(text) and token:
+                left.append((token, logprob))
+            elif place > start or (begin == start and not token):
+                found.append(logprob)
+        self._untold = left
+        return found
 
     def _opened(self, kind: str, **fields: Any) -> list[Event]:
         if self._item.get("type") == kind:
@@ -107,7 +107,6 @@ class OutputItems:
             item["arguments"] = text
             events = [self._of_item("response.function_call_arguments.done", arguments=text)]
         else:
-            self._logprobs += self._untold if kind == "message" else []
             part = self._content(text)
             item["content"] = [part]
             done = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
@@ -118,7 +117,7 @@ class OutputItems:
             ]
         events.append(self._event("response.output_item.done", item=item))
         self.done.append(item)
-        self._item, self._texts, self._logprobs, self._untold = {}, [], [], []
+        self._item, self._texts, self._logprobs = {}, [], []
         return events
 
     def _content(self, text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from speculation.errors import InvalidArgument
 
 _KNOWN = {
     "messages": "input",
+    "messages[].reasoning_content": "input[].content",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",

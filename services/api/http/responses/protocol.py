@@ -173,7 +173,9 @@ Includable = Literal[
 class Extensions(Declared):
     """Fields beyond OpenAI's, as the chat door reads them."""
 
-    seed: Annotated[Any, Later(int)] = None
+    seed: Annotated[Any, Later(int)] = Field(
+        None, description="the same seed, the same answer; unset: drawn, and told in the answer"
+    )
     top_k: Annotated[Any, Later(int)] = None
     min_p: Annotated[Any, Later(float)] = None
     presence_penalty: Annotated[Any, Later(float)] = None
@@ -192,7 +194,9 @@ class Extensions(Declared):
     structured_outputs: Annotated[Any, Later(dict[str, Any])] = None
     stream_interval: Annotated[Any, Later(int)] = None
     prediction: Annotated[Any, Later(dict[str, Any])] = None
-    speculation: Annotated[Any, Later(dict[str, Any])] = None
+    speculation: Annotated[Any, Later(dict[str, Any])] = Field(
+        None, description="strategy, num_speculative_tokens, acceptance, report, compare"
+    )
     chat_template_kwargs: Annotated[Any, Later(dict[str, Any])] = None
     privacy: Annotated[Any, Later(Literal["none", "strict"])] = None
     cache_salt: Annotated[Any, Later(str)] = None
@@ -205,26 +209,41 @@ class Extensions(Declared):
 class CreateResponse(Extensions):
     """The body of POST /v1/responses."""
 
-    model: Annotated[Any, Later(str)] = None
-    input: Annotated[Any, Later(str | list[InputItem])]
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
+    model: Annotated[Any, Later(str)] = Field(None, description="one of the served names; unset: the first")
+    input: Annotated[Any, Later(str | list[InputItem])] = Field(
+        description="a text, or items: message, function_call, function_call_output, reasoning, item_reference"
+    )
+    instructions: str | None = Field(None, description="the system's message; not handed on to what follows an answer")
+    previous_response_id: str | None = Field(
+        None, description="an answer that is stored for the same tenant, whose conversation goes on"
+    )
+    store: bool | None = Field(
+        None, description="unset: as if true, where answers are stored (server.stored_responses); private ones never are"
+    )
     stream: bool | None = None
     stream_options: StreamedHow | None = None
-    max_output_tokens: Annotated[Any, Later(int)] = None
-    # It counts calls of built-in tools, of which there are none.
-    max_tool_calls: Annotated[Whole, Ge(1)] | None = None
-    temperature: Annotated[Any, Later(float)] = None
+    max_output_tokens: Annotated[Any, Later(int)] = Field(None, description="unset: as many as the context leaves")
+    max_tool_calls: Annotated[Whole, Ge(1)] | None = Field(
+        None, description="without effect: it counts calls of built-in tools, of which there are none"
+    )
+    temperature: Annotated[Any, Later(float)] = Field(None, description="0 to 2; below 0.001 it is 0, the likeliest token")
     top_p: Annotated[Any, Later(float)] = None
-    top_logprobs: Annotated[Any, Later(int)] = None
-    include: list[Includable] | None = None
-    tools: Annotated[Any, Later(list[FunctionTool])] = None
+    top_logprobs: Annotated[Any, Later(int)] = Field(None, description="0 to 20; with or without include")
+    include: list[Includable] | None = Field(
+        None,
+        description="log-probabilities of the text; other values ask for what is never there, or is told anyway",
+    )
+    tools: Annotated[Any, Later(list[FunctionTool])] = Field(None, description="functions; unset strict: not strict")
     tool_choice: Annotated[Any, Later(Literal["none", "auto", "required"] | ChosenFunction)] = None
     parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
-    truncation: Literal["disabled"] | None = None
+    text: TextConfig | None = Field(None, description="format: text, json_object, json_schema; a schema is always followed")
+    reasoning: ReasoningConfig | None = Field(
+        None,
+        description="effort: for chat templates that read it; summary: auto, since thoughts are told whole",
+    )
+    truncation: Literal["disabled", "auto"] | None = Field(
+        None, description="auto: of a conversation that is too long, the oldest turns are left out"
+    )
     metadata: Annotated[Any, Later(dict[str, str])] = None
     user: Annotated[Any, Later(str)] = None
     safety_identifier: Annotated[Any, Later(str)] = None

@@ -68,7 +68,7 @@ class ResponseAnswer(AnswerInProgress):
         self._keep = keep
         self._speller = Speller(router, as_ids=new.asked.tokens_as_ids)
         self._reader = reader_for(new.asked, prepared, 0)
-        self._items = OutputItems(response_id, calls=new.asked.tools is not None)
+        self._items = OutputItems(response_id)
         # Those that the answer tells of besides their text.
         self._tokens: list[TextToken] = []
         self._sent = 0
@@ -118,7 +118,9 @@ class ResponseAnswer(AnswerInProgress):
             self._tokens += piece.tokens
         if self.asked.top_logprobs is not None:
             await self._speller.learn(piece.tokens)
-            self._items.note(map(_with_bytes, chat_logprobs(piece.tokens, self._speller)["content"]))
+            shown = [token for token in piece.tokens if token.logprobs is not None and token.shown]
+            logprobs = map(_with_bytes, chat_logprobs(shown, self._speller)["content"])
+            self._items.note(zip((token.text for token in shown), logprobs, strict=True))
         return self._said(self._reader.push(piece))
 
     def _said(self, deltas: list[Delta]) -> list[dict[str, Any]]:
@@ -205,7 +207,8 @@ class ResponseAnswer(AnswerInProgress):
 
 _ECHOED = (
     "instructions", "metadata", "parallel_tool_calls", "previous_response_id", "prompt_cache_key",
-    "safety_identifier", "tool_choice", "tools", "user",
+    "safety_identifier", "tool_choice", "tools", "truncation",
+    "user",
 )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class ResponseObject(BaseModel):
     tools: list[dict[str, Any]] = []
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["disabled", "auto"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
 
