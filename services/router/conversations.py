@@ -123,10 +123,12 @@ class Conversations:
         """The messages and options with tools and calls where the template reads them."""
         tools = json.loads(options.tools) if options.tools else []
         called = next((index for index, message in enumerate(shown) if "tool_calls" in message), None)
-        if not traits.calls and (called is not None or any(message["role"] == "tool" for message in shown)):
-            if not self._generic and called is not None:
-                raise _no_place(f"messages[{called}].tool_calls", "set", "calls of tools")
-            shown = generic_tools.calls_as_text(shown) if self._generic else shown
+        # Where the tools are shown in our form, so are the calls.
+        own = self._generic and (not traits.calls or (bool(tools) and not traits.tools))
+        if own and (called is not None or any(message["role"] == "tool" for message in shown)):
+            shown = generic_tools.calls_as_text(shown)
+        elif called is not None and not traits.calls:
+            raise _no_place(f"messages[{called}].tool_calls", "set", "calls of tools")
         if not tools:
             return shown, given
         if traits.tools:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.tool_formats import harmony
@@ -15,15 +14,7 @@ from services.tool_formats.marks import Marks
 from services.tool_formats.raw_json import is_json
 from services.tool_formats.tape import MOST_NAME, EndedError, OtherwiseError, Reading, Tape
 from services.tool_formats.thoughts import THOUGHTS
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an answer: of its text, of its thought, or a call."""
-
-    kind: Literal["text", "thought", "call"]
-    text: str = ""
-    call: ToolCall | None = None
+from services.tool_formats.told_parts import AnswerPart, ToldParts
 
 
 class AnswerText:
@@ -53,12 +44,9 @@ class AnswerText:
         self._form = FORMATS[form](marks) if form in FORMATS and schemas else None
         self._tape = Tape()
         self._calls = Calls(self._tape, schemas or {})
-        self._found: list[Part] = []
-        # Space that is told only if more of the same follows.
-        self._space = ""
-        self._last: Literal["text", "thought", "call", ""] = ""
+        new_id = long_id if self._form is None else self._form.call_id
+        self._told = ToldParts(new_id, trims=self._form is not None or bool(thoughts))
         self._cut = False
-        self._count = 0
         self.thinking = thinking
         self._thoughts = "" if thoughts == harmony.NAME else thoughts
         harmonic = harmony.NAME in (thoughts, form)
@@ -67,12 +55,12 @@ class AnswerText:
             marks(mark)
         self._steps: Generator[None, None, None] = self._messages() if harmonic else self._read()
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """What more text adds."""
         self._tape.feed(text)
         return self._step()
 
-    def finish(self, *, cut: bool) -> list[Part]:
+    def finish(self, *, cut: bool) -> list[AnswerPart]:
         """What the end of the text adds.
 
         Args:
@@ -80,14 +68,12 @@ class AnswerText:
         """
         self._cut = cut
         self._tape.end()
-        found = self._step()
-        return [*found, Part("text", space)] if (space := self._ended_space()) else found
+        return [*self._step(), *self._told.finish()]
 
-    def _step(self) -> list[Part]:
+    def _step(self) -> list[AnswerPart]:
         next(self._steps, None)
         self._tell_calls()
-        found, self._found = self._found, []
-        return found
+        return self._told.take()
 
     def _read(self) -> Reading[None]:
         if self._thoughts:
@@ -113,7 +99,7 @@ class AnswerText:
         yield from self._tape.space()
         self._tape.forget()
         yield from self._stream("thought", (closing,))
-        self.thinking, self._space = False, ""
+        self.thinking = False
         yield from self._tape.space()
         self._tape.forget()
 
@@ -123,7 +109,7 @@ class AnswerText:
         tape = self._tape
         while True:
             hit, ended = tape.find(pattern), tape.ended
-            self._tell(kind, tape.take(hit.start()) if hit else tape.rest(0 if ended else tape.begun(marks)))
+            self._told.add(kind, tape.take(hit.start()) if hit else tape.rest(0 if ended else tape.begun(marks)))
             tape.forget()
             if hit is not None:
                 tape.take(hit.end())
@@ -140,7 +126,7 @@ class AnswerText:
                 yield from self._region(opening)
             return
         while True:
-            self._tell("text", self._tape.rest())
+            self._told.add("text", self._tape.rest())
             self._tape.forget()
             if self._tape.ended:
                 return
@@ -156,7 +142,7 @@ class AnswerText:
                     return
         except EndedError:
             pass
-        self._tell("text", self._tape.forget())
+        self._told.add("text", self._tape.forget())
 
     def _region(self, opening: str) -> Reading[None]:
         """What a mark begins: calls, or it is text as well."""
@@ -168,7 +154,7 @@ class AnswerText:
             self._tape.forget()
         except OtherwiseError:
             self._tell_calls()
-            self._tell("text", calls.unread())
+            self._told.add("text", calls.unread())
         except EndedError:
             self._tell_calls()
             self._tape.rest()
@@ -178,13 +164,13 @@ class AnswerText:
         """The text has ended within a call, or behind one."""
         calls = self._calls
         if not self._cut:
-            self._tell("text", calls.unread())
+            self._told.add("text", calls.unread())
             return
         assert self._form is not None
         begun = self._form.cut(self._tape.forget(), calls)
         calls.begun = None
         if begun is not None:
-            self._tell_call(begun)
+            self._told.call(begun)
 
     def _messages(self) -> Reading[None]:
         """Harmony's messages. The prompt has begun the first one, for the assistant."""
@@ -200,7 +186,7 @@ class AnswerText:
                 self._headless(self._tape.forget())
                 return
             except OtherwiseError:
-                self._tell("text", self._tape.forget())
+                self._told.add("text", self._tape.forget())
                 yield from self._stream("text", (start,))
                 self._tape.forget()
                 continue
@@ -215,12 +201,12 @@ class AnswerText:
             self._marks(harmony.CHANNEL) in text or "assistant".startswith(text.strip()) or text.lstrip().startswith("to=")
         )
         if not known:
-            self._tell("text", text)
+            self._told.add("text", text)
 
     def _message(self, said: harmony.Message, ends: tuple[str, ...]) -> Reading[None]:
         if said.to not in self._calls.schemas:
-            if self._last == said.kind:
-                self._tell(said.kind, "\n")
+            if self._told.last == said.kind:
+                self._told.add(said.kind, "\n")
             self.thinking = said.kind == "thought"
             yield from self._stream(said.kind, ends)
             self._tape.forget()
@@ -235,37 +221,11 @@ class AnswerText:
             self._tape.rest()
         self._tape.forget()
         if not complete or is_json(text):
-            self._tell_call(ToolCall(said.to, text.strip()))
+            self._told.call(ToolCall(said.to, text.strip()))
         else:
-            self._tell("text", text)
-
-    def _tell(self, kind: Literal["text", "thought"], text: str) -> None:
-        if kind != self._last and self._last == "thought":
-            self._space, text = "", text.lstrip()
-        if not text:
-            return
-        if self._form is None and kind == "text" and not self._thoughts:
-            ready, self._space = self._space + text, ""
-        else:
-            ready = text.rstrip()
-            if not ready:
-                self._space += text
-                return
-            ready, self._space = self._space + ready, text[len(ready) :]
-        self._last = kind
-        self._found.append(Part(kind, ready))
+            self._told.add("text", text)
 
     def _tell_calls(self) -> None:
         for call in self._calls.found:
-            self._tell_call(call)
+            self._told.call(call)
         self._calls.found.clear()
-
-    def _tell_call(self, call: ToolCall) -> None:
-        self._space, self._last = "", "call"
-        new_id = long_id if self._form is None else self._form.call_id
-        self._found.append(Part("call", call=ToolCall(call.name, call.arguments, call.id or new_id(call.name, self._count))))
-        self._count += 1
-
-    def _ended_space(self) -> str:
-        space, self._space = self._space, ""
-        return space if self._last in ("text", "") else ""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.tool_formats.call_shape import CallShape
 from services.tool_formats.raw_json import is_json
-from services.tool_formats.shape import Shape
 from services.tool_formats.tape import OtherwiseError, Reading, Tape
 
 
@@ -107,7 +107,7 @@ class ToolFormat(Protocol):
     marks: tuple[str, ...]
 
     @property
-    def shape(self) -> Shape | None: ...
+    def shape(self) -> CallShape | None: ...
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         """Read calls, behind their opening.

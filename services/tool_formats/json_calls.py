@@ -7,9 +7,9 @@ import secrets
 import string
 from collections.abc import Callable
 
+from services.tool_formats.call_shape import CallShape, Slot, json_object
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.raw_json import begun_members, is_json, members
-from services.tool_formats.shape import Shape, Slot, json_object
 from services.tool_formats.tape import OtherwiseError, Reading, Tape
 
 # Makes an id of a call's name and its place in the answer.
@@ -61,14 +61,14 @@ class JsonCalls:
         self._new_id = call_id
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> CallShape:
         call, space = json_object("parameters" if self.first else "arguments"), Slot.SPACE
         if self.first:
-            return Shape(opening=self.opening, call=call, between=(space, ";", space), first=True)
+            return CallShape(opening=self.opening, call=call, between=(space, ";", space), first=True)
         if not self._listed_only:
-            return Shape(opening=self.opening, before=(space,), call=call, after=(space, self.closing))
+            return CallShape(opening=self.opening, before=(space,), call=call, after=(space, self.closing))
         end = (space, self.closing) if self.closing else ()
-        return Shape(
+        return CallShape(
             opening=self.opening,
             before=(space, "[", space),
             call=call,
@@ -156,4 +156,4 @@ def named_call(text: str) -> ToolCall | None:
         arguments = json.loads(arguments)
         if not is_json(arguments):
             return None
-    return ToolCall(name, arguments, own if isinstance(own, str) else "")
+    return ToolCall(name, arguments, own if isinstance(own, str) and own.isalnum() and own.isascii() else "")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from services.tool_formats.call_shape import CallShape, Slot
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import short_id
-from services.tool_formats.shape import Shape, Slot
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 
 
@@ -22,8 +22,8 @@ class NamedArguments:
         self.marks: tuple[str, ...] = (opening, middle, id_mark)
 
     @property
-    def shape(self) -> Shape:
-        return Shape(opening=self.opening, call=(Slot.NAME, self.middle, Slot.ARGUMENTS))
+    def shape(self) -> CallShape:
+        return CallShape(opening=self.opening, call=(Slot.NAME, self.middle, Slot.ARGUMENTS))
 
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         name, mark = yield from tape.until(self.middle, self._id_mark, "{", most=MOST_NAME)

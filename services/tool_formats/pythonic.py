@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import math
 import re
-from typing import Any
 
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
@@ -16,7 +13,15 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 _OUTSIDE = re.compile(r"[\"'()\[\]{}]")
 _INSIDE = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 _MOST_DEPTH = 64
-_CONSTANTS = {"true": True, "false": False, "null": None}
+_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_TOKEN = re.compile(
+    r"""\s+|(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\w.])"""
+    r"""|(?P<name>[A-Za-z_][\w.\-]*)|(?P<mark>[\[\](){},:=])""",
+    re.DOTALL | re.ASCII,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": "", "0": "\0", "b": "\b", "f": "\f"}
+_CHARACTERS = 0x110000
 
 
 class PythonCalls:
@@ -92,29 +97,87 @@ def arguments_of(inner: str) -> str:
     Raises:
         OtherwiseError: they are not all named, or are no values.
     """
-    try:
-        call = ast.parse(f"f({inner})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+    reader = _Values(inner)
+    found: list[str] = []
+    while reader.next is not None:
+        name = reader.take("name")
+        reader.take("=")
+        found.append(f"{_text(name)}: {reader.value()}")
+        if reader.next is not None:
+            reader.take(",")
+    return "{" + ", ".join(found) + "}"
+
+
+class _Values:
+    """Reads Python's values, and writes them as JSON: numbers as they are."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens: list[tuple[str, str]] = []
+        at = 0
+        while found := _TOKEN.match(text, at):
+            at = found.end()
+            if (kind := found.lastgroup) is not None:
+                self._tokens.append((kind if kind != "mark" else found[0], found[0]))
+        if at != len(text):
             raise OtherwiseError
-        found = {str(each.arg): _value(each.value) for each in call.keywords}
-        return json.dumps(found, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise OtherwiseError from error
+        self._tokens.reverse()
 
+    @property
+    def next(self) -> str | None:
+        """The kind of the next token; None: there is none."""
+        return self._tokens[-1][0] if self._tokens else None
 
-def _value(node: ast.expr) -> Any:
-    """What a literal means. A single name is a text: templates leave out quotes."""
-    match node:
-        case ast.Name():
-            return _CONSTANTS.get(node.id, node.id)
-        case ast.List() | ast.Tuple():
-            return [_value(each) for each in node.elts]
-        case ast.Dict():
-            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
-            if len(keys) != len(node.values) or not all(isinstance(key, str) for key in keys):
-                raise OtherwiseError
-            return dict(zip(keys, map(_value, node.values), strict=True))
-    value = ast.literal_eval(node)
-    if value is not None and (not isinstance(value, str | int | float) or (isinstance(value, float) and math.isinf(value))):
+    def take(self, kind: str) -> str:
+        """The next token.
+
+        Raises:
+            OtherwiseError: it is of another kind.
+        """
+        if self.next != kind:
+            raise OtherwiseError
+        return self._tokens.pop()[1]
+
+    def value(self) -> str:
+        """The next value. Its brackets are not nested too deeply: the text's were counted."""
+        match self.next:
+            case "number":
+                return self.take("number")
+            case "text":
+                return _text(_ESCAPE.sub(_unescaped, self.take("text")[1:-1]))
+            case "name":
+                # Templates leave out the quotes of texts.
+                name = self.take("name")
+                return _CONSTANTS.get(name, _text(name))
+            case "[" | "(":
+                end = {"[": "]", "(": ")"}[self.take(self.next)]
+                return f"[{', '.join(self._until(end))}]"
+            case "{":
+                self.take("{")
+                return "{" + ", ".join(self._until("}", named=True)) + "}"
         raise OtherwiseError
-    return value
+
+    def _until(self, end: str, *, named: bool = False) -> list[str]:
+        found: list[str] = []
+        while self.next != end:
+            before = ""
+            if named:
+                before = _text(_ESCAPE.sub(_unescaped, self.take("text")[1:-1])) + ": "
+                self.take(":")
+            found.append(before + self.value())
+            if self.next != end:
+                self.take(",")
+        self.take(end)
+        return found
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code, letter = found[1] or found[2] or found[3], found[4]
+    if code is not None:
+        # Half of a surrogate pair is no character.
+        valid = int(code, 16) < _CHARACTERS and not 0xD800 <= int(code, 16) <= 0xDFFF
+        return chr(int(code, 16)) if valid else found[0]
+    return _ESCAPED.get(letter, found[0])
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

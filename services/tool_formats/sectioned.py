@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from services.tool_formats.call_shape import CallShape, Slot, Step
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
-from services.tool_formats.shape import Shape, Slot, Step
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 
 _FENCE, _FENCE_END = "```json", "```"
@@ -40,14 +40,14 @@ class SectionedCalls:
         self.marks: tuple[str, ...] = (*section, *call, middle)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> CallShape:
         heads: dict[str, tuple[Step, ...]] = {
             "name": (Slot.NAME, self.middle),
             "kind": ("function", self.middle, Slot.NAME, f"\n{_FENCE}\n"),
             "id": ("functions.", Slot.NAME, ":", Slot.NUMBER, self.middle),
         }
         fence = (f"\n{_FENCE_END}",) if self.head == "kind" else ()
-        return Shape(
+        return CallShape(
             opening=self.section[0],
             call=(self.call[0], *heads[self.head], Slot.ARGUMENTS, *fence, self.call[1]),
             between=(Slot.SPACE,),

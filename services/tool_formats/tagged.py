@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from services.tool_formats.call_shape import CallShape, Slot, Tags
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.raw_json import is_json
-from services.tool_formats.shape import Shape, Slot, Tags
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 
 # As Python writes them, and templates with it.
@@ -31,7 +31,7 @@ class TaggedCalls(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> Shape: ...
+    def shape(self) -> CallShape: ...
 
     @abstractmethod
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]: ...
@@ -55,8 +55,8 @@ class FunctionTags(TaggedCalls):
         self.marks = (opening, closing)
 
     @property
-    def shape(self) -> Shape:
-        return Shape(
+    def shape(self) -> CallShape:
+        return CallShape(
             opening=self.opening,
             before=(Slot.SPACE,),
             call=("<function=", Slot.NAME, ">\n", Slot.TAGGED, "</function>"),
@@ -98,8 +98,8 @@ class KeyTags(TaggedCalls):
         self.marks = (opening, closing, *tags)
 
     @property
-    def shape(self) -> Shape:
-        return Shape(
+    def shape(self) -> CallShape:
+        return CallShape(
             opening=self.opening,
             call=(Slot.NAME, "\n", Slot.TAGGED),
             after=(self.closing,),

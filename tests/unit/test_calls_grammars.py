@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.thought_grammar import behind_thought
+from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ModelCard, RequestedSampling
 from services.grammars import check_sampling, engine_text

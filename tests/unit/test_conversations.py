@@ -158,6 +158,14 @@ def test_tools_without_a_place_get_a_general_form(tmp_path: Path) -> None:
     assert rendered(tmp_path, USER, tools=True).startswith("<system>You may call")
 
 
+def test_calls_have_the_form_of_the_tools(tmp_path: Path) -> None:
+    # Calls have a place in this template, tools have none.
+    with_settings(tmp_path, BY_FORM["deepseek_v31"].replace("{% if tools %}", "{% if false %}"))
+    assert Tokens(str(tmp_path)).tool_format == "hermes"
+    assert '<tool_call>\n{"name": "look"' in rendered(tmp_path, USER, CALLED, ANSWERED, tools=True)
+    assert "<｜tool▁call▁begin｜>look" in rendered(tmp_path, USER, CALLED, ANSWERED)
+
+
 def test_a_template_without_a_system_message(tmp_path: Path) -> None:
     with_settings(tmp_path, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + PLAIN)
     assert rendered(tmp_path, USER, tools=True).startswith("<user>You may call")

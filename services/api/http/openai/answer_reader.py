@@ -11,10 +11,11 @@ from services.api.http.openai.forced_calls import ForcedCalls, ListedCalls, Name
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, ModelCard
-from services.tool_formats.answer_text import AnswerText, Part
+from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
+from services.tool_formats.told_parts import AnswerPart
 from speculation.types import FinishReason
 
 
@@ -83,7 +84,7 @@ class AnswerReader:
 
     def push(self, piece: Piece) -> list[Delta]:
         """What a piece adds."""
-        found: list[Part] = []
+        found: list[AnswerPart] = []
         length = 0
         for token in piece.tokens:
             length += len(token.text)
@@ -104,13 +105,14 @@ class AnswerReader:
         # A mark is a token, not text that looks like one.
         return self._marks.letter(token.id) or token.text
 
-    def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
+    def _deltas(self, parts: Sequence[AnswerPart]) -> list[Delta]:
         found: list[Delta] = []
         for part in parts:
             text = self._marks.spelt(part.text, named=self._named)
             if part.call is not None:
                 arguments = self._marks.spelt(part.call.arguments, named=self._named)
-                begun = Delta(call=self.calls, id=part.call.id, name=part.call.name)
+                own = self._marks.spelt(part.call.id, named=False)
+                begun = Delta(call=self.calls, id=own, name=part.call.name)
                 found += [begun, Delta(call=self.calls, text=arguments)]
                 self.calls += 1
             elif part.kind == "thought":

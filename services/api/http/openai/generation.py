@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.model_fit import called, check_infill, check_tools, held_to_calls, readable
+from services.api.http.openai.model_fit import called, check_infill, check_tools, formed, readable
 from services.api.http.openai.oldest_turns import fitting
+from services.api.http.openai.prompt_thought import begins_thought
 from services.api.http.openai.request import Asked, Input
-from services.api.http.openai.thought_grammar import behind_thought
 from services.api.messages import (
     ChatMessage,
     ChatOptions,
@@ -27,8 +27,6 @@ from services.api.messages import (
     TextChunk,
 )
 from services.grammars import field_of
-from services.tool_formats.harmony import NAME as HARMONY
-from services.tool_formats.thoughts import THOUGHTS
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
@@ -42,8 +40,6 @@ _TEMPERATURE = 1.0
 _CONTEXTS = 16
 # Events of a request that may wait for a slow reader before its generations wait, too.
 _AHEAD = 64
-# Tokens of a prompt's end in which a mark shows.
-_TAIL = 32
 # What the router calls the grammar of calls.
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
@@ -105,7 +101,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     how = HowAsked(streams=asked.stream is not None, choices=asked.n)
     requests, thinking = [], []
     for ids in prompts:
-        thinks = chats and await _thinks(ids, asked, router, card)
+        thinks = chats and await begins_thought(ids, asked, router, card)
         thinking.append(thinks)
         sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
         for choice in range(asked.n):
@@ -184,16 +180,6 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
     return ids
 
 
-async def _thinks(prompt: Sequence[int], asked: Asked, router: RouterPort, card: ModelCard) -> bool:
-    """Whether a prompt ends within a thought, which the chat template, or the message that is continued, has begun."""
-    if card.thoughts in ("", HARMONY):
-        return False
-    begin, end = THOUGHTS[card.thoughts]
-    if asked.chat.continue_final_message and isinstance(message := asked.inputs[0][-1], ChatMessage):
-        return message.content.rfind(begin) > message.content.rfind(end)
-    return (await router.detokenize(prompt[-_TAIL:])).rstrip().endswith(begin)
-
-
 def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
     """The same error, with the request's own names of fields."""
     if isinstance(error, Refused):
@@ -223,7 +209,7 @@ async def _echo(source: Input, router: RouterPort) -> str:
 def _completed(
     asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None, *, thinking: bool
 ) -> RequestedSampling:
-    sampling = _formed(asked, card, thinking)
+    sampling = formed(asked, card, thinking=thinking)
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
@@ -238,18 +224,6 @@ def _completed(
     except InvalidArgument as error:
         raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
     return sampling
-
-
-def _formed(asked: Asked, card: ModelCard, thinking: bool) -> RequestedSampling:
-    """The request's sampling with the form that all of the answer must have."""
-    sampling, free = asked.sampling, asked.tools is not None and asked.tools.mode == "auto"
-    if asked.tools is not None and free:
-        sampling = held_to_calls(asked.tools, sampling, card)
-        if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
-            # Of the messages, those that are thoughts are part of the form.
-            return sampling
-    chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
-    return behind_thought(sampling, card, thinking=thinking) if chats else sampling
 
 
 class RunningChoices:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.chat_request import EFFORT
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ModelCard, RequestedSampling
 from services.grammars import check_sampling
+from services.tool_formats.harmony import NAME as HARMONY
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams
 
@@ -103,7 +105,26 @@ def check_infill(asked: Asked, card: ModelCard) -> None:
         raise Refused("suffix", asked.infill.suffix or "empty", allowed, "unsupported_parameter")
 
 
-def held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard) -> RequestedSampling:
+def formed(asked: Asked, card: ModelCard, *, thinking: bool) -> RequestedSampling:
+    """The request's sampling with the form that all of the answer must have.
+
+    Args:
+        thinking: the prompt has begun a thought.
+
+    Raises:
+        InvalidArgument: the form is not valid, or cannot be had beside another.
+    """
+    sampling = asked.sampling
+    if asked.tools is not None and asked.tools.mode == "auto":
+        sampling = _held_to_calls(asked.tools, sampling, card)
+        if card.tool_format == HARMONY and asked.sampling.structured_outputs is None:
+            # Of the messages, those that are thoughts are part of the form.
+            return sampling
+    chats = not isinstance(asked.inputs[0], str) and isinstance(asked.inputs[0][0], ChatMessage)
+    return behind_thought(sampling, card, thinking=thinking) if chats else sampling
+
+
+def _held_to_calls(tools: ToolUse, sampling: RequestedSampling, card: ModelCard) -> RequestedSampling:
     """The request's sampling with the form that its tools ask of the model's text.
 
     Raises:

@@ -13,7 +13,7 @@ from services.api.http.openai.mark_rules import MarkRules, literal
 from services.api.http.openai.tagged_grammar import tagged_rules
 from services.grammars import schema_rule
 from services.tool_formats import harmony
-from services.tool_formats.shape import Shape, Slot, Step, json_object
+from services.tool_formats.call_shape import CallShape, Slot, Step, json_object
 
 # As much white space as in answers that follow a schema.
 SPACE = r"space: /[\x20\x0A\x0D\x09]{1,20}/?"
@@ -28,7 +28,7 @@ def listed_calls(schemas: Mapping[str, Any], *, several: bool) -> str:
 
 
 def calls_in_text(
-    schemas: Mapping[str, Any], strict: Mapping[str, str], shape: Shape, marks: MarkRules, *, several: bool
+    schemas: Mapping[str, Any], strict: Mapping[str, str], shape: CallShape, marks: MarkRules, *, several: bool
 ) -> str:
     """Any text, with calls as a model writes them.
 
@@ -75,7 +75,7 @@ def calls_in_messages(schemas: Mapping[str, Any], strict: Mapping[str, str], mar
     return "\n".join([*rules, *_arguments(held)])
 
 
-def _beginning(shape: Shape, marks: MarkRules) -> list[str]:
+def _beginning(shape: CallShape, marks: MarkRules) -> list[str]:
     """Rules for an answer that is nothing but calls, or text that does not begin like one."""
     others = "{" if marks.is_special(shape.opening) else "{" + shape.opening[0]
     return [f"start: OTHER | {marks.mark(shape.opening)}? region", f"OTHER: /\\s*([^{others}\\s](.|\\n)*)?/"]

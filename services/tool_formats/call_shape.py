@@ -30,7 +30,7 @@ class Tags:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class CallShape:
     """Calls in text. A step is a mark, other text, or a slot.
 
     Attributes:

@@ -1,16 +1,31 @@
-"""An answer's form where the model thinks first: it holds for the answer, not for the thought before it, as in vLLM."""
+"""Prompts that begin a thought, and an answer's form behind one: it does not hold for the thought, as in vLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.api.http.openai.mark_rules import MarkRules
+from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_grammar import SPACE, TEXT
-from services.api.messages import ModelCard, RequestedSampling
+from services.api.messages import ChatMessage, ModelCard, RequestedSampling, RouterPort
 from services.grammars import form_rule
 from services.tool_formats import harmony
 from services.tool_formats.thoughts import THOUGHTS
 from speculation.types import StructuredOutputs
+
+# Tokens of a prompt's end in which a mark shows.
+_TAIL = 32
+
+
+async def begins_thought(prompt: Sequence[int], asked: Asked, router: RouterPort, card: ModelCard) -> bool:
+    """Whether a prompt ends within a thought, which the chat template, or the message that is continued, has begun."""
+    if card.thoughts in ("", harmony.NAME):
+        return False
+    begin, end = THOUGHTS[card.thoughts]
+    if asked.chat.continue_final_message and isinstance(message := asked.inputs[0][-1], ChatMessage):
+        return message.content.rfind(begin) > message.content.rfind(end)
+    return (await router.detokenize(prompt[-_TAIL:])).rstrip().endswith(begin)
 
 
 def behind_thought(sampling: RequestedSampling, card: ModelCard, *, thinking: bool) -> RequestedSampling:
