@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cli.printed_answer import print_answer
 from cluster.process.terminal import explain, stderr
@@ -76,7 +76,7 @@ class Conversation:
     def _command(self, name: str = "", value: str = "") -> str:
         """Do what a line that begins with a slash asks for; returns what to say."""
         if name == "strategy" and value:
-            self._options["strategy"] = value
+            self._options["strategy"] = cast("outrider.Strategy", value)
             return f"strategy: {value}"
         if name == "seed" and value.isdecimal():
             self._options["seed"] = int(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cluster.settings.component_tls import server_tls
@@ -22,6 +22,8 @@ from speculation.errors import ConfigurationError
 from speculation.ports import Drafter, VerifierPort
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from services.drafter.service import DrafterService
 
 
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 
 class Observing:
     """What one process counts and traces.
+
+    Attributes:
+        exposition: what the ops port says.
+        gathered: what the API port says: the numbers of all processes, also on Ray.
 
     Args:
         on_ray: whether the process is one of Ray's.
@@ -41,28 +47,40 @@ class Observing:
 
     def __init__(self, settings: Settings, *, on_ray: bool, component: str = "server") -> None:
         self.exposition: Callable[[], bytes] = _nothing
+        self.gathered: Callable[[], bytes] = _nothing
         self.metrics: Metrics = DROPPED
         export = export_of(settings, on_ray=on_ray)
         if export == "prometheus":
             from services.metrics.prometheus_sink import PrometheusSink
 
             sink = PrometheusSink()
-            self.metrics, self.exposition = sink, sink.exposition
-            if settings.metrics.vllm_names:
-                from services.metrics.vllm_names import VllmNames
-
-                again = VllmNames(sink.collect, lambda: self._model)
-                self.exposition = lambda: sink.exposition() + again.exposition()
+            self.metrics = sink
+            self.exposition = self.gathered = self._told(settings, sink.collect)
         elif export == "ray":
-            from cluster.ray.metrics import RaySink, pointer
+            from cluster.ray.metrics import RaySink, gathered, pointer
 
             self.metrics, self.exposition = RaySink(), pointer
+            self.gathered = self._told(settings, gathered)
         self._model = ""
         self._tracing = None
         if (endpoint := settings.tracing.otlp_endpoint) is not None:
             from services.tracing.otlp_export import tracing_to
 
             self._tracing = tracing_to(endpoint, settings.tracing.sample_ratio, component)
+
+    def _told(self, settings: Settings, collect: Callable[[], Iterable[Metric]]) -> Callable[[], bytes]:
+        """Writes what is collected, by vLLM's names as well where that is wanted."""
+        from services.metrics.prometheus_sink import written
+        from services.metrics.vllm_names import by_vllm_names
+
+        if not settings.metrics.vllm_names:
+            return lambda: written(collect())
+
+        def both() -> bytes:
+            families = list(collect())
+            return written([*families, *by_vllm_names(families, self._model)])
+
+        return both
 
     def router(self, router: RouterPort, model: str) -> RouterPort:
         """``router``, counted and traced; ``model`` is the name of the served one."""

@@ -79,7 +79,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         await _claim(closed_last, public, http, service)
         grpc = await serve_public(router, public, gate)
         started.push_async_callback(grpc.stop, 0)
-        serving_http = None if http is None else await serve_http(router, http, gate, observing.exposition, store)
+        serving_http = None if http is None else await serve_http(router, http, gate, observing.gathered, store)
         if serving_http is not None:
             started.push_async_callback(serving_http.stop, 0)
         ops = OpsEntry(settings, observing.exposition, router)

@@ -29,6 +29,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from rich.table import Table
 
@@ -93,7 +94,12 @@ def ask_grpc(address: str, tokens: int) -> Answered:
         client.models()
         began, text = time.perf_counter(), ""
         with client.stream(
-            PROMPT, strategy=PLAIN, temperature=0, max_tokens=tokens, ignore_eos=True, ignore_generation_config=True
+            PROMPT,
+            strategy=cast("outrider.Strategy", PLAIN),
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            ignore_generation_config=True,
         ) as pieces:
             for piece in pieces:
                 text += piece.text

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
@@ -73,7 +73,7 @@ def measure(client: outrider.Client, probe: Probe, case: Case, tokens: int) -> R
     def ask(request: int) -> None:
         client.generate(
             messages=[{"role": "user", "content": PROMPTS[request % len(PROMPTS)]}],
-            strategy=case.strategy,
+            strategy=cast("outrider.Strategy", case.strategy),
             max_tokens=tokens,
             seed=request,
             ignore_eos=True,

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import outrider
 from benchmarks.never_slower.requests import LoadRequest
@@ -169,7 +170,7 @@ async def _ask(
     """Fill the answer as it comes; ``arrived`` hears of every chunk how many tokens it has."""
     request = answer.request
     options: Options = {
-        "strategy": strategy,
+        "strategy": cast("outrider.Strategy", strategy),
         "seed": request.seed,
         "temperature": temperature,
         "max_tokens": request.max_tokens,

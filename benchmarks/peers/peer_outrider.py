@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, a
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import outrider
 from cluster import build
@@ -149,7 +149,7 @@ class _OnRay:
         self, strategy: str, request: Counts, load: Counts
     ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
         options: outrider.requests.Options = {
-            "strategy": strategy,
+            "strategy": cast("outrider.Strategy", strategy),
             "seed": request["seed"],
             "temperature": load["temperature"],
             "max_tokens": load["max_tokens"],

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import outrider
 from speculation.errors import OutriderError
@@ -71,7 +72,7 @@ def record(
     began, arrivals, tokens = time.perf_counter(), [], 0
     with client.stream(
         messages=[{"role": "user", "content": message}],
-        strategy=strategy,
+        strategy=cast("outrider.Strategy", strategy),
         max_tokens=max_tokens,
         temperature=0,
         report="sources",

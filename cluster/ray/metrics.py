@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
+from prometheus_client.metrics_core import Metric
 from ray.util import metrics as ray_metrics
 
+from services.metrics.added_up import added_up
 from services.metrics.families import FAMILIES, PREFIX, Family, family_of
 from services.metrics.registry import CounterHandle, GaugeHandle, HistogramHandle, Values
 
@@ -20,6 +25,8 @@ log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 # Most observations that wait for a delivery; beyond, a thread that does not get to run would let them fill the memory.
 _MOST_WAITING = 100_000
+# Of the agents: how many are asked at once, seconds in which one answers, and the most bytes that are read.
+_AT_ONCE, _ANSWERS_S, _MOST_BYTES = 16, 5.0, 64 << 20
 
 
 class _Pending:
@@ -145,7 +152,27 @@ class RaySink:
 def pointer() -> bytes:
     """What ``/metrics`` of the ops port says on Ray: where Ray's agents export the numbers. ``outrider top`` goes there."""
     lines = ["# On Ray, every node's agent exports the numbers of the components on it, with the prefix ray_:"]
-    for node in ray.nodes():
-        if node.get("Alive"):
-            lines.append(f"# see http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics")
-    return ("\n".join(lines) + "\n").encode()
+    return "\n".join([*lines, *(f"# see {url}" for url in _agents()), ""]).encode()
+
+
+def gathered() -> Iterator[Metric]:
+    """What the agents of all nodes export, added up. A node whose agent does not answer is left out, and logged."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        texts = [text for text in threads.map(_fetched, _agents()) if text is not None]
+    return added_up(texts)
+
+
+def _agents() -> list[str]:
+    nodes = (node for node in ray.nodes() if node.get("Alive"))
+    return [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes]
+
+
+def _fetched(url: str) -> str | None:
+    try:
+        # No proxy leads to a component.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=_ANSWERS_S) as answer:
+            content: bytes = answer.read(_MOST_BYTES)
+            return content.decode(errors="replace")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        log.warning("the agent at %s tells no numbers: %s", url, error)
+        return None

@@ -21,8 +21,8 @@ class MetricsSettings(Section):
     vllm_names: bool = Field(
         False,
         description="whether /metrics has the numbers that vLLM has, too, by its names as well (vllm:num_requests_running, "
-        "vllm:spec_decode_num_drafts_total, ...), for its dashboards and `vllm bench serve`; not on Ray, whose agents "
-        "export the numbers",
+        "vllm:spec_decode_num_drafts_total, ...), for its dashboards and `vllm bench serve`; on Ray, that of the API port "
+        "alone (server.metrics)",
     )
 
 

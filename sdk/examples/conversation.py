@@ -2,13 +2,13 @@
 
 import sys
 
-from outrider import Client
+from outrider import Client, Message
 
 ADDRESS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
 QUESTIONS = ("Name three rivers.", "Which of them is the longest?")
 
 with Client(ADDRESS) as client:
-    messages: list[dict[str, str]] = []
+    messages: list[Message] = []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         print(f"> {question}")

@@ -27,6 +27,7 @@ from outrider.errors import (
     Unauthenticated,
     Unavailable,
 )
+from outrider.requests import Acceptance, Message, Options, Privacy, Report, Strategy, StructuredOutputs
 from outrider.types import (
     Chunk,
     Comparison,
@@ -43,6 +44,7 @@ from outrider.types import (
 )
 
 __all__ = [
+    "Acceptance",
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
@@ -55,15 +57,21 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Logprob",
+    "Message",
     "Model",
     "NotFound",
+    "Options",
     "OutriderError",
     "PassReport",
     "PermissionDenied",
+    "Privacy",
+    "Report",
     "ResourceExhausted",
     "Retry",
     "SpeculativeDecoding",
+    "Strategy",
     "Stream",
+    "StructuredOutputs",
     "Timing",
     "TokenLogprobs",
     "TokenOrigin",

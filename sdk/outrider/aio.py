@@ -106,7 +106,7 @@ class AsyncClient:
             prompt: text, tokenised as it is.
             messages: a conversation, rendered with the model's chat template.
             token_ids: token ids, used as they are.
-            timeout_s: longest that the call may take; None: as the client says.
+            timeout_s: longest that the call may take, 0 included; None: as the client says.
             request_id: what the request is called in the server's logs; the server draws one where nobody says.
             traceparent: the trace that it belongs to, as in W3C Trace Context.
             model: name of a served model. Default: the only one.
@@ -132,6 +132,7 @@ class AsyncClient:
             frequency_penalty: taken for every time that the answer holds the token; -2 to 2. Default: 0.
             logit_bias: token ids to numbers from -100 to 100, which are added to their logits.
             logprobs: tell the log-probability of each token, and of so many likeliest ones beside it, at most 20.
+            prompt_logprobs: the same of the input's tokens but its first, in ``Generation.prompt_logprobs``.
             ignore_generation_config: take nothing of the model's generation_config.json but its end-of-text tokens.
             structured_outputs: the form that the answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``.
             allowed_token_ids: choose only these tokens.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -27,7 +27,39 @@ from outrider.types import (
 )
 from outrider.v1 import generation_pb2 as pb
 
-Message = Mapping[str, str]
+
+class Message(TypedDict):
+    """One turn of a conversation. ``role``: system, user, assistant, or another one that the model's chat template knows."""
+
+    role: str
+    content: str
+
+
+# Those that Outrider has, as ``Model.strategies`` lists them; a server may have fewer.
+Strategy = Literal[
+    "autoregressive",
+    "prompt_lookup",
+    "suffix",
+    "recycling",
+    "blend",
+    "auto",
+    "anpd",
+    "lookahead",
+    "spectra_core",
+    "spectra",
+    "spectra_retrieval",
+    "rest",
+    "semantic",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "fspad",
+    "streaming",
+    "medusa",
+]
+Acceptance = Literal["walk", "rejection"]
+Report = Literal["none", "sources", "trees"]
+Privacy = Literal["none", "strict"]
 
 _FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
@@ -50,10 +82,10 @@ class Options(TypedDict, total=False):
     """What ``generate`` and ``stream`` take besides their input; ``Client.generate`` says what each option means."""
 
     model: str | None
-    strategy: str | None
+    strategy: Strategy | None
     num_speculative_tokens: int | None
-    acceptance: str | None
-    report: str | None
+    acceptance: Acceptance | None
+    report: Report | None
     compare: str | Sequence[str] | None
     temperature: float | None
     top_k: int | None
@@ -70,6 +102,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
+    prompt_logprobs: int | None
     ignore_generation_config: bool | None
     structured_outputs: StructuredOutputs | None
     allowed_token_ids: Sequence[int] | None
@@ -77,7 +110,7 @@ class Options(TypedDict, total=False):
     prediction: str | None
     cache_salt: str | None
     priority: int | None
-    privacy: str | None
+    privacy: Privacy | None
 
 
 _SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "report", "compare")
@@ -206,20 +239,24 @@ def _allowed(message: Any, name: str) -> str:
 
 def read_chunk(wire: pb.Chunk) -> Chunk:
     """A piece of an answer."""
-    logprobs = tuple(
+    return Chunk(
+        text=wire.text,
+        token_ids=tuple(wire.token_ids),
+        logprobs=_read_logprobs(wire.logprobs),
+        origins=tuple(TokenOrigin(source=each.source, text_length=each.text_length) for each in wire.origins),
+        passes=tuple(_read_pass(each) for each in wire.passes),
+        prompt_logprobs=_read_logprobs(wire.prompt_logprobs),
+    )
+
+
+def _read_logprobs(wire: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
         TokenLogprobs(
             token_id=entry.token_id,
             logprob=entry.logprob,
             top=tuple(Logprob(token_id=top.token_id, logprob=top.logprob) for top in entry.top),
         )
-        for entry in wire.logprobs
-    )
-    return Chunk(
-        text=wire.text,
-        token_ids=tuple(wire.token_ids),
-        logprobs=logprobs,
-        origins=tuple(TokenOrigin(source=each.source, text_length=each.text_length) for each in wire.origins),
-        passes=tuple(_read_pass(each) for each in wire.passes),
+        for entry in wire
     )
 
 
@@ -285,6 +322,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         passes=tuple(report for chunk in chunks for report in chunk.passes),
         origins=_fitted([origin for chunk in chunks for origin in chunk.origins], len(text)),
         arithmetic=end.arithmetic,
+        prompt_logprobs=tuple(entry for chunk in chunks for entry in chunk.prompt_logprobs),
     )
 
 

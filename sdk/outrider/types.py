@@ -17,7 +17,7 @@ class Logprob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprobs:
-    """A token of the answer with its log-probability (before temperature and the like), and the likeliest ones."""
+    """A token of a text with its log-probability (before temperature and the like), and the likeliest ones."""
 
     token_id: int
     logprob: float
@@ -81,6 +81,7 @@ class Chunk:
 
     ``origins``: one for each token, with ``report``. The characters that it adds may come with a later chunk; those of a
     stop string are counted, and never come. ``passes``: those that the tokens come from, with ``report="trees"``.
+    ``prompt_logprobs``: of the prompt's tokens but its first, with ``prompt_logprobs``, before or with the first token.
     """
 
     text: str
@@ -88,6 +89,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[PassReport, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +159,8 @@ class Generation:
     ``request_id`` is what the request is called in the server's logs. ``arithmetic`` is a short hash that differs where the
     server's weights, dtype or kernels could give other tokens. ``origins``: one for each token, with ``report``;
     their characters, one token's after the other's, are exactly the text. ``passes``: all of them, with
-    ``report="trees"``. ``comparisons``: one for each strategy in ``compare``.
+    ``report="trees"``. ``comparisons``: one for each strategy in ``compare``. ``prompt_logprobs``: of the prompt's tokens
+    but its first, with ``prompt_logprobs``.
     """
 
     text: str
@@ -176,6 +179,7 @@ class Generation:
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[PassReport, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

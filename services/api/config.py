@@ -226,7 +226,7 @@ class HttpConfig:
     metrics: Annotated[
         bool,
         Setting(
-            "whether /metrics of the HTTP port says what that of the ops port says; where keys are needed, it takes one "
+            "whether the HTTP port has /metrics, with the numbers of the whole service; where keys are needed, it takes one "
             "with the scope observe"
         ),
     ] = False

@@ -10,10 +10,11 @@ import bisect
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from services.metrics.families import FAMILIES, PREFIX, Family, family_of
@@ -94,15 +95,28 @@ class _Distribution(_Series):
             yield labels, list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True)), total
 
 
-class PrometheusSink(Collector):
-    """Implements ``Metrics`` with a registry of its own: nothing is shared with other sinks or libraries in the process."""
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def written(families: Iterable[Metric]) -> bytes:
+    """Families in Prometheus's text format. They have a registry of their own: nothing is shared with other libraries."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected([*families]))
+    return bytes(generate_latest(registry))
+
+
+class PrometheusSink:
+    """Implements ``Metrics``."""
 
     def __init__(self) -> None:
         self._levels: dict[str, _Level] = {}
         self._distributions: dict[str, _Distribution] = {}
         self._followed: dict[str, list[Callable[[], Values]]] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def counter(self, name: str) -> CounterHandle:
         """The counter; the same one for every caller."""
@@ -124,10 +138,10 @@ class PrometheusSink(Collector):
 
     def exposition(self) -> bytes:
         """All numbers in Prometheus's text format."""
-        return bytes(generate_latest(self._registry))
+        return written(self.collect())
 
     def collect(self) -> Iterator[_Described]:
-        """Prometheus's client calls this for every scrape."""
+        """All numbers as Prometheus's client has them."""
         for name, family in FAMILIES.items():
             if name in self._distributions:
                 yield self._histogram(self._distributions[name])

@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from services.metrics.families import FAMILIES, PREFIX
 
@@ -49,31 +47,18 @@ NAMES: dict[str, str] = {**{name: name for name in _SAME}, **_OTHERWISE}
 _KEPT = ("le", "position")
 
 
-class VllmNames(Collector):
-    """What a sink has collected, by vLLM's names.
+def by_vllm_names(families: Iterable[Metric], model: str) -> Iterator[Metric]:
+    """The families that vLLM has as well, by its names.
 
     Args:
-        collect: the sink's families.
-        model: the served model's name, once it is known.
+        model: the served model's name.
     """
-
-    def __init__(self, collect: Callable[[], Iterable[Metric]], model: Callable[[], str]) -> None:
-        self._collect = collect
-        self._model = model
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-
-    def exposition(self) -> bytes:
-        """The numbers in Prometheus's text format."""
-        return bytes(generate_latest(self._registry))
-
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus's client calls this for every scrape."""
-        model = {"model_name": self._model(), "engine": "0"}
-        for family in self._collect():
-            ours = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
-            if ours in NAMES:
-                yield _named(family, NAMES[ours].removesuffix("_total" if family.type == "counter" else ""), model)
+    labels = {"model_name": model, "engine": "0"}
+    for family in families:
+        ending = "_total" if family.type == "counter" else ""
+        ours = family.name.removeprefix(PREFIX) + ending
+        if ours in NAMES:
+            yield _named(family, NAMES[ours].removesuffix(ending), labels)
 
 
 def _named(family: Metric, name: str, model: dict[str, str]) -> Metric:

@@ -223,6 +223,10 @@ async def test_deadlines(tiny_model: Path) -> None:
         with pytest.raises(outrider.DeadlineExceeded):
             await client.generate("fox", max_tokens=500, ignore_eos=True, timeout_s=0.05)
         await until(lambda: not running.verifier.loop.running)
+        with pytest.raises(outrider.DeadlineExceeded):
+            await client.generate("fox", max_tokens=1, timeout_s=0)
+        with Client(address, timeout_s=0) as impatient, pytest.raises(outrider.DeadlineExceeded):
+            await asyncio.to_thread(impatient.generate, "fox", max_tokens=1)
 
 
 async def test_health_and_reflection(tiny_model: Path) -> None:

@@ -38,17 +38,29 @@ def redis() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def ops_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
-def service(tiny_model: Path, redis: str, ops_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def ops_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def service(
+    tiny_model: Path, redis: str, ops_port: int, http_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     flags = [
-        "server.port=0", f"server.ops_port={ops_port}", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
+        "server.port=0", f"server.ops_port={ops_port}", f"server.http_port={http_port}", "server.metrics=true", "metrics.vllm_names=true",
+        "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
         "verifier.budget=fixed", "drafter.keep_calibration=false", f"retrieval.redis_url={redis}", "retrieval.name=e2e",
         f"cache_dir={tmp_path_factory.mktemp('cache')}",
         # Drafts are waited for on busy machines too; the first look-up of a process takes longer than later ones.
@@ -102,6 +114,22 @@ def test_rays_agents_tell_the_numbers_of_all_components(client: Client, ops_port
     for path, status in (("health", "alive"), ("ready", "ready")):
         with urllib.request.urlopen(f"http://127.0.0.1:{ops_port}/{path}", timeout=30) as told:
             assert status in told.read().decode()
+
+
+def test_the_api_port_adds_up_what_rays_agents_tell(client: Client, http_port: int) -> None:
+    def numbers() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/metrics", timeout=30) as told:
+            lines = [line.rpartition(" ") for line in told.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    answer = client.generate(token_ids=[50, 51, 52] * 12, strategy="anpd", max_tokens=60, ignore_eos=True)
+    drafted = answer.speculative_decoding.num_draft_tokens
+    ours, theirs = 'outrider_spec_decode_num_draft_tokens_total{strategy="anpd"}', "vllm:spec_decode_num_draft_tokens_total"
+    wait_until(lambda: numbers().get(ours, 0) >= drafted > 0)
+    now = numbers()
+    assert now[ours] == drafted
+    every = sum(value for name, value in now.items() if name.startswith("outrider_spec_decode_num_draft_tokens_total"))
+    assert now[theirs + '{engine="0",model_name="tiny"}'] == every
 
 
 def test_what_is_remembered_can_be_deleted(client: Client) -> None:

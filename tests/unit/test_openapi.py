@@ -48,7 +48,8 @@ async def test_it_describes_bodies_answers_streams_errors_and_keys() -> None:
     assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
     content = chat["responses"]["200"]["content"]
     assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
-    assert content["text/event-stream"]["x-event"] == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+    event = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+    assert event == {"$ref": "#/components/schemas/ChatCompletionChunk"}
     assert {"400", "401", "403", "404", "413", "415", "429", "500", "503"} <= chat["responses"].keys()
     assert chat["security"] == [{"bearer": []}, {"header": []}] and found["paths"]["/health"]["get"]["security"] == []
     assert {each.rpartition("/")[2] for each in references(found)} <= found["components"]["schemas"].keys()

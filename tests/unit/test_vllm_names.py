@@ -14,9 +14,10 @@ from services.access.gate import open_gate
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.server import serve_http
+from services.metrics.added_up import added_up
 from services.metrics.families import FAMILIES
-from services.metrics.prometheus_sink import PrometheusSink
-from services.metrics.vllm_names import NAMES, VllmNames
+from services.metrics.prometheus_sink import PrometheusSink, written
+from services.metrics.vllm_names import NAMES, by_vllm_names
 from tests.scripted_router import ScriptedRouter
 
 
@@ -27,30 +28,33 @@ def values(text: bytes) -> dict[tuple[str, str], float]:
     }
 
 
+def told(sink: PrometheusSink) -> bytes:
+    return written(by_vllm_names(sink.collect(), "tiny"))
+
+
 def test_strategies_are_added_up_and_positions_are_kept() -> None:
     sink = PrometheusSink()
-    names = VllmNames(sink.collect, lambda: "tiny")
     for name in NAMES:
         if FAMILIES[name].kind == "counter":
             sink.counter(name)
-    assert values(names.exposition())["vllm:spec_decode_num_drafts_total", ""] == 0.0
+    assert values(told(sink))["vllm:spec_decode_num_drafts_total", ""] == 0.0
     for strategy in ("suffix", "ngram"):
         sink.counter("spec_decode_num_drafts_total").add(2, strategy)
         sink.counter("spec_decode_num_accepted_tokens_per_pos_total").add(1, strategy, "0")
     sink.counter("spec_decode_num_accepted_tokens_per_pos_total").add(1, "suffix", "1")
     sink.gauge("kv_cache_usage_ratio").set(0.25)
-    found = values(names.exposition())
+    found = values(told(sink))
     assert found["vllm:spec_decode_num_drafts_total", ""] == 4
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "0"] == 2
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"] == 1
     assert found["vllm:kv_cache_usage_perc", ""] == 0.25
-    assert b'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25' in names.exposition()
+    assert b'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25' in told(sink)
 
 
 def test_times_keep_their_buckets() -> None:
     sink = PrometheusSink()
     sink.histogram("time_to_first_token_seconds").observe(0.3)
-    text = VllmNames(sink.collect, lambda: "tiny").exposition().decode()
+    text = told(sink).decode()
     assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5",model_name="tiny"} 1.0' in text
     assert 'vllm:time_to_first_token_seconds_sum{engine="0",model_name="tiny"} 0.3' in text
 
@@ -64,6 +68,7 @@ def test_a_setting_adds_them() -> None:
         observing = Observing(load(flags=[f"metrics.vllm_names={str(wanted).lower()}"], environ={}), on_ray=False)
         observing.router(ScriptedRouter(), "tiny")
         assert (b"vllm:prompt_tokens_total{" in observing.exposition()) is wanted
+        assert observing.gathered() == observing.exposition()
         assert b"outrider_prompt_tokens_total" in observing.exposition()
 
 
@@ -85,3 +90,31 @@ async def test_the_api_port_has_them_for_those_who_may_see_them(
     gate.close()
     assert found.status_code == status
     assert (found.text == "vllm:a 1\n") is (status == 200)
+
+
+def test_what_rays_agents_say_is_added_up() -> None:
+    def said(worker: str, drafts: int, used: float) -> str:
+        labels = f'WorkerId="{worker}",SessionName="s"'
+        return "\n".join(
+            [
+                "# TYPE ray_outrider_spec_decode_num_drafts_total counter",
+                f'ray_outrider_spec_decode_num_drafts_total{{strategy="suffix",{labels}}} {drafts}',
+                "# TYPE ray_outrider_kv_cache_usage_ratio gauge",
+                f"ray_outrider_kv_cache_usage_ratio{{{labels}}} {used}",
+                "# TYPE ray_outrider_request_queue_time_seconds histogram",
+                f'ray_outrider_request_queue_time_seconds_bucket{{le="+Inf",{labels}}} {drafts}',
+                f"ray_outrider_request_queue_time_seconds_count{{{labels}}} {drafts}",
+                f"ray_outrider_request_queue_time_seconds_sum{{{labels}}} 0.5",
+                "# TYPE ray_node_cpu_count gauge",
+                f"ray_node_cpu_count{{{labels}}} 2",
+                "",
+            ]
+        )
+
+    families = list(added_up([said("a", 2, 0.5), said("b", 3, 0.25)]))
+    text = written([*families, *by_vllm_names(families, "tiny")]).decode()
+    assert 'outrider_spec_decode_num_drafts_total{strategy="suffix"} 5.0' in text
+    assert "outrider_kv_cache_usage_ratio 0.375" in text and "node_cpu" not in text
+    assert 'outrider_request_queue_time_seconds_bucket{le="+Inf"} 5.0' in text
+    assert 'vllm:spec_decode_num_drafts_total{engine="0",model_name="tiny"} 5.0' in text
+    assert 'vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} 1.0' in text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
@@ -26,6 +27,8 @@ from speculation.types import FinishReason, Report, StructuredOutputs, TokenLogp
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
+# Log-probabilities of a prompt's tokens: with twenty likeliest ones each, a quarter of the size that a message may have.
+_SCORES_IN_MESSAGE = 4096
 # What a client is not told of is left out.
 _MARKS = ("tool_format", "thoughts", "reads_thoughts", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
@@ -44,6 +47,7 @@ _PLAIN_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "logprobs",
+    "prompt_logprobs",
     "ignore_generation_config",
 )
 
@@ -154,6 +158,17 @@ def _decode_structured(wire: pb.StructuredOutputs) -> StructuredOutputs:
             raise InvalidArgument("structured_outputs", "empty", "one of json, json_object, regex, choice, grammar")
 
 
+def encode_events(event: TextChunk | Completion, padding: int | None = None) -> Iterator[pb.GenerateResponse]:
+    """The messages for a piece of the answer, or for its end: several where a prompt's log-probabilities need them."""
+    if isinstance(event, TextChunk):
+        scores = event.prompt_logprobs
+        while len(scores) > _SCORES_IN_MESSAGE:
+            first, scores = scores[:_SCORES_IN_MESSAGE], scores[_SCORES_IN_MESSAGE:]
+            yield encode_event(TextChunk(text="", token_ids=(), prompt_logprobs=first), padding)
+        event = replace(event, prompt_logprobs=scores)
+    yield encode_event(event, padding)
+
+
 def encode_event(event: TextChunk | Completion, padding: int | None = None) -> pb.GenerateResponse:
     """The message for a piece of the answer, or for its end.
 
@@ -167,6 +182,7 @@ def encode_event(event: TextChunk | Completion, padding: int | None = None) -> p
             logprobs=_encode_logprobs(event.logprobs),
             origins=encode_origins(event.origins),
             passes=encode_passes(event.passes),
+            prompt_logprobs=_encode_logprobs(event.prompt_logprobs),
         )
         message = pb.GenerateResponse(chunk=chunk)
     else:

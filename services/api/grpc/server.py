@@ -19,7 +19,7 @@ from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.early import LARGE, send
 from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.health import PERIOD_S, HealthService
-from services.api.grpc.messages import decode_request, encode_event, encode_models
+from services.api.grpc.messages import decode_request, encode_events, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from services.api.sockets import check_server
@@ -69,7 +69,8 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async with self._gate.admit(caller, asked) as visit, aclosing(self._router.generate(visit.request)) as events:
                 async for event in events:
                     visit.note(event)
-                    await send(context, encode_event(event, padding), self._send_timeout_s)
+                    for message in encode_events(event, padding):
+                        await send(context, message, self._send_timeout_s)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with aborting(context):

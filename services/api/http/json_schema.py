@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,10 +20,10 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return tidied
 
 
-def schemas_of(models: Iterable[type[BaseModel]]) -> tuple[dict[type[BaseModel], Any], dict[str, Any]]:
+def schemas_of(models: Sequence[type[BaseModel]]) -> tuple[dict[type[BaseModel], Any], dict[str, Any]]:
     """Where the schema of each object is, and all of them, with those of objects within, by their names."""
     places, found = models_json_schema([(model, "validation") for model in models], ref_template=_PLACE)
-    return {model: place for (model, _), place in places.items()}, _tidied(found["$defs"])
+    return {model: places[model, "validation"] for model in models}, _tidied(found["$defs"])
 
 
 def _tidied(schema: Any) -> Any:

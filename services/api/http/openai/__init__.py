@@ -2,7 +2,8 @@
 
 A request goes through these modules in order::
 
-    fields          JSON -> fields, each of which is taken or refused
+    protocol        declares all fields, and the answers
+    fields          JSON -> fields, each of which is taken within what is declared, or refused
     chat_request, completion_request    fields -> ``Asked``
     generation      ``Asked`` -> one ``ClientRequest`` for each choice, run side by side
     choice_text     their chunks -> pieces of text with their tokens

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.api.http.openai.protocol.parts import StreamOptions
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, ChatOptions, Infill, RequestedSampling
 from speculation.types import AcceptanceRule, Report
 
 Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamOptions:
-    """How an answer is streamed; names as in OpenAI's ``stream_options``, ``continuous_usage_stats`` as in vLLM's."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,8 @@ from typing import Any, cast
 from services.api.grpc.messages import privacy_of
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields
-from services.api.http.openai.protocol import parts
+from services.api.http.openai.protocol.parts import Prediction, Speculation, StreamOptions
 from services.api.http.openai.protocol.shared_body import MOST_OF_ID
-from services.api.http.openai.request import StreamOptions
 from services.api.messages import MAX_SALT_CHARACTERS
 from speculation import limits
 from speculation.types import AcceptanceRule, Report
@@ -115,12 +114,11 @@ def read_stream(fields: Fields) -> StreamOptions | None:
     Raises:
         Refused: there are unknown options.
     """
-    stream, options = fields.truth("stream") or False, fields.below("stream_options", parts.StreamOptions)
+    stream, options = fields.truth("stream") or False, fields.below("stream_options", StreamOptions)
     if options is None:
         return StreamOptions() if stream else None
-    names = StreamOptions.__dataclass_fields__
     given = {}
-    for name in names:
+    for name in StreamOptions.model_fields:
         if options.given(name):
             value = options.truth(name)
             if value is None:
@@ -133,7 +131,7 @@ def read_stream(fields: Fields) -> StreamOptions | None:
 
 def read_speculation(fields: Fields) -> dict[str, Any]:
     """What is set of how the answer is drafted and what it tells of that, by the names in ``ClientRequest``."""
-    below = fields.below("speculation", parts.Speculation)
+    below = fields.below("speculation", Speculation)
     if below is None:
         return {}
     given = {
@@ -168,7 +166,7 @@ def read_prompt_logprobs(fields: Fields, stream: StreamOptions | None) -> int | 
 
 def read_prediction(fields: Fields) -> str:
     """The text that the answer is expected to be; empty: none."""
-    below = fields.below("prediction", parts.Prediction)
+    below = fields.below("prediction", Prediction)
     if below is None:
         return ""
     if below.text("type") != "content":
