@@ -54,6 +54,10 @@ def _message(**fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}).encode()
 
 
+def _count(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
+
+
 def _completion(**fields: Any) -> bytes:
     return json.dumps({"prompt": "x", "max_tokens": 1, **fields}, ensure_ascii=False).encode()
 
@@ -183,17 +187,17 @@ ATTACKS = (
     Attack("tool_choice", RESPONSES, WHOLE, lambda size: _response(tools=[{"type": "function", "name": "f"}], tool_choice={"type": "function", "name": "a" * size})),
     Attack("text.format", RESPONSES, 1000, lambda size: _response(text={"format": {"type": "json_schema", "name": "a", "schema": {"properties": {f"k{n}": {"type": "string"} for n in range(size)}}}})),
     Attack("dots in a name", RESPONSES, WHOLE, lambda size: _response(chat_template_kwargs={"." * size: 1})),
-    Attack("message turns", MESSAGES, WHOLE // 40, lambda size: _message(messages=[{"role": "user", "content": "x"}] * size)),
-    Attack("message blocks", MESSAGES, WHOLE // 35, lambda size: _message(messages=[{"role": "user", "content": [{"type": "text", "text": "ab"}] * size}])),
-    Attack("message tool results", MESSAGES, WHOLE // 50, lambda size: _message(messages=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * size}])),
-    Attack("message calls", MESSAGES, WHOLE // 70, lambda size: _message(messages=[{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "a", "input": {}}] * size}])),
-    Attack("message tools", MESSAGES, WHOLE // 60, lambda size: _message(tools=[{"name": f"f{n}", "input_schema": {}} for n in range(size)])),
+    Attack("message turns", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": "x"}] * size)),
+    Attack("message blocks", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": [{"type": "text", "text": "ab"}] * size}])),
+    Attack("message tool results", COUNT, 20_000, lambda size: _count(messages=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * size}])),
+    Attack("message calls", MESSAGES, 10_000, lambda size: _message(messages=[{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "a", "input": {}}] * size}])),
+    Attack("message tools", COUNT, 16_000, lambda size: _count(tools=[{"name": f"f{n}", "input_schema": {}} for n in range(size)])),
     Attack("message text", MESSAGES, TEXT, lambda size: _message(system="a" * size)),
     Attack("stop_sequences", MESSAGES, WHOLE // 5, lambda size: _message(stop_sequences=["a"] * size)),
-    Attack("counted text", COUNT, TEXT, lambda size: json.dumps({"messages": [{"role": "user", "content": "a" * size}]}).encode()),
+    Attack("counted text", COUNT, TEXT, lambda size: _count(system="a" * size)),
     Attack("rendered text", RENDER, TEXT, lambda size: _chat(messages=[{"role": "user", "content": "a" * size}])),
     Attack("infill suffix", INFILL, WHOLE, lambda size: json.dumps({"input_prefix": "x", "input_suffix": "a" * size}).encode()),
-    Attack("infill files", INFILL, WHOLE // 14, lambda size: json.dumps({"input_prefix": "x", "input_suffix": "a", "input_extra": [{"text": "a"}] * size}).encode()),
+    Attack("infill files", INFILL, 30_000, lambda size: json.dumps({"input_prefix": "x", "input_suffix": "a", "input_extra": [{"text": "a"}] * size}).encode()),
     Attack("tokenize", TOKENIZE, CONTEXT, lambda size: json.dumps({"prompt": "x" * (size - 8), "return_token_strs": True}).encode()),
     Attack("detokenize", DETOKENIZE, CONTEXT, lambda size: json.dumps({"tokens": [5] * size}).encode()),
     Attack("gRPC prompt", GENERATE, TEXT, lambda size: _generate(prompt="a" * size)),

@@ -51,7 +51,8 @@ def openapi(paths: frozenset[str], *, asks_for_keys: bool) -> tuple[bytes, Heade
         asks_for_keys: requests need an API key, but for open paths.
     """
     served = [operation for operation in OPERATIONS if operation.path in paths]
-    models = [model for each in served for model in (each.body, each.answer, each.event, each.error) if model is not None]
+    models: list[type[BaseModel]] = []
+    models += [model for each in served for model in (each.body, each.answer, each.event, each.error) if model is not None]
     places, schemas = schemas_of([*dict.fromkeys(models)])
     found: dict[str, dict[str, Any]] = {}
     for operation in served:
@@ -101,8 +102,8 @@ def _answer(operation: Operation, places: Places) -> dict[str, Any]:
 def _event(content: Any, last: str) -> dict[str, Any]:
     """One event of a stream: OpenAPI 3.1 has no word for all of them."""
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
-    description = f"each event; the last one's data are {last}" if last else "each event"
-    return {"type": "object", "description": description, "properties": {"data": data}}
+    ended = f"; the last one's data are {last}" if last else ""
+    return {"type": "object", "description": f"each event{ended}", "properties": {"data": data}}
 
 
 def _errors(operation: Operation, places: Places) -> dict[str, Any]:
