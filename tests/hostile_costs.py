@@ -170,11 +170,9 @@ ATTACKS = (
     Attack("gRPC grammar", GENERATE, GRAMMAR, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(grammar="\n" * size)})),
     Attack("gRPC choices", GENERATE, WHOLE, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(choice=pb.Choices(choices=[""] * (size // 2)))})),
     Attack("gRPC prediction", GENERATE, TEXT, lambda size: _generate(prediction="a" * size)),
-    # These two are computed, at the price of attention over them.
+    # It is computed, at the price of attention over it.
     Attack("verifier: prompt", VERIFY, 8192, lambda size: _verify(prompt_token_ids=[5] * size)),
     Attack("verifier: too long a prompt", VERIFY, VERIFY_WHOLE, lambda size: _verify(prompt_token_ids=[5] * size)),
-    Attack("verifier: committed", VERIFY, 8192, lambda size: _verify(committed_token_ids=[5] * size, sampling={"max_tokens": CONTEXT})),
-    Attack("verifier: prediction", VERIFY, VERIFY_WHOLE, lambda size: _verify(prediction_token_ids=[5] * size)),
     Attack("verifier: request_id", VERIFY, VERIFY_WHOLE, lambda size: _verify(request_id="a" * size)),
     Attack("verifier: tenant", VERIFY, VERIFY_WHOLE, lambda size: _verify(tenant="a" * size)),
     Attack("verifier: cache_salt", VERIFY, VERIFY_WHOLE, lambda size: _verify(cache_salt="a" * size)),

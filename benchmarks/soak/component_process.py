@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import signal
@@ -107,9 +108,13 @@ class ComponentProcess:
             return found
 
     async def settled_files(self) -> int:
-        """Its open descriptors once none is closed any more: gRPC closes a connection when its last call is collected."""
+        """Its open descriptors once none is closed any more.
+
+        gRPC closes a connection when its last call is collected, on either side; the users are in this process.
+        """
         counts = [1 << 30]
         while len(counts) < _SETTLED or counts[-1] < counts[-_SETTLED]:
+            gc.collect()
             self._order("collect")
             await asyncio.sleep(1.0)
             counts.append(psutil.Process(self.pid).num_fds())
