@@ -22,14 +22,13 @@ from speculation.limits import (
     MAX_GRAMMAR_CHARACTERS,
     MAX_PUBLIC_MESSAGE_BYTES,
     MAX_SESSION_TOKENS,
-    MAX_VERIFY_MESSAGE_BYTES,
 )
 from tests.attacked_server import CONTEXT, served
 
 # Bytes of a body, beside its frame; characters of a grammar.
 WHOLE, GRAMMAR, TEXT = MAX_PUBLIC_MESSAGE_BYTES - 4096, MAX_GRAMMAR_CHARACTERS, 13 * CONTEXT
-# Bytes of a message between components, beside its frame.
-VERIFY_WHOLE, DRAFT_WHOLE = MAX_VERIFY_MESSAGE_BYTES - 4096, MAX_DRAFT_MESSAGE_BYTES - 4096
+# Bytes of a message between components, beside its frame: a router sends a verifier no more ids than a caller sent it.
+VERIFY_WHOLE, DRAFT_WHOLE = WHOLE, MAX_DRAFT_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True, slots=True)
