@@ -22,14 +22,13 @@ from speculation.limits import (
     MAX_GRAMMAR_CHARACTERS,
     MAX_PUBLIC_MESSAGE_BYTES,
     MAX_SESSION_TOKENS,
-    MAX_VERIFY_MESSAGE_BYTES,
 )
 from tests.attacked_server import CONTEXT, served
 
 # Bytes of a body, beside its frame; characters of a grammar.
 WHOLE, GRAMMAR, TEXT = MAX_PUBLIC_MESSAGE_BYTES - 4096, MAX_GRAMMAR_CHARACTERS, 13 * CONTEXT
-# Bytes of a message between components, beside its frame.
-VERIFY_WHOLE, DRAFT_WHOLE = MAX_VERIFY_MESSAGE_BYTES - 4096, MAX_DRAFT_MESSAGE_BYTES - 4096
+# Bytes of a message between components, beside its frame: a router sends a verifier no more ids than a caller sent it.
+VERIFY_WHOLE, DRAFT_WHOLE = WHOLE, MAX_DRAFT_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +211,9 @@ ATTACKS = (
     Attack("gRPC grammar", GENERATE, GRAMMAR, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(grammar="\n" * size)})),
     Attack("gRPC choices", GENERATE, WHOLE, lambda size: _generate(sampling={"structured_outputs": pb.StructuredOutputs(choice=pb.Choices(choices=[""] * (size // 2)))})),
     Attack("gRPC prediction", GENERATE, TEXT, lambda size: _generate(prediction="a" * size)),
-    # These two are computed, at the price of attention over them.
+    # It is computed, at the price of attention over it.
     Attack("verifier: prompt", VERIFY, 8192, lambda size: _verify(prompt_token_ids=[5] * size)),
     Attack("verifier: too long a prompt", VERIFY, VERIFY_WHOLE, lambda size: _verify(prompt_token_ids=[5] * size)),
-    Attack("verifier: committed", VERIFY, 8192, lambda size: _verify(committed_token_ids=[5] * size, sampling={"max_tokens": CONTEXT})),
-    Attack("verifier: prediction", VERIFY, VERIFY_WHOLE, lambda size: _verify(prediction_token_ids=[5] * size)),
     Attack("verifier: request_id", VERIFY, VERIFY_WHOLE, lambda size: _verify(request_id="a" * size)),
     Attack("verifier: tenant", VERIFY, VERIFY_WHOLE, lambda size: _verify(tenant="a" * size)),
     Attack("verifier: cache_salt", VERIFY, VERIFY_WHOLE, lambda size: _verify(cache_salt="a" * size)),

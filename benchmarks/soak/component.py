@@ -1,13 +1,14 @@
 """One component in a process of its own, without Ray: ``python -m benchmarks.soak.component SPEC``.
 
 SPEC is a ``ComponentSpec`` as JSON. It says "serving" once it serves, and then does what its input says, a line each:
-``numbers`` prints its metrics as JSON, ``no threads`` and ``threads`` take the machine's threads from it and give them
-back. It ends when its input ends.
+``numbers`` prints its metrics as JSON, ``collect`` collects its garbage, ``no threads`` and ``threads`` take the machine's
+threads from it and give them back. It ends when its input ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -159,6 +160,10 @@ def _print_numbers(observing: Observing) -> None:
     print(json.dumps(found), flush=True)
 
 
+def _collect(_: Observing) -> None:
+    gc.collect()
+
+
 _start_thread = threading.Thread.start
 
 
@@ -177,6 +182,7 @@ def _give_threads(_: Observing) -> None:
 
 _ORDERS: dict[str, Callable[[Observing], None]] = {
     "numbers": _print_numbers,
+    "collect": _collect,
     "no threads": _take_threads,
     "threads": _give_threads,
 }

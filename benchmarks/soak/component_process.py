@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import signal
@@ -16,6 +17,8 @@ import psutil
 from benchmarks.soak.component import ComponentSpec
 
 _ANSWER_S = 20.0
+# Seconds without a descriptor less after which none is thought to follow.
+_SETTLED = 3
 
 
 class ComponentProcess:
@@ -103,6 +106,19 @@ class ComponentProcess:
             assert self._running.stdout is not None
             found: dict[str, float] = json.loads(await asyncio.to_thread(self._running.stdout.readline))
             return found
+
+    async def settled_files(self) -> int:
+        """Its open descriptors once none is closed any more.
+
+        gRPC closes a connection when its last call is collected, on either side; the users are in this process.
+        """
+        counts = [1 << 30]
+        while len(counts) < _SETTLED or counts[-1] < counts[-_SETTLED]:
+            gc.collect()
+            self._order("collect")
+            await asyncio.sleep(1.0)
+            counts.append(psutil.Process(self.pid).num_fds())
+        return counts[-1]
 
     def take_threads(self) -> None:
         """From now on it can start no thread."""

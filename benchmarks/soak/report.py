@@ -14,7 +14,7 @@ from benchmarks.bench.results import RESULTS, write_results
 from benchmarks.bench.tables import Table, number
 from benchmarks.soak.doors import DOORS
 from benchmarks.soak.faults import OF_NETWORKS
-from benchmarks.soak.resources import Usage
+from benchmarks.soak.resources import Trend, Usage
 from benchmarks.soak.verdict import FORMULAS, SoakVerdict, latencies_by_tenant
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _resources(verdict: SoakVerdict) -> Table:
             f"{each.slope:+.1f}",
             f"{each.low:+.1f} to {each.high:+.1f}",
             f"{each.seconds:.0f}",
-            "NO: grows" if each.leaks else "yes",
+            _flat(each, verdict),
         )
         for each in verdict.trends
     )
@@ -144,6 +144,13 @@ def _resources(verdict: SoakVerdict) -> Table:
         columns=("process", "first", "last", "slope an hour", "99 % interval", "seconds", "flat"),
         rows=rows,
     )
+
+
+def _flat(trend: Trend, verdict: SoakVerdict) -> str:
+    if trend.measure == "memory":
+        return "NO: grows" if trend.leaks else "yes"
+    before, after = verdict.files.get(trend.process, (0, 0))
+    return f"{before} before, {after} after"
 
 
 def _broken(verdict: SoakVerdict) -> Table:

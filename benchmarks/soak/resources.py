@@ -14,8 +14,13 @@ import psutil
 CONFIDENCE = 0.99
 # Of a process's life, so much counts as its beginning: caches fill, and threads get their stacks.
 WARM_UP = 0.3
-# Growth over the time that was watched which is no leak, even where it is certain: less is an allocator's affair.
-SMALL = {"memory": 8.0, "files": 8.0}
+MEASURES = ("memory", "files")
+# MiB that may come within the time that was watched, even for certain: less is an allocator's affair.
+SMALL_MIB = 8.0
+# Descriptors that a process may have more after the last user than before the first one: connections to its neighbours.
+FEW_FILES = 8
+# A life says something of growth if it is so much of the longest one.
+_LONG = 0.5
 _BLOCKS = 16
 
 
@@ -69,8 +74,11 @@ class Trend:
 
     @property
     def leaks(self) -> bool:
-        """Whether it grows: 0 lies below the interval, and what grew for certain is not small."""
-        return self.low > 0 and self.low * self.seconds / 3600 > SMALL[self.measure]
+        """Whether memory grows: 0 lies below the interval, and what grew for certain is not small.
+
+        Descriptors rise and fall with the collections of garbage; whether they leak is seen when nobody asks any more.
+        """
+        return self.measure == "memory" and self.low > 0 and self.low * self.seconds / 3600 > SMALL_MIB
 
     def as_object(self) -> dict[str, Any]:
         """The JSON object for results.json."""
@@ -78,19 +86,26 @@ class Trend:
 
 
 def trends(samples: Iterable[Usage]) -> list[Trend]:
-    """The trends of all processes' longest lives, where they are long enough to say anything."""
+    """The trends of processes' longest lives, where they are long enough to say anything."""
     lives: dict[str, dict[int, list[Usage]]] = {}
     for sample in samples:
         lives.setdefault(sample.process, {}).setdefault(sample.life, []).append(sample)
     found = []
-    for process, several in sorted(lives.items()):
-        longest = max(several.values(), key=lambda life: life[-1].at_s - life[0].at_s)
+    longest_of = {name: max(several.values(), key=_length) for name, several in sorted(lives.items())}
+    least = _LONG * max(map(_length, longest_of.values()), default=0.0)
+    for process, longest in longest_of.items():
+        if _length(longest) < least:
+            continue
         warm = longest[int(WARM_UP * len(longest)) :]
-        for measure in SMALL:
+        for measure in MEASURES:
             points = [(each.at_s, float(getattr(each, measure))) for each in warm]
             if len(points) >= _BLOCKS:
                 found.append(_trend(process, measure, points))
     return found
+
+
+def _length(life: Sequence[Usage]) -> float:
+    return life[-1].at_s - life[0].at_s
 
 
 def _trend(process: str, measure: str, points: Sequence[tuple[float, float]]) -> Trend:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -78,6 +78,7 @@ class SoakRecord:
         about: what the run was, and where, for its report.
         began_s: when the users began, on the clock of ``time.perf_counter``.
         held: what components still held at the end.
+        files: descriptors of each process, before the first user (the most of any of its kind) and after the last one.
         ended: components whose process ended by itself.
     """
 
@@ -87,12 +88,13 @@ class SoakRecord:
     faults: list[SoakFault] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
     held: dict[str, float] = field(default_factory=dict)
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     partial: bool = False
 
     def verdict(self) -> SoakVerdict:
         """The verdict on it."""
-        return verdict_of(self.judged, self.faults, self.held, trends(self.usage), self.ended)
+        return verdict_of(self.judged, self.faults, self.held, trends(self.usage), self.files, self.ended)
 
     @property
     def progress(self) -> str:
@@ -119,6 +121,7 @@ class SoakRun:
     ) -> None:
         self._wanted, self._model, self._flags, self._config, self._told = wanted, model, tuple(flags), config, told
         self._tenants = tenants()
+        self._files: dict[str, int] = {}
         self.record = SoakRecord(about=self._about())
 
     def _about(self) -> dict[str, Any]:
@@ -173,6 +176,8 @@ class SoakRun:
             await self._soak(service)
             self._told("Waiting until nothing is held", self._wanted.seconds)
             self.record.held = await service.until_free(FREE_S)
+            after = await service.settled_files()
+            self.record.files = {name: (_most(self._files, name), count) for name, count in after.items()}
         finally:
             await service.stop()
 
@@ -182,6 +187,7 @@ class SoakRun:
         self._told("Asking for the right answers", 0.0)
         async with outrider.AsyncClient(service.address, api_key=self._tenants[0].key) as client:
             expected = await plain_answers(client, requests)
+        self._files = await service.settled_files()
         with ThreadPoolExecutor(wanted.users, thread_name_prefix="http") as waiting:
             doors = Doors(grpc=service.address, http=service.http_address, waiting=waiting)
             users = Users(doors, requests, expected, self._strategies, record.judged.append)
@@ -216,3 +222,8 @@ class SoakRun:
                         self.record.ended.append(name)
             self._told(self.record.progress, at_s)
             await asyncio.sleep(max(0.1, self._wanted.seconds / _LOOKS))
+
+
+def _most(files: Mapping[str, int], name: str) -> int:
+    """The most that a process of the same kind had."""
+    return max(count for other, count in files.items() if other.split()[0] == name.split()[0])

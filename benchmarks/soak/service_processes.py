@@ -150,6 +150,12 @@ class ServiceProcesses:
                 found |= {f"{role} {number}: {name.removeprefix('outrider_')}": numbers.get(name, 0.0) for name in _HELD}
         return {name: value for name, value in found.items() if value}
 
+    async def settled_files(self) -> dict[str, int]:
+        """Open descriptors of every process, while nobody asks anything."""
+        names = [f"{role} {number}" for role, several in self.processes.items() for number in range(len(several))]
+        counts = await asyncio.gather(*(process.settled_files() for process in self.everybody))
+        return dict(zip(names, counts, strict=True))
+
     async def until_free(self, seconds: float) -> dict[str, float]:
         """Wait until nothing is held any more, at most so long; what is held then."""
         clock = asyncio.get_running_loop().time

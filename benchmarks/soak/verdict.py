@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.bench.measures import percentile
 from benchmarks.soak.exchanges import Judged
 from benchmarks.soak.faults import SoakFault
-from benchmarks.soak.resources import CONFIDENCE, SMALL, WARM_UP, Trend
+from benchmarks.soak.resources import CONFIDENCE, FEW_FILES, SMALL_MIB, WARM_UP, Trend
 
 FORMULAS = {
     "right": "a whole answer whose tokens are those of plain decoding with the same seed, asked for before the first fault",
@@ -23,8 +23,9 @@ FORMULAS = {
     "memory": "what would be free if the process ended (USS)",
     "slope": f"of least squares through the medians of 16 stretches, after the first {WARM_UP:.0%} of a process's longest "
     f"life; the interval is that of {CONFIDENCE:.0%}, with neighbours' correlation",
-    "leak": "the interval lies above 0, and the growth that is certain over the whole time is above "
-    f"{SMALL['memory']:g} MiB, or {SMALL['files']:g} descriptors",
+    "leak": "of memory: the interval lies above 0, and the growth that is certain over the whole time is above "
+    f"{SMALL_MIB:g} MiB; of descriptors: once all garbage is collected after the last user, a process has over {FEW_FILES} "
+    "more than any of its kind had before the first one. In between they rise and fall with the collections",
 }
 
 
@@ -35,7 +36,8 @@ class SoakVerdict:
     Attributes:
         wrong: what was neither right nor an explicit error, a line each.
         held: what components still held when all users were gone.
-        trends: of all processes.
+        trends: of all processes with a long life.
+        files: of each process, descriptors before the first user and after the last one, while nobody asks.
         ended: components whose process ended by itself.
     """
 
@@ -46,6 +48,7 @@ class SoakVerdict:
     faults: int
     held: Mapping[str, float]
     trends: tuple[Trend, ...]
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
 
     @property
@@ -61,6 +64,10 @@ class SoakVerdict:
             f"to {each.last:.0f}"
             for each in self.trends
             if each.leaks
+        ) + tuple(
+            f"{process}: {after} descriptors after the last user, {before} before the first"
+            for process, (before, after) in self.files.items()
+            if after > before + FEW_FILES
         )
 
     @property
@@ -97,6 +104,7 @@ def verdict_of(
     faults: Sequence[SoakFault],
     held: Mapping[str, float],
     found: Sequence[Trend],
+    files: Mapping[str, tuple[int, int]] | None = None,
     ended: Sequence[str] = (),
 ) -> SoakVerdict:
     """The verdict on what was seen."""
@@ -108,6 +116,7 @@ def verdict_of(
         faults=len(faults),
         held=held,
         trends=tuple(found),
+        files=files or {},
         ended=tuple(ended),
     )
 

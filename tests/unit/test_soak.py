@@ -83,6 +83,19 @@ def test_growth_is_told_from_what_varies() -> None:
 def test_only_the_longest_life_of_a_process_counts() -> None:
     short = [Usage(at_s=each.at_s, process=each.process, life=2, memory=9.0, files=1) for each in used(0.0, 0, 40)]
     assert [trend.first > 100 for trend in trends([*used(0.0, 0), *short])] == [True, False]
+    other = [Usage(at_s=each.at_s, process="verifier 1", life=1, memory=9.0, files=1) for each in short]
+    assert {trend.process for trend in trends([*used(0.0, 0), *other])} == {"verifier 0"}
+
+
+def test_descriptors_leak_where_they_stay() -> None:
+    right = judge(seen((1, 2, 3), WHOLE), RIGHT)
+    assert verdict_of([right], [], {}, [], {"router 0": (30, 33)}).good
+    verdict = verdict_of([right], [], {}, [], {"router 0": (30, 60), "router 1": (30, 31)})
+    assert not verdict.good and verdict.leaks == ("router 0: 60 descriptors after the last user, 30 before the first",)
+
+
+def test_too_short_a_life_says_nothing() -> None:
+    short = used(0.0, 0, 10)
     assert trends(short[:10]) == []
 
 
