@@ -100,15 +100,16 @@ def _answer(operation: Operation, places: Places) -> dict[str, Any]:
     plain: dict[str, Any] = {} if operation.answer is None else {"schema": places[operation.answer]}
     content = {operation.media: plain}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": _event(places[operation.event])}
+        content["text/event-stream"] = {"schema": _event(places[operation.event], places[ErrorAnswer])}
     named = {"x-request-id": {"description": "the request's name", "schema": {"type": "string"}}}
     return {"description": "The answer.", "headers": named, "content": content}
 
 
-def _event(content: Any) -> dict[str, Any]:
+def _event(content: Any, error: Any) -> dict[str, Any]:
     """One event of a stream: OpenAPI 3.1 has no word for all of them."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
-    return {"type": "object", "description": "each event; the last one's data are [DONE]", "properties": {"data": data}}
+    told = [{"type": "string", "contentMediaType": "application/json", "contentSchema": each} for each in (content, error)]
+    data = {"anyOf": [*told, {"const": "[DONE]", "description": "the last event"}]}
+    return {"type": "object", "properties": {"data": data}}
 
 
 def _errors(operation: Operation, places: Places) -> dict[str, Any]:
