@@ -48,7 +48,7 @@ async def test_it_describes_bodies_answers_streams_errors_and_keys() -> None:
     assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
     content = chat["responses"]["200"]["content"]
     assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
-    event = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+    event = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]
     assert event == {"$ref": "#/components/schemas/ChatCompletionChunk"}
     assert {"400", "401", "403", "404", "413", "415", "429", "500", "503"} <= chat["responses"].keys()
     assert chat["security"] == [{"bearer": []}, {"header": []}] and found["paths"]["/health"]["get"]["security"] == []

@@ -94,16 +94,18 @@ def _answer(operation: Operation, places: Places) -> dict[str, Any]:
     plain: dict[str, Any] = {} if operation.answer is None else {"schema": places[operation.answer]}
     content = {operation.media: plain}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": _event(places[operation.event], operation.last_event)}
+        content["text/event-stream"] = {"schema": _event(operation, places)}
     named = {"x-request-id": {"description": "the request's name", "schema": {"type": "string"}}}
     return {"description": "The answer.", "headers": named, "content": content}
 
 
-def _event(content: Any, last: str) -> dict[str, Any]:
+def _event(operation: Operation, places: Places) -> dict[str, Any]:
     """One event of a stream: OpenAPI 3.1 has no word for all of them."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
-    ended = f"; the last one's data are {last}" if last else ""
-    return {"type": "object", "description": f"each event{ended}", "properties": {"data": data}}
+    assert operation.event is not None
+    contents = (places[operation.event], places[operation.error])
+    told = [{"type": "string", "contentMediaType": "application/json", "contentSchema": each} for each in contents]
+    last = [{"const": operation.last_event, "description": "the last event"}] if operation.last_event else []
+    return {"type": "object", "properties": {"data": {"anyOf": [*told, *last]}}}
 
 
 def _errors(operation: Operation, places: Places) -> dict[str, Any]:
