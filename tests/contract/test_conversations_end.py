@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -33,7 +32,9 @@ async def test_a_session_whose_end_is_lost_is_gone_soon_and_one_that_lives_is_no
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter, now = DrafterService(DrafterConfig()), 0.0
-    monkeypatch.setattr(draft_server, "OpenSessions", partial(OpenSessions, clock=lambda: now))
+    monkeypatch.setattr(
+        draft_server, "OpenSessions", lambda drafter, silence_s, _: OpenSessions(drafter, silence_s, lambda: now)
+    )
     async with connect(drafter, silence_s=0.2) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening("lost", TEXT))
         link.open(opening("live", TEXT))

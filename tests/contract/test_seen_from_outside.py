@@ -289,7 +289,7 @@ def test_a_json_line_of_an_error() -> None:
         return json.loads(JsonLines().format(entry))  # type: ignore[no-any-return]
 
     said = line(ValueError(f"cannot read {SECRET}"))
-    assert (said["level"], said["message"]) == ("error", "request my.id.0123abcd.2: it\nbroke 3")
+    assert (said["level"], said["message"]) == ("error", "request my.id.0123abcd.2: it\\nbroke 3")
     assert (said["request_id"], said["request"]) == ("my.id", "my.id.0123abcd.2")
     assert said["error"] == "ValueError"
     assert "test_seen_from_outside.py" in said["traceback"][0]

@@ -36,8 +36,9 @@ def unsettled(world: World) -> list[str]:
                 held.append(f"{router.name}: {use._running} slots of {tenant}")
         if router.link.streams or router.streams._places:
             held.append(f"{router.name}: {router.link.streams} streams")
-        if router.service._pool._free != 2:
-            held.append(f"{router.name}: {router.service._pool._free} of 2 tokenising threads are free")
+        pool = router.service._pool
+        if pool._free != pool._threads._max_workers:
+            held.append(f"{router.name}: {pool._free} of {pool._threads._max_workers} tokenising threads are free")
     return held
 
 

@@ -91,8 +91,8 @@ class LawfulTarget:
         self._sampling[request_id] = sampling or _GREEDY
         return True
 
-    def grow(self, request_id: str, rows: int) -> bool:
-        return self.blocks.grow(request_id, rows) is not None
+    def grow(self, request_id: str, rows: int) -> int:
+        return 0 if self.blocks.grow(request_id, rows) is None else rows
 
     def computed(self, request_id: str) -> int:
         return len(self._tokens.get(request_id, ()))

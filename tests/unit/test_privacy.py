@@ -20,6 +20,7 @@ from services.access.gate import open_gate
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.messages import decode_request, encode_event
 from services.api.http.app import HttpApp
+from services.api.http.responses.stored_responses import ResponsesInMemory
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
 from services.privacy.config import Privacy
 from services.privacy.even_router import EvenRouter
@@ -85,7 +86,7 @@ async def over_grpc(prompt: int, seed: int, private: bool) -> Trace:
 
 async def over_http(prompt: int, seed: int, private: bool) -> Trace:
     config = HttpConfig(port=0, public=PublicServerConfig(port=0, privacy=PRIVACY))
-    app = HttpApp(EvenRouter(Decoding(seed), PRIVACY), config, open_gate())
+    app = HttpApp(EvenRouter(Decoding(seed), PRIVACY), config, open_gate(), ResponsesInMemory(config.responses))
     body = {"prompt": [prompt], "max_tokens": TOKENS, "stream": True, "stream_options": {"include_usage": True}}
     if private:
         body["privacy"] = "strict"

@@ -20,7 +20,7 @@ from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
-from services.verifier.engine.origins import Origin, wants_features
+from services.verifier.engine.origins import Origin
 from services.verifier.engine.passes import Part
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
@@ -196,7 +196,7 @@ class Drafting:
             request.mailboxes[origin.name] = Mailbox(request.prefixes, experience)
         origin.link.open(request.opening(origin.serves(request.sources), trusted=origin.trusted, asks=asks))
         request.mailboxes[origin.name].opened(len(request.tokens), now(), asks=asks)
-        if wants_features(origin, request):
+        if origin.wants_features(request.message.plan, request.sources):
             self._send_features(origin, request, self._features.of(request.id))
 
     def report(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, prices: Prices | None) -> None:
@@ -226,7 +226,7 @@ class Drafting:
             report = request.report(mailbox, verdict, wanted, asks=due and free)
             if not mailbox.held.fits(report):
                 self._send_held(origin, request, mailbox)
-            mailbox.held.add(report, features if wants_features(origin, request) else None)
+            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
             # A window learns from its probes pass by pass.
@@ -238,7 +238,7 @@ class Drafting:
         for origin, mailbox in self._of(request):
             report = request.report(mailbox, verdict, wanted, asks=False)
             if mailbox.held.fits(report):
-                mailbox.held.add(report, features if wants_features(origin, request) else None)
+                mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
                 continue
             del request.mailboxes[origin.name]
             origin.link.close(CloseSession(session_id=request.id))
@@ -307,7 +307,7 @@ class Drafting:
         kept = self._keep(request, features)
         if kept is not None:
             for origin, mailbox in self._of(request):
-                if not mailbox.given_up and wants_features(origin, request, prompt=True):
+                if not mailbox.given_up and origin.wants_features(request.message.plan, request.sources, prompt=True):
                     self._send_features(origin, request, [kept])
 
     def close(self, request: LiveRequest) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.verifier.engine.live_request import LiveRequest
 from speculation.ports import DraftLink
 from speculation.sources import SOURCES
+from speculation.types import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +30,9 @@ class Origin:
         """Those of ``sources`` that this origin serves."""
         return tuple(name for name in sources if self.sources is None or name in self.sources)
 
-
-def wants_features(origin: Origin, request: LiveRequest, *, prompt: bool = False) -> bool:
-    """Whether any of the request's sources at ``origin`` uses hidden states, or with ``prompt`` those of the prompt."""
-    plan = request.message.plan
-    if not plan.observe_layers or (prompt and not plan.observe_prompt):
-        return False
-    specs = [SOURCES.get(name) for name in origin.serves(request.sources)]
-    return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
+    def wants_features(self, plan: Plan, sources: Iterable[str], *, prompt: bool = False) -> bool:
+        """Whether any of ``sources`` here uses hidden states, or with ``prompt`` those of the prompt."""
+        if not plan.observe_layers or (prompt and not plan.observe_prompt):
+            return False
+        specs = [SOURCES.get(name) for name in self.serves(sources)]
+        return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
