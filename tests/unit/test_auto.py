@@ -50,7 +50,7 @@ def slowness(machine: str, strategy: str, rounds: int = 3) -> dict[str, list[flo
 # Most regret of one answer, and on average over those of one kind. On shared cores, drafts of phrases in random order are
 # not always asked for.
 @pytest.mark.parametrize(
-    ("machine", "worst", "mean"), [("shared cores", 0.11, 0.065), ("late drafts", 0.09, 0.07), ("own cores", 0.11, 0.04)]
+    ("machine", "worst", "mean"), [("shared cores", 0.11, 0.065), ("late drafts", 0.09, 0.07), ("own cores", 0.12, 0.04)]
 )
 @pytest.mark.exhaustive
 def test_regret_against_the_best_fixed_strategy_of_each_answer(machine: str, worst: float, mean: float) -> None:

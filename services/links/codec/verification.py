@@ -115,6 +115,9 @@ def _decode_weight(weight: float) -> float:
 
 
 def _decode_sampling(wire: verification_pb2.SamplingParams) -> SamplingParams:
+    # Each is an object of its own: a million of them would be made while everybody waits.
+    check_size("bad_words", len(wire.bad_words), limits.MAX_SPELLINGS)
+    check_size("logit_bias", len(wire.logit_bias), limits.MAX_LOGIT_BIAS)
     return _SAMPLING.decode(
         wire,
         logit_bias=dict(wire.logit_bias),
