@@ -16,6 +16,7 @@ from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
 from tests.k8s.test_chart_valid import CASES, EVERYTHING
+from tests.refusals import ROOT
 
 pytestmark = needs_helm
 WORKERS = ("router", "drafting", "verifier")
@@ -394,6 +395,17 @@ def test_two_releases_in_one_namespace_keep_apart() -> None:
             wanted = each["spec"]["selector"]
             wanted = {"matchLabels": wanted} if each["kind"] == "Service" else wanted
             assert not any(selected(wanted, labels(template)) for template in strangers)
+
+
+def test_alerts_lead_to_what_is_written_of_them() -> None:
+    address = "https://docs.example/kubernetes/"
+    rule = {"enabled": True, "runbooks": address}
+    made = one(render({"monitoring": {"prometheusRule": rule}}), "PrometheusRule")["spec"]
+    alerts = [each for group in made["groups"] for each in group["rules"] if "alert" in each]
+    sections = re.findall(r"^### (Outrider\w+)$", (ROOT / "docs" / "kubernetes.md").read_text(), re.MULTILINE)
+    assert [each["annotations"].pop("runbook_url") for each in alerts] == [f"{address}#{each.lower()}" for each in sections]
+    plain = one(render({"monitoring": {"prometheusRule": {"enabled": True}}}), "PrometheusRule")["spec"]
+    assert made == plain
 
 
 def test_monitoring_is_what_the_repository_has() -> None:
