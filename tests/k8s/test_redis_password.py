@@ -36,6 +36,7 @@ def _publish_and_follow(port: int, reader: str, publisher: str, folder: Path) ->
         wrong.live()
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "password", ["plain", "a/b@c:d#e?f%20", "two words", """quote " and ' and \\ and $HOME and `id`""", "grün"]
 )
