@@ -141,7 +141,7 @@ def one_field(declared: type[BaseModel]) -> st.SearchStrategy[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("read", "body", "declared"), READ)
 def test_what_is_declared_is_what_is_taken(read: Any, body: dict[str, Any], declared: type[BaseModel]) -> None:
-    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     @given(one_field(declared))
     def alike(given: tuple[str, Any]) -> None:
         name, value = given

@@ -61,9 +61,7 @@ class SharedBody(Declared):
     frequency_penalty: float | None = _between(
         limits.FREQUENCY_PENALTY, "taken for every time that the answer has the token"
     )
-    repetition_penalty: float | None = _between(
-        (0.0, limits.REPETITION_PENALTY[1]), f"at least {limits.REPETITION_PENALTY[0]:g}; of the prompt's tokens, too"
-    )
+    repetition_penalty: float | None = _between(limits.REPETITION_PENALTY, "of the prompt's tokens, too")
     logit_bias: dict[TokenKey, Bias] | None = Field(
         None, max_length=limits.MAX_LOGIT_BIAS, description="token ids to numbers that are added to their logits"
     )
