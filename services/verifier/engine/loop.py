@@ -79,7 +79,7 @@ class DecodingLoop:
         self._requests = Admission(target, config, self.stats)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
-        timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
+        self._timed = timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
@@ -199,6 +199,8 @@ class DecodingLoop:
             grammar=grammar,
             streams=self._target.streams(message.plan.observe_layers),
         )
+        # Where time does not count, all are drafted for like that.
+        request.by_paper = request.by_paper and self._timed
         if (reason := request.complete) is not None:
             request.finish(reason)
             request.flush()
