@@ -91,9 +91,7 @@ class DraftWait:
             await self._wait(batch, named, load, missing, began + most_s, pass_s=math.inf)
             if not alone:
                 self._named.spend(now() - began)
-        for request in named:
-            ready = sorted(request.ready().values(), key=lambda found: found.late)
-            self._stats.count_draft(ready[0].draft if ready else None)
+        self._count(named, pays=True)
 
     async def _while_it_pays(
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]
@@ -111,8 +109,11 @@ class DraftWait:
                 request.waited_since = None if others else (began, request.expected())
             still = await self._wait(batch, drafted, load, missing, began + longest, pass_s=pass_s)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
-        for request in (each for each in drafted if not each.by_paper):
-            # Where drafting does not pay, an absent draft does not count as missed.
+        self._count((request for request in drafted if not request.by_paper), pays=pays)
+
+    def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
+        """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
+        for request in requests:
             ready = sorted(request.ready().values(), key=lambda found: found.late)
             if pays or any(not found.late for found in ready):
                 self._stats.count_draft(ready[0].draft if ready else None)
