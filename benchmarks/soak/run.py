@@ -26,7 +26,7 @@ from benchmarks.soak.faults import RandomFaults, SoakFault
 from benchmarks.soak.mortal_redis import MortalRedis
 from benchmarks.soak.published_index import published_index
 from benchmarks.soak.requests import made_requests, plain_answers
-from benchmarks.soak.resources import Usage, trends, usage_of
+from benchmarks.soak.resources import FEW_FILES, Usage, trends, usage_of
 from benchmarks.soak.service_processes import ServiceLayout, ServiceProcesses
 from benchmarks.soak.users import Tenant, Users, shared_out, tenants, write_keys
 from benchmarks.soak.verdict import SoakVerdict, verdict_of
@@ -176,8 +176,9 @@ class SoakRun:
             await self._soak(service)
             self._told("Waiting until nothing is held", self._wanted.seconds)
             self.record.held = await service.until_free(FREE_S)
-            after = await service.settled_files()
-            self.record.files = {name: (_most(self._files, name), count) for name, count in after.items()}
+            before = _most_by_component(self._files)
+            after = await service.settled_files({role: count + FEW_FILES for role, count in before.items()})
+            self.record.files = {name: (before[name.split()[0]], count) for name, count in after.items()}
         finally:
             await service.stop()
 
@@ -224,6 +225,10 @@ class SoakRun:
             await asyncio.sleep(max(0.1, self._wanted.seconds / _LOOKS))
 
 
-def _most(files: Mapping[str, int], name: str) -> int:
-    """The most that a process of the same kind had."""
-    return max(count for other, count in files.items() if other.split()[0] == name.split()[0])
+def _most_by_component(files: Mapping[str, int]) -> dict[str, int]:
+    """The most descriptors that a process of each component has."""
+    most: dict[str, int] = {}
+    for name, count in files.items():
+        role = name.split()[0]
+        most[role] = max(count, most.get(role, 0))
+    return most

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,10 +151,17 @@ class ServiceProcesses:
                 found |= {f"{role} {number}: {name.removeprefix('outrider_')}": numbers.get(name, 0.0) for name in _HELD}
         return {name: value for name, value in found.items() if value}
 
-    async def settled_files(self) -> dict[str, int]:
-        """Open descriptors of every process, while nobody asks anything."""
+    async def settled_files(self, few: Mapping[str, float] | None = None) -> dict[str, int]:
+        """Open descriptors of every process, by component and number, while nobody asks anything.
+
+        Args:
+            few: how many a process of a component may have; those that have more get 45 s to close them.
+        """
         names = [f"{role} {number}" for role, several in self.processes.items() for number in range(len(several))]
-        counts = await asyncio.gather(*(process.settled_files() for process in self.everybody))
+        most = [(few or {}).get(name.split()[0], math.inf) for name in names]
+        counts = await asyncio.gather(
+            *(process.settled_files(each) for process, each in zip(self.everybody, most, strict=True))
+        )
         return dict(zip(names, counts, strict=True))
 
     async def until_free(self, seconds: float) -> dict[str, float]:

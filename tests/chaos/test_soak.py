@@ -14,7 +14,7 @@ from benchmarks.soak.users import tenants
 from tests.chaos.in_processes import tiny
 from tests.service import tiny_settings
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
 
 # Room for some four whole requests, so that some step back and some are refused.
 CRAMPED = tiny_settings("verifier.kv_cache_tokens=1024", "verifier.max_nodes=16", "verifier.max_waiting=2")
@@ -24,7 +24,7 @@ async def test_nothing_is_wrong_and_nothing_leaks(tiny_model: Path, tmp_path: Pa
     run = SoakRun(SoakConfig(minutes=0.5, every_s=1.5, logs=tmp_path), tiny(tiny_model), CRAMPED)
     await run.run()
     record, verdict = run.record, run.record.verdict()
-    print(verdict.line)
+    print(verdict.line, *verdict.leaks, sep="\n")
     assert verdict.good, (verdict.line, verdict.wrong, verdict.held, verdict.leaks, verdict.ended)
     assert {each.outcome for each in record.judged} == {"right", "left", "error"}
     for what, names in (("door", DOORS), ("tenant", [each.name for each in tenants()]), ("strategy", STRATEGIES)):
