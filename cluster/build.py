@@ -15,9 +15,9 @@ from cluster.models.drafters import by_kernels, draft_models, observed_layers, s
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
-from services.drafter.config import DrafterConfig
+from services.drafter.config import DrafterConfig, SuffixConfig
 from services.model_files.folder import read_json, text_config
-from services.retrieval.config import RetrievalConfig
+from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
@@ -85,7 +85,7 @@ async def in_process(
 
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
-    drafter = DrafterService(drafter_config(settings, model), link)
+    drafter = DrafterService(drafter_config(settings, model), link, None if retrieval is None else retrieval.answers)
     here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
     link_to_drafter = between(outside_link(settings) or here)
     await drafter.start()
@@ -234,6 +234,26 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     )
 
 
+def answers_config(settings: Settings) -> AnswersConfig:
+    """What is kept of earlier answers for all drafters.
+
+    Raises:
+        ConfigurationError: there is no Redis for them, drafters would take none, or there is a secret for none.
+    """
+    answers, in_memory = filled(AnswersConfig, settings.retrieval), filled(SuffixConfig, settings.drafter).max_cached_tokens
+    if answers.key is not None and not answers.max_tokens:
+        raise ConfigurationError(
+            "set both or neither", field="retrieval.answers_key", value="set", given="but not retrieval.answers_tokens"
+        )
+    needed = {"retrieval.redis_url": settings.retrieval.redis_url, "drafter.suffix_cached_tokens": in_memory}
+    for name, value in needed.items():
+        if answers.max_tokens and not value:
+            raise ConfigurationError(
+                f"set {name}", field="retrieval.answers_tokens", value=answers.max_tokens, given=f"but {name} is not set"
+            )
+    return answers
+
+
 def read_model_config(model: Path) -> dict[str, Any]:
     """The model's config.json; empty if there is none.
 
@@ -329,6 +349,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
             value="true",
             given="but there is no index",
         )
+    answers_config(settings)
     strategy = filled(
         StrategyConfig,
         router,

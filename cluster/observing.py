@@ -104,6 +104,8 @@ class Observing:
         """``drafter``, counted and traced."""
         self.metrics.follow("drafter_sessions", lambda: {(): drafter.sessions})
         self.metrics.follow("drafter_retrievals_missed_total", lambda: {(): drafter.retrievals_missed})
+        if (shared := drafter.shared) is not None:
+            self.metrics.follow("drafter_answers_total", lambda: {(what,): n for what, n in shared.outcomes.items()})
         observed: Drafter = drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
         if self._tracing is None:
             return observed

@@ -44,7 +44,8 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
 
         retrieval = RetrievalService(build.retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
-    drafter = DrafterService(build.outside_drafter_config(settings, model), link)
+    answers = None if retrieval is None else retrieval.answers
+    drafter = DrafterService(build.outside_drafter_config(settings, model), link, answers)
     try:
         if retrieval is not None:
             await retrieval.start()

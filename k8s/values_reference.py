@@ -37,6 +37,7 @@ OWN = (
     "cluster.placement.stages",
     "cluster.placement.verifier",
     "cluster.tls",
+    "retrieval.answers_key",
     "retrieval.redis_password",
     "server.host",
     "server.keys_file",

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 # Of services: the live version and its predecessor, its manifest and pieces, the stream of changes.
 READER = ("get", "lrange", "xread", "xrevrange")
+# Of the same where they keep earlier answers (``retrieval.answers_tokens``), on the keys of answers alone.
+KEEPER = (
+    *("get", "set", "del", "pexpire", "time", "xadd", "xdel", "xrange", "xrevrange"),
+    *("watch", "unwatch", "multi", "exec"),
+)
+_ANSWERS = ("answers", "generation")
 # Of ``outrider index publish``, ``list``, ``promote``, ``rollback`` and ``delete``.
 PUBLISHER = (
     *READER,
@@ -18,3 +24,9 @@ PUBLISHER = (
 def rules(commands: tuple[str, ...], name: str) -> str:
     """The rules of ACL SETUSER of a user who may run these commands on the keys of the index ``name``, and nothing else."""
     return " ".join((f"~outrider:{{{name}}}:*", "-@all", *(f"+{command}" for command in commands)))
+
+
+def keeper_rules(name: str) -> str:
+    """What ``rules`` of a reader lacks where answers are kept: a selector, as of Redis 7, for the keys of answers."""
+    keys = (f"~outrider:{{{name}}}:{kind}:*" for kind in _ANSWERS)
+    return f"({' '.join((*keys, '-@all', *(f'+{command}' for command in KEEPER)))})"

@@ -28,3 +28,5 @@ MAX_FEATURE_BYTES = 1 << 20
 DESCRIBE_S, FORGET_S = 5.0, 10.0
 
 MAX_QUERIES, MAX_SUFFIX, MAX_CONTINUATIONS, MAX_CONTINUATION = 256, 64, 512, 64
+# Tokens of an answer that is kept for later drafts, and of all answers in one message.
+MAX_KEPT_ANSWER, MAX_RECALLED = 65_536, 262_144

@@ -255,6 +255,20 @@ class FeatureChunk:
     features: Features
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecalledAnswers:
+    """A tenant's answers that other drafters kept since an earlier call, oldest first.
+
+    ``generation`` is another one each time that the tenant is forgotten. The next call goes on after ``last``; ``more``: it
+    would bring something now.
+    """
+
+    generation: int
+    answers: tuple[tuple[int, ...], ...]
+    last: str
+    more: bool = False
+
+
 SessionCall = OpenSession | StepReport | CloseSession
 DraftingCall = SessionCall | FeatureChunk | ForgetTenant
 

@@ -25,6 +25,7 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    RecalledAnswers,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -83,6 +84,26 @@ class Retriever(Protocol):
         Raises:
             OutriderError: there is no answer now; a drafter goes on without.
         """
+
+
+class AnswerStore(Protocol):
+    """Keeps tenants' earlier answers for all drafters of a service.
+
+    All methods raise ``OutriderError`` where the store cannot be reached; a drafter goes on without.
+    """
+
+    async def recall(self, tenant: str, after: str, drafter: str) -> RecalledAnswers:
+        """What other drafters than ``drafter`` kept for a tenant.
+
+        Args:
+            after: ``last`` of an earlier call; empty: from the oldest one on.
+        """
+
+    async def keep(self, tenant: str, generation: int, drafter: str, tokens: Sequence[int]) -> bool:
+        """Add an answer; False: the tenant was forgotten after ``generation``, so nothing is kept."""
+
+    async def forget(self, tenant: str) -> None:
+        """Delete a tenant's answers. Those of its present generation are not kept any more."""
 
 
 class Drafter(Protocol):

@@ -42,6 +42,7 @@ from cluster.settings.config import Settings
 from services.api.messages import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
+from services.links.grpc_answers import GrpcAnswersLink, serves
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from speculation.errors import OutriderError, Unavailable
@@ -118,14 +119,16 @@ class DrafterDeployment(_DraftServer):
     ) -> None:
         with _telling_why(settings):
             self._observing = Observing(settings, on_ray=True, component="drafter")
-            link = None
+            link = answers = None
             if retrieval is not None:
                 peers = peers_of(retrieval)
                 link = GrpcRetrievalLink(peers.address, settings.internal_token, caller_tls(settings, "drafter"))
                 await link.start()
+                if build.answers_config(settings).max_tokens:
+                    answers = GrpcAnswersLink(link, settings.internal_token)
                 self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
             self._busy = BusyCores()
-            self._drafter = DrafterService(build.drafter_config(settings, model), link)
+            self._drafter = DrafterService(build.drafter_config(settings, model), link, answers)
             await self._drafter.start()
             host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
             observing, tls = self._observing, server_tls(settings, "drafter")
@@ -158,7 +161,8 @@ class RetrievalDeployment(_DraftServer):
             observing = Observing(settings, on_ray=True, component="retrieval")
             observed, refused = observing.retrieval(self._retrieval), observing.component(settings, "retrieval")
             tls = server_tls(settings, "retrieval")
-            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls, refused)
+            further = serves(self._retrieval.answers)
+            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls, refused, further)
             self._address = f"{_reachable(host)}:{port}"
 
     async def version(self) -> str | None:

@@ -18,8 +18,10 @@ from services.drafter.interfaces import ModelSource
 from services.drafter.sessions.known_states import BoundedStates
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
+from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
 from services.drafter.sessions.thread import DraftingThread
+from services.drafter.sources.suffix import NAME as SUFFIX
 from services.tracing.log_names import log_name
 from speculation.errors import OutriderError
 from speculation.messages import (
@@ -33,7 +35,7 @@ from speculation.messages import (
     RetrievalQuery,
     StepReport,
 )
-from speculation.ports import Retriever
+from speculation.ports import AnswerStore, Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import SOURCES
 from speculation.types import EMPTY_TREE, Features, TokenTree
@@ -55,11 +57,16 @@ class DrafterService:
 
     Args:
         retriever: access to the retrieval index, if there is one.
+        answers: where answers are shared with other drafters; None: they are not.
         thread: where the text sources draft; None: a thread of its own.
     """
 
     def __init__(
-        self, config: DrafterConfig, retriever: Retriever | None = None, thread: DraftingThread | None = None
+        self,
+        config: DrafterConfig,
+        retriever: Retriever | None = None,
+        answers: AnswerStore | None = None,
+        thread: DraftingThread | None = None,
     ) -> None:
         self._config = config
         self._retriever = retriever
@@ -69,6 +76,7 @@ class DrafterService:
         self._states = BoundedStates(config.max_feature_bytes)
         self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
         self._ended = 0
+        self.shared = None if answers is None else SharedAnswers(answers, self._take_answers, self._forget_text)
         self.retrievals_missed = 0
 
     @property
@@ -103,6 +111,9 @@ class DrafterService:
         for group in session.models:
             group.open(message)
         session.begin(session.prefix)
+        if self.shared is not None and SUFFIX in message.sources:
+            session.answer = list(message.tokens[message.prompt_length :])
+            self.shared.begin(session)
         # In the thread, since a long prompt takes a while.
         hashing = self._thread.run(_hash, session.prefix, message.tokens)
         if not texts and session.models:
@@ -156,6 +167,8 @@ class DrafterService:
             self._drop(session.id)
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
         self._sessions.move_to_end(session.id)
+        if session.answer is not None:
+            session.answer += message.committed
         if message.observation is not None and message.observation.features is not None:
             self._keep(session, message.observation.features)
         for group in session.models:
@@ -242,6 +255,8 @@ class DrafterService:
             return
         if session.text is not None:
             self._thread.run(_logged, session.text.close)
+        if self.shared is not None:
+            self.shared.end(session)
         self._ended += 1
         if self._ended % _SAVE_EVERY == 0:
             self._thread.run(_logged, self._text.save)
@@ -250,13 +265,15 @@ class DrafterService:
         """As ``Drafter.forget``. The tenant's live sessions are dropped here, so their next step asks to reopen them.
 
         Raises:
-            TimeoutError: a source hangs, so that it is unknown whether it has forgotten.
+            TimeoutError: a source or the store hangs, so that it is unknown whether it has forgotten.
+            OutriderError: the store of shared answers cannot be reached.
         """
+        shared = [] if self.shared is None else [self.shared.forget(message.tenant)]
         for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
             self._drop(session.id)
         forgetting = [group.forget(message.tenant) for group in self._models.values()]
         async with asyncio.timeout(_FORGET_S):
-            await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
+            await asyncio.gather(self._forget_text(message.tenant), *forgetting, *shared)
 
     async def start(self) -> None:
         """Load the models of ``TrainedConfig.at_start``, so that one which cannot be used is refused now.
@@ -275,10 +292,18 @@ class DrafterService:
 
         A process that ends while a thread of its own is inside torch is aborted.
         """
+        if self.shared is not None:
+            await self.shared.stop()
         ended = [group.ended() for group in self._models.values()]
         await self._thread.run(self._text.save)
         if ended:
             await asyncio.wait(ended, timeout=_STOP_S)
+
+    async def _take_answers(self, tenant: str, answers: Sequence[Sequence[int]]) -> None:
+        await self._thread.run(self._text.take_answers, tenant, answers)
+
+    async def _forget_text(self, tenant: str) -> None:
+        await self._thread.run(self._text.forget, tenant)
 
     def _model(self, name: str) -> ModelGroup:
         if name not in self._models:

@@ -59,6 +59,9 @@ class GrpcRetrievalLink:
         resolve: gives the service's "host:port" before every attempt.
         token: the token that its server asks for; None: it asks for none.
         tls: credentials for mutual TLS; None: plain text.
+
+    Attributes:
+        channel: the connection; None while there is none.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class GrpcRetrievalLink:
         self._resolve = resolve
         self._tls = tls
         self._talking: Any = None
+        self.channel: grpc.aio.Channel | None = None
         self._metadata = bearer(token)
         self._asked: asyncio.Queue[_Waiting] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -102,12 +106,12 @@ class GrpcRetrievalLink:
         asked: asyncio.Queue[_Waiting] = asyncio.Queue(_MOST_WAITING)
         sent: dict[int, list[_Waiting]] = {}
         replies = retrieval_pb2_grpc.RetrievalServiceStub(channel).Retrieve(_requests(asked, sent), metadata=self._metadata)
-        self._asked, self._talking = asked, replies
+        self._asked, self._talking, self.channel = asked, replies, channel
         try:
             async for reply in replies:
                 _settle(sent.pop(reply.batch_id, []), reply)
         finally:
-            self._asked = None
+            self._asked = self.channel = None
             replies.cancel()
             gone = [waiting for batch in sent.values() for waiting in batch]
             while not asked.empty():
@@ -178,6 +182,7 @@ async def serve_retrieval(
     token: str | None = None,
     tls: ComponentTls | None = None,
     refused: RefusedComponents | None = None,
+    further: Callable[[grpc.aio.Server, Guard], None] = lambda server, guard: None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``service`` at "host:port" (port 0: any free one). Returns it and its port.
 
@@ -185,13 +190,13 @@ async def serve_retrieval(
         token: asked for on every call; None: nothing is asked for.
         tls: the service's files for mutual TLS; None: plain text.
         refused: where refused calls are told; None: the log alone.
+        further: adds what else is served at that port, behind the same guard.
     """
     refused = refused or RefusedComponents("retrieval")
-    servicer = _RetrievalServicer(service, guard_of(tls, refused))
-    return await serve_internal(
-        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(servicer, server),
-        address,
-        token,
-        tls,
-        refused,
-    )
+    guard = guard_of(tls, refused)
+
+    def add(server: grpc.aio.Server) -> None:
+        retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service, guard), server)
+        further(server, guard)
+
+    return await serve_internal(add, address, token, tls, refused)

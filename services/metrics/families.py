@@ -155,6 +155,12 @@ _DRAFTER = (
     _histogram("drafter_draft_seconds", _PART_S, "From a step's report to a draft for it, at the drafter.", "group"),
     _gauge("drafter_sessions", "Requests that a drafter keeps the text of."),
     _counter("drafter_retrievals_missed_total", "Look-ups that a drafter went on without: too late, or failed."),
+    _counter(
+        "drafter_answers_total",
+        "Answers that drafters share, by what became of them: kept in the store, recalled from it by another drafter, or "
+        "lost (the store was not there, or the tenant had been forgotten).",
+        "outcome",
+    ),
 )
 
 _RETRIEVAL = (

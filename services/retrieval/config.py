@@ -10,10 +10,39 @@ from services.settings import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnswersConfig:
+    """Tenants' earlier answers in Redis, from which all drafters of a service draft."""
+
+    max_tokens: Annotated[
+        int,
+        Setting(
+            "tokens of earlier answers that are kept in Redis for each API key, for its own requests alone, and shared by "
+            "all drafters; 0: none. About 5 bytes each; drafter.suffix_cached_tokens of them are in a drafter's memory",
+            name="answers_tokens",
+            ge=0,
+            le=100_000_000,
+        ),
+    ] = 0
+    kept_s: Annotated[
+        float, Setting("seconds after which an answer of answers_tokens is deleted", name="answers_s", gt=0, le=31_536_000)
+    ] = 86_400.0
+    key: Annotated[
+        str | None,
+        Setting(
+            "secret with which answers are encrypted in Redis; to be set in the environment or a file alone; null: they are "
+            "kept in clear",
+            name="answers_key",
+            secret=True,
+        ),
+    ] = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalConfig:
     """Where the index comes from: a folder, which never changes, or its live version in Redis. One of the two.
 
     Attributes:
+        answers: what is kept in that Redis of earlier answers.
         cache_dir: where versions from Redis are kept; the last live one serves when Redis is gone at start.
         state_width: numbers of the served model's hidden states, where they will be looked up: indexes without such are
             refused.
@@ -32,6 +61,7 @@ class RetrievalConfig:
         ),
     ] = field(default=None, repr=False)
     name: Annotated[str, Setting("name of the index in Redis", pattern="^[A-Za-z0-9._-]{1,64}$")] = "default"
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
     cache_dir: Path = Path("indexes")
     state_width: int | None = None
     tokenizer_sha256: str | None = None

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrieval_index.answers import RedisAnswers
 from retrieval_index.cached import prune
 from retrieval_index.index import Index, check_index, open_index
 from retrieval_index.store import IndexStore
@@ -35,6 +36,7 @@ class RetrievalService:
     """Implements ``speculation.ports.Retriever``.
 
     Attributes:
+        answers: the store of earlier answers; None: none are kept.
         refused: why the live version is not in use; None if it is.
         switches: how many times a new version came into use.
     """
@@ -44,6 +46,7 @@ class RetrievalService:
         self._index: Index | None = None
         self._store: IndexStore | None = None
         self._watching: asyncio.Task[None] | None = None
+        self.answers = _answers(config)
         self.refused: str | None = None
         self.switches = 0
 
@@ -73,6 +76,8 @@ class RetrievalService:
             await asyncio.gather(self._watching, return_exceptions=True)
         if self._store is not None:
             self._store.close()
+        if self.answers is not None:
+            await self.answers.close()
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
         return self.look_up([query])[0]
@@ -178,3 +183,18 @@ class RetrievalService:
         if why != self.refused:
             log.error("the index in use stays: %s", why)
         self.refused = why
+
+
+def _answers(config: RetrievalConfig) -> RedisAnswers | None:
+    kept = config.answers
+    if not kept.max_tokens or config.redis_url is None:
+        return None
+    return RedisAnswers(
+        config.redis_url,
+        config.name,
+        config.redis_password,
+        tokenizer=config.tokenizer_sha256 or "",
+        max_tokens=kept.max_tokens,
+        kept_s=kept.kept_s,
+        secret=kept.key,
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.checks.listeners import listeners
 from cluster.settings.config import load
-from retrieval_index.access import PUBLISHER, READER, rules
+from retrieval_index.access import PUBLISHER, READER, keeper_rules, rules
 from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
@@ -268,6 +268,9 @@ def test_drafters_only_read_the_volume_of_the_models(made: list[Manifest]) -> No
     assert "emptyDir" in next(volume for volume in drafting["volumes"] if volume["name"] == own)
 
 
+ANSWERS = {"retrieval": {"name": "code", "answers_tokens": 1000}, "drafter": {"suffix_cached_tokens": 1000}}
+
+
 def test_the_indexs_redis_has_users_with_the_rules_of_the_package() -> None:
     made = render(EVERYTHING, {"settings": {"retrieval": {"name": "code"}}})
     (workload,) = of_kind(made, "StatefulSet")
@@ -275,6 +278,15 @@ def test_the_indexs_redis_has_users_with_the_rules_of_the_package() -> None:
     for user, commands in (("reader", READER), ("publisher", PUBLISHER)):
         (line,) = (each for each in script.splitlines() if each.startswith(f"user {user} on "))
         assert line.endswith(f'")" {rules(commands, "code")}')
+    # Where answers are kept, retrieval services may write those, and nothing else.
+    keeping = render(EVERYTHING, {"settings": ANSWERS, "indexRedis": {"answersSecretName": "answers"}})
+    (workload,) = of_kind(keeping, "StatefulSet")
+    lines = workload["spec"]["template"]["spec"]["containers"][0]["args"][0].splitlines()
+    (line,) = (each for each in lines if each.startswith("user reader on "))
+    assert line.endswith(f'")" {rules(READER, "code")} {keeper_rules("code")}')
+    told = {each["name"]: each for each in templates(keeping)["head"]["spec"]["containers"][0]["env"]}
+    secret = {"name": "answers", "key": "answers"}
+    assert told["OUTRIDER_RETRIEVAL__ANSWERS_KEY"]["valueFrom"]["secretKeyRef"] == secret
     # Retrieval services read with a password that opens nothing else, and only who has business there reaches it.
     head = templates(made)["head"]["spec"]["containers"][0]["env"]
     told = {each["name"]: each for each in head}

@@ -181,6 +181,10 @@ securityContext:
 - name: OUTRIDER_RETRIEVAL__REDIS_URL
   value: redis://reader@{{ include "outrider.name" $root }}-redis:6379
 {{- end }}
+{{- if $root.Values.indexRedis.answersSecretName }}
+- name: OUTRIDER_RETRIEVAL__ANSWERS_KEY
+  valueFrom: {secretKeyRef: {name: {{ $root.Values.indexRedis.answersSecretName }}, key: {{ $root.Values.indexRedis.answersSecretKey }}}}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -41,6 +41,8 @@ class DraftedRequest:
         text: None if the plan names no text source, or all have failed.
         text_s: seconds that the text sources took for the last step; infinite before the first one.
         counted: whether the text sources have read all of the prompt.
+        answer: the answer so far, where it will be shared; None: it will not.
+        generation: of its tenant's shared answers when it was opened; None: not known.
     """
 
     id: str
@@ -52,6 +54,8 @@ class DraftedRequest:
     text: TextSession | None = None
     text_s: float = math.inf
     counted: bool = False
+    answer: list[int] | None = None
+    generation: int | None = None
     states: KnownStates = field(default_factory=KnownStates)
 
     def begin(self, prefix: DraftedPrefix) -> None:

@@ -17,6 +17,8 @@ from services.drafter.native.blend import CompiledBlendSession, is_compiled
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import drafting_library
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, TreeWalk, prior_of
+from services.drafter.sources.suffix import NAME as SUFFIX
+from services.drafter.sources.suffix import Suffix
 from speculation import limits
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.sources import SOURCES
@@ -121,6 +123,10 @@ class TextGroup:
             self._calibrator((*names, *models), sampled),
         )
         return TextSession(joined=joined, looking_up=looking_up)
+
+    def take_answers(self, tenant: str, answers: Sequence[Sequence[int]]) -> None:
+        """Let suffix decoding know answers that other drafters have given to a tenant."""
+        cast(Suffix, self._source(SUFFIX)).remember(tenant, answers)
 
     def forget(self, tenant: str) -> None:
         """Delete what the sources keep of a tenant's requests."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, SuffixConfig
 from services.drafter.native.automaton import CompiledAutomaton
@@ -100,20 +100,30 @@ class Suffix:
         self._answers: OrderedDict[str, _Answers] = OrderedDict()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        answers = _Answers(self._config, self._clock)
-        if message.tenant is not None:
-            answers = self._answers.setdefault(message.tenant, answers)
-            self._answers.move_to_end(message.tenant)
-        if len(self._answers) > self._config.max_tenants:
-            self._answers.popitem(last=False)
+        answers = _Answers(self._config, self._clock) if message.tenant is None else self._of(message.tenant)
         left = _PIECE
         for each in self._answers.values():
             each.tidy()
             left = each.memory.work(left)
         return SuffixSession(self._config, answers, message)
 
+    def remember(self, tenant: str, answers: Iterable[Sequence[int]]) -> None:
+        """Take answers that were given to a tenant elsewhere. They are counted a piece at a time, as its own."""
+        known = self._of(tenant)
+        for answer in answers:
+            known.add(answer)
+        known.memory.work(_PIECE)
+
     def forget(self, tenant: str) -> None:
         self._answers.pop(tenant, None)
+
+    def _of(self, tenant: str) -> _Answers:
+        """A tenant's answers."""
+        answers = self._answers.setdefault(tenant, _Answers(self._config, self._clock))
+        self._answers.move_to_end(tenant)
+        if len(self._answers) > self._config.max_tenants:
+            self._answers.popitem(last=False)
+        return answers
 
 
 class SuffixSession:

@@ -353,8 +353,8 @@ class LiveRequest:
             temperature=sampling.temperature,
             noise=noise,
             sampled=rejection and sampling.temperature > 0,
-            # What is learnt from it would be shared with requests of another salt.
-            tenant=self.tenant if not self.message.cache_salt else None,
+            # What is learnt from it would be shared with requests of another salt, or kept though its tenant was forgotten.
+            tenant=self.tenant if self.tenant == self.message.tenant and not self.message.cache_salt else None,
             traceparent=self.message.traceparent,
             prediction=self.message.prediction,
         )
