@@ -234,26 +234,6 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     )
 
 
-def answers_config(settings: Settings) -> AnswersConfig:
-    """What is kept of earlier answers for all drafters.
-
-    Raises:
-        ConfigurationError: there is no Redis for them, drafters would take none, or there is a secret for none.
-    """
-    answers, in_memory = filled(AnswersConfig, settings.retrieval), filled(SuffixConfig, settings.drafter).max_cached_tokens
-    if answers.key is not None and not answers.max_tokens:
-        raise ConfigurationError(
-            "set both or neither", field="retrieval.answers_key", value="set", given="but not retrieval.answers_tokens"
-        )
-    needed = {"retrieval.redis_url": settings.retrieval.redis_url, "drafter.suffix_cached_tokens": in_memory}
-    for name, value in needed.items():
-        if answers.max_tokens and not value:
-            raise ConfigurationError(
-                f"set {name}", field="retrieval.answers_tokens", value=answers.max_tokens, given=f"but {name} is not set"
-            )
-    return answers
-
-
 def read_model_config(model: Path) -> dict[str, Any]:
     """The model's config.json; empty if there is none.
 
@@ -349,7 +329,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
             value="true",
             given="but there is no index",
         )
-    answers_config(settings)
+    in_memory = filled(SuffixConfig, settings.drafter).max_cached_tokens
+    filled(AnswersConfig, settings.retrieval).check(settings.retrieval.redis_url, in_memory)
     strategy = filled(
         StrategyConfig,
         router,

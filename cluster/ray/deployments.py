@@ -45,6 +45,8 @@ from services.links import serialised
 from services.links.grpc_answers import GrpcAnswersLink, serves
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
+from services.retrieval.config import AnswersConfig
+from services.settings import filled
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
@@ -124,7 +126,7 @@ class DrafterDeployment(_DraftServer):
                 peers = peers_of(retrieval)
                 link = GrpcRetrievalLink(peers.address, settings.internal_token, caller_tls(settings, "drafter"))
                 await link.start()
-                if build.answers_config(settings).max_tokens:
+                if filled(AnswersConfig, settings.retrieval).max_tokens:
                     answers = GrpcAnswersLink(link, settings.internal_token)
                 self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
             self._busy = BusyCores()

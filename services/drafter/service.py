@@ -20,6 +20,7 @@ from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
 from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
 from services.drafter.sessions.thread import DraftingThread
 from services.drafter.sources.suffix import NAME as SUFFIX
 from services.tracing.log_names import log_name
@@ -115,7 +116,7 @@ class DrafterService:
             session.answer = list(message.tokens[message.prompt_length :])
             self.shared.begin(session)
         # In the thread, since a long prompt takes a while.
-        hashing = self._thread.run(_hash, session.prefix, message.tokens)
+        hashing = self._thread.run(hash_prefix, session.prefix, message.tokens)
         if not texts and session.models:
             await hashing
             return None
@@ -132,7 +133,7 @@ class DrafterService:
         session = self._advanced(message, time.perf_counter())
         if isinstance(session, DraftFailure):
             return session
-        return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
+        return None if session.text is None else await self._draft(session, partial(observed, session.text, message))
 
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         """As ``speculation.ports.DraftsAtOnce.at_once``: for text sources alone that have read all of the prompt."""
@@ -219,7 +220,7 @@ class DrafterService:
                 yield ahead
         # In idle time, let the text sources read the rest of a long prompt.
         while not session.counted:
-            behind: bool | None = await self._thread.run(_if_still, session, prefix, session.text.catch_up, later=True)
+            behind: bool | None = await self._thread.run(if_still, session, prefix, session.text.catch_up, later=True)
             if behind is None:
                 return
             session.counted = not behind
@@ -229,7 +230,7 @@ class DrafterService:
         prefix = session.prefix
         join = partial(text.join, group, tree, prefix.max_nodes)
         try:
-            joined = await self._thread.run(_if_still, session, prefix, join, expected_s=session.text_s)
+            joined = await self._thread.run(if_still, session, prefix, join, expected_s=session.text_s)
         except Exception:
             log.exception("%s and the text sources cannot draft together for session %s", group, session.id)
             return tree
@@ -237,9 +238,9 @@ class DrafterService:
 
     async def _ahead(self, session: DraftedRequest, text: TextSession, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
         outcomes = partial(text.outcomes, self._config.draft_ahead)
-        for outcome in await self._thread.run(_if_still, session, prefix, outcomes, later=True) or ():
+        for outcome in await self._thread.run(if_still, session, prefix, outcomes, later=True) or ():
             draft_after = partial(text.draft_after, outcome, prefix.max_nodes)
-            ahead = await self._thread.run(_if_still, session, prefix, draft_after, later=True)
+            ahead = await self._thread.run(if_still, session, prefix, draft_after, later=True)
             if ahead is None or session.prefix is not prefix:
                 return
             yield session.draft(prefix, TEXT, ahead, assumed=outcome)
@@ -254,12 +255,12 @@ class DrafterService:
         if session is None:
             return
         if session.text is not None:
-            self._thread.run(_logged, session.text.close)
+            self._thread.run(logged, session.text.close)
         if self.shared is not None:
             self.shared.end(session)
         self._ended += 1
         if self._ended % _SAVE_EVERY == 0:
-            self._thread.run(_logged, self._text.save)
+            self._thread.run(logged, self._text.save)
 
     async def forget(self, message: ForgetTenant) -> None:
         """As ``Drafter.forget``. The tenant's live sessions are dropped here, so their next step asks to reopen them.
@@ -341,7 +342,7 @@ class DrafterService:
     async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.prefix.max_nodes
         looks_up = self._retriever is not None
-        preparing = self._thread.run(_prepared, prepare, nodes, looks_up, expected_s=session.text_s)
+        preparing = self._thread.run(prepared, prepare, nodes, looks_up, expected_s=session.text_s)
         text, queries, tree, took_s = await preparing
         # The time to open a session says nothing about the time of a step.
         session.text_s = math.inf if session.text is None else took_s
@@ -369,39 +370,3 @@ class DrafterService:
             log.exception("retrieval failed")
         self.retrievals_missed += 1
         return ()
-
-
-# --- in the text sources' thread -----------------------------------------------------------------------------------
-
-
-def _hash(prefix: DraftedPrefix, tokens: Sequence[int]) -> None:
-    prefix.hash = extend_hash(EMPTY_HASH, tokens)
-
-
-def _prepared(
-    prepare: Callable[[], TextSession], max_nodes: int, look_up: bool
-) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None, float]:
-    """The session; its queries, or its draft if there are none; and how long that took, in seconds."""
-    start = time.perf_counter()
-    text = prepare()
-    queries = text.queries() if look_up else []
-    tree = None if queries else text.draft(max_nodes)
-    return text, queries, tree, time.perf_counter() - start
-
-
-def _observed(text: TextSession, report: StepReport) -> TextSession:
-    text.observe(report)
-    return text
-
-
-def _if_still(session: DraftedRequest, prefix: DraftedPrefix, function: Callable[[], _Result]) -> _Result | None:
-    """The result of ``function``; None if the session has moved on to another prefix."""
-    return function() if session.prefix is prefix else None
-
-
-def _logged(function: Callable[[], None]) -> None:
-    """Run ``function`` and log what it raises, since nobody waits for it."""
-    try:
-        function()
-    except Exception:
-        log.exception("%s failed", function)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from services.settings import Setting
+from speculation.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,25 @@ class AnswersConfig:
             secret=True,
         ),
     ] = field(default=None, repr=False)
+
+    def check(self, redis_url: str | None, in_memory: int) -> None:
+        """Check that answers can be kept, where they are to be.
+
+        Args:
+            in_memory: drafter.suffix_cached_tokens.
+
+        Raises:
+            ConfigurationError: there is no Redis for them, drafters would take none, or there is a secret for none.
+        """
+        if self.key is not None and not self.max_tokens:
+            raise ConfigurationError(
+                "set both or neither", field="retrieval.answers_key", value="set", given="but not retrieval.answers_tokens"
+            )
+        for name, value in {"retrieval.redis_url": redis_url, "drafter.suffix_cached_tokens": in_memory}.items():
+            if self.max_tokens and not value:
+                raise ConfigurationError(
+                    f"set {name}", field="retrieval.answers_tokens", value=self.max_tokens, given=f"but {name} is not set"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

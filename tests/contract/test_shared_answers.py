@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from cluster.build import answers_config
-from cluster.settings.config import load
+from cluster.settings.config import Settings, load
 from retrieval_index.access import READER, keeper_rules, rules
 from retrieval_index.answers import RedisAnswers
 from services.drafter.config import DrafterConfig, SuffixConfig
@@ -21,8 +20,9 @@ from services.drafter.service import DrafterService
 from services.drafter.sessions import shared_answers
 from services.links.grpc_answers import GrpcAnswersLink, serves
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
-from services.retrieval.config import RetrievalConfig
+from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.retrieval.service import RetrievalService
+from services.settings import filled
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.messages import CloseSession, Draft, ForgetTenant
@@ -303,6 +303,12 @@ async def test_the_rules_of_redis_let_a_keeper_change_no_index(tmp_path: Path) -
                 await elsewhere.recall("me", "", "a")
         with closing(redis.Redis.from_url(own)) as client, pytest.raises(redis.exceptions.NoPermissionError):
             client.set("outrider:{mine}:live", "another version")
+
+
+def answers_config(settings: Settings) -> AnswersConfig:
+    found = filled(AnswersConfig, settings.retrieval)
+    found.check(settings.retrieval.redis_url, filled(SuffixConfig, settings.drafter).max_cached_tokens)
+    return found
 
 
 def test_settings() -> None:

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 # The store is asked at most so often about one tenant, in seconds, and with so many calls at once.
 _EVERY_S = 1.0
 _MOST_CALLS = 64
+_LAST_CALLS_S = 2.0
 # Most tenants that are known; of one whose turn is longest ago, everything is asked for anew.
 _MOST_TENANTS = 64
 
@@ -103,8 +104,10 @@ class SharedAnswers:
         return self._store.forget(tenant)
 
     async def stop(self) -> None:
-        """End all calls."""
+        """Let calls that are under way end, for a moment."""
         calls = [call for known in self._tenants.values() for call in known.calls]
+        if calls:
+            await asyncio.wait(calls, timeout=_LAST_CALLS_S)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
