@@ -300,7 +300,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(8)
 @pytest.mark.parametrize("form", NAMES)
 def test_time_grows_as_the_text_does(form: str) -> None:
     def once(text: str, step: int) -> float:
