@@ -49,6 +49,11 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Libraries complain of what is left at the process's end."""
+    gc.unfreeze()
+
+
 # A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.
 _FINAL = re.compile(r"tests/(lossless/|contract/test_[a-z]+_links)")
 
