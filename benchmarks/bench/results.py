@@ -58,7 +58,11 @@ def write_traces(
     with path.open("w") as file:
         for request in requests:
             if request.id in answers:
-                line = {"task": request.task, "prompt_ids": request.prompt, "output_ids": answers[request.id]}
+                line: dict[str, Any] = {
+                    "task": request.task,
+                    "prompt_ids": request.prompt,
+                    "output_ids": answers[request.id],
+                }
                 if request.id in runs:
                     line["run"] = {**runs[request.id], "messages": [{"role": "user", "content": request.turn}]}
                 file.write(json.dumps(line) + "\n")

@@ -187,8 +187,8 @@ class _OnRay:
         yield (), {"histogram": list(told.acceptance_histogram), "seconds_saved": told.seconds_saved}
 
     async def record(self, strategy: str, request: Counts, load: Counts) -> RecordedAnswer:
-        options = _options(strategy, request, load)
-        said = await self._client.generate(token_ids=request["prompt"], report="trees", **options)
+        options: outrider.requests.Options = {**_options(strategy, request, load), "report": "trees"}
+        said = await self._client.generate(token_ids=request["prompt"], **options)
         return RecordedAnswer(
             model=said.model,
             text=said.text,
