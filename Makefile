@@ -8,7 +8,8 @@ TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Most tests run in two processes side by side, those of one group in the same one: all that start a Ray, so that there is one
 # at a time. Two teams of OpenMP threads that wait actively would take the cores from each other.
-TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+# Processes that tests start would compile our modules anew each time where containers keep Python from writing what it compiles.
+TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=
 IN_TWO := -n 2 --dist loadgroup --durations 15
 
 # Where `make proto` writes.
@@ -77,7 +78,7 @@ bench: install  ## The full table on this machine, peers that are installed incl
 
 bench-smoke: install  ## Check the benchmark itself, not the speed: a minute
 	@rm -rf build/bench-smoke && mkdir -p build
-	@$(TOGETHER) $(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 1 --out build/bench-smoke
+	@$(TOGETHER) $(BIN)/outrider bench --strategies auto,prompt_lookup --per-task 1 --max-tokens 8 --repeats 1 --out build/bench-smoke
 
 check: install proto-fresh types imports  ## Style, types, import law, fresh stubs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

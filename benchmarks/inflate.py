@@ -130,6 +130,8 @@ def _parts(file: Any, old: Size, new: Size, *, tied: bool) -> Iterator[Weights]:
     if not tied:
         ends["lm_head.weight"] = _padded(file.get_tensor("lm_head.weight"), (None, new.width))
     yield ends
+    # The same in all added layers: each has its own memory all the same, and drawing takes longer than writing.
+    drawn: Weights = {}
     for layer in range(new.layers):
         weights = {}
         for name, shape in new.shapes().items():
@@ -140,7 +142,9 @@ def _parts(file: Any, old: Size, new: Size, *, tied: bool) -> Iterator[Weights]:
             elif name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
                 weights[full] = torch.zeros(shape)
             else:
-                weights[full] = torch.randn(shape) * _RANDOM
+                if name not in drawn:
+                    drawn[name] = torch.randn(shape) * _RANDOM
+                weights[full] = drawn[name]
         yield weights
 
 

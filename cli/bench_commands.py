@@ -68,7 +68,8 @@ def bench(
     per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="New folder for results.json, report.html, plots, traces and logs.")
+        Path | None,
+        typer.Option(help="New folder for results.json, report.html, plots, logs, and traces, which the page at / opens."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds per request before a contestant counts as hung.")] = 120.0,
     assistant: Annotated[Path | None, typer.Option(help="Folder of the draft model for hf_assisted.")] = None,
@@ -240,7 +241,7 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
 
     results = bench.results(partial=partial)
     write_results(folder / RESULTS, results)
-    write_traces(folder / TRACES, bench.requests, bench.answers)
+    write_traces(folder / TRACES, bench.requests, bench.answers, bench.runs)
     for name in bench.failed if not partial else ():
         why = escape(results["contestants"][name]["note"] or "it was not measured")
         console.print(f"[bold red]{name} failed:[/bold red] {why}", soft_wrap=True, highlight=False)

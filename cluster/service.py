@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from cluster.checks.preflight import preflight
 from cluster.models.target import resolve
-from cluster.process.logs import start_logging
+from cluster.process.logs import quiet_libraries, start_logging
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.process.terminal import stderr
 from cluster.public_entry import Addresses
@@ -72,7 +71,4 @@ def _telling(what: str) -> AbstractContextManager[object]:
 def _set_logging(settings: Settings, verbose: bool) -> None:
     start_logging(settings.logging)
     if not verbose:
-        # The libraries' progress bars and advice would clutter the answer.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("TQDM_DISABLE", "1")
+        quiet_libraries()

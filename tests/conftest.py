@@ -37,13 +37,21 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Import the tests without garbage collection.
 
     pytest parses each file. In Python 3.11 the depth of that is counted for all threads together, so whatever else is parsed
-    when the collector runs finalizers in between makes it raise "AST constructor recursion depth mismatch".
+    when the collector runs finalizers in between makes it raise "AST constructor recursion depth mismatch". Afterwards they and
+    all that they import, some million objects, are no garbage: a collection during a test need not look at them.
     """
     gc.disable()
     try:
         yield
     finally:
+        gc.collect()
+        gc.freeze()
         gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries complain of what is left at the process's end."""
+    gc.unfreeze()
 
 
 # A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.

@@ -109,6 +109,15 @@ class WorkerContestant:
             raise ContestantFailed("it left requests unanswered")
         return LoadOutcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
 
+    def record(self, load: LoadPoint) -> list[dict[str, Any]]:
+        """The answers to a load once more, each with its passes; for strategies of Outrider alone. No measurement.
+
+        Raises:
+            ContestantFailed: as ``run``.
+        """
+        order = {"do": "run", "contestant": self.name, "load": {**order_of(load), "record": True}}
+        return [answer["run"] for answer in self.engine.order(order, len(load.requests))["answers"]]
+
 
 def order_of(load: LoadPoint) -> dict[str, Any]:
     """A load as JSON for a worker."""

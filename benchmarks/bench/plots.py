@@ -63,6 +63,11 @@ def _colour(name: str, results: Results) -> str:
     return f"{0.25 + 0.5 * peers.index(name) / len(peers):.2f}" if name in peers else colour_of(name)
 
 
+def _legend(axes: Axes) -> None:
+    """Beside the axes, where it covers nothing."""
+    axes.figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+
+
 def _first(results: Results) -> list[dict[str, Any]]:
     least = min(results["settings"]["concurrency"])
     return [record for record in results["summary"] if record["concurrency"] == least]
@@ -87,7 +92,7 @@ def _speed_up(axes: Axes, results: Results) -> bool:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), [task.replace("_", "\n") for task in tasks])
     axes.set_ylabel(f"speed / {base}")
-    axes.legend(frameon=False, ncols=2, fontsize=8)
+    _legend(axes)
     return True
 
 
@@ -100,7 +105,7 @@ def _positions(axes: Axes, results: Results) -> bool:
     axes.set_ylim(0, 1)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share of passes that accept it")
-    axes.legend(frameon=False)
+    _legend(axes)
     return bool(records)
 
 
@@ -110,7 +115,7 @@ def _cumulative(axes: Axes, results: Results) -> bool:
         axes.plot(range(1, len(curve) + 1), curve, label=name, color=_colour(name, results))
     axes.set_xlabel("step (passes of one request)")
     axes.set_ylabel("tokens so far, mean over requests")
-    axes.legend(frameon=False)
+    _legend(axes)
     return bool(curves)
 
 
@@ -138,7 +143,7 @@ def _throughput(axes: Axes, results: Results) -> bool:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("requests at once")
     axes.set_ylabel("tokens per second")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
     return True
 
 

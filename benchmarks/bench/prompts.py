@@ -90,7 +90,9 @@ def make_requests(prompts: Sequence[Prompt], tokens: Tokens, ask: Ask, seed: int
             dialogues[i].append(ChatMessage(role="user", content=prompts[i].turns[turn]))
             name = f"{prompts[i].task}/{prompts[i].id}" + (f"/turn {turn + 1}" if len(prompts[i].turns) > 1 else "")
             ids = _encode(tokens, dialogues[i])
-            made[i].append(Request(id=name, task=prompts[i].task, prompt=ids, seed=seed + number))
+            made[i].append(
+                Request(id=name, task=prompts[i].task, prompt=ids, seed=seed + number, turn=prompts[i].turns[turn])
+            )
             number += 1
         continued = [i for i in going if turn + 1 < len(prompts[i].turns)]
         for i, answer in zip(continued, ask([made[i][turn] for i in continued]) if continued else (), strict=True):

@@ -19,12 +19,16 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One turn as every contestant receives it: the same token ids and the same seed."""
+    """One turn as every contestant receives it: the same token ids and the same seed.
+
+    ``turn``: the user's words, for those who read a recorded run.
+    """
 
     id: str
     task: str
     prompt: tuple[int, ...]
     seed: int
+    turn: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,12 +46,25 @@ def cumulative_tokens(answers: Sequence[TimedAnswer]) -> list[float]:
     return [value / len(answers) for value in sums]
 
 
-def write_traces(path: Path, requests: Sequence[Request], answers: Mapping[str, tuple[int, ...]]) -> None:
-    """Record prompts and answers as token ids, for ``outrider replay``."""
+def write_traces(
+    path: Path, requests: Sequence[Request], answers: Mapping[str, tuple[int, ...]], runs: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Record prompts and answers as token ids, for ``outrider replay``, and with their passes, for the page at ``/``.
+
+    Args:
+        answers: by request id.
+        runs: as ``saved_run.as_saved`` has them, by request id.
+    """
     with path.open("w") as file:
         for request in requests:
             if request.id in answers:
-                line = {"task": request.task, "prompt_ids": request.prompt, "output_ids": answers[request.id]}
+                line: dict[str, Any] = {
+                    "task": request.task,
+                    "prompt_ids": request.prompt,
+                    "output_ids": answers[request.id],
+                }
+                if request.id in runs:
+                    line["run"] = {**runs[request.id], "messages": [{"role": "user", "content": request.turn}]}
                 file.write(json.dumps(line) + "\n")
 
 

@@ -47,12 +47,17 @@ class BenchConfig:
 
 
 class Bench:
-    """One run. ``results`` may be called at any time, also after an interruption."""
+    """One run. ``results`` may be called at any time, also after an interruption.
+
+    Attributes:
+        runs: by request id, its answer with all passes, for the page at ``/``.
+    """
 
     def __init__(
         self, config: BenchConfig, lineup: Lineup, settings: Settings, model: ResolvedModel, console: Console
     ) -> None:
         self.requests: list[Request] = []
+        self.runs: dict[str, dict[str, Any]] = {}
         self._config = config
         self._lineup = lineup
         self._settings = settings
@@ -86,6 +91,7 @@ class Bench:
         finally:
             # Also after an interruption, so that the measurements so far are compared and kept.
             self._compare()
+        self._record()
 
     @property
     def answers(self) -> dict[str, tuple[int, ...]]:
@@ -158,6 +164,21 @@ class Bench:
                     contestant.run(self._order(self.requests[:1], "warm-up", max_tokens=8))
                 except ContestantFailed as error:
                     self._measured.failures[contestant.name] = str(error)
+
+    def _record(self) -> None:
+        """Have each request answered once more and told pass by pass: by the default strategy, if it takes part."""
+        named = {contestant.name: contestant for contestant in self._lineup.contestants}
+        default = self._settings.router.strategy
+        name = default if default in self._lineup.strategies else self._lineup.strategies[-1]
+        try:
+            with self._telling(f"Recording the passes of {name}"):
+                runs = named[name].record(self._order(self.requests, "recorded"))
+        except ContestantFailed as error:
+            self._console.print(
+                f"[yellow]no passes in the traces:[/yellow] {escape(str(error))}", soft_wrap=True, highlight=False
+            )
+            return
+        self.runs = {request.id: run for request, run in zip(self.requests, runs, strict=True)}
 
     def _order(self, requests: Sequence[Request], tenant: str, max_tokens: int | None = None) -> LoadPoint:
         schedule = self._config.schedule

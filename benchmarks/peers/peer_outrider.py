@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import outrider
+from benchmarks.bench.saved_run import RecordedAnswer, as_saved
 from cluster import build
 from cluster.models.target import ResolvedModel
 from cluster.ray import on_ray
 from cluster.settings.config import Settings
 from cluster.settings.server import ServerSettings
-from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
+from services.api.http.openai.origin_fields import pass_fields
+from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, decoding_figures
 
 Counts = dict[str, Any]
 
@@ -32,6 +34,10 @@ class _Engine(Protocol):
 
     def answer(self, strategy: str, request: Counts, load: Counts) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
         """Token ids as they arrive, and finally the request's counts."""
+        ...
+
+    async def record(self, strategy: str, request: Counts, load: Counts) -> RecordedAnswer:
+        """The whole answer, with its passes."""
         ...
 
 
@@ -64,7 +70,10 @@ class Peer:
         }
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
-        """Answer ``concurrency`` requests at a time; ``contestant`` is the strategy."""
+        """Answer ``concurrency`` requests at a time; ``contestant`` is the strategy.
+
+        With ``record``, an answer is told with its passes, as ``run``.
+        """
         return self._runner.run(self._run(contestant, load))
 
     async def _run(self, strategy: str, load: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +97,8 @@ class Peer:
         return {"answers": answers, "wall_s": wall_s, "loop": difference(await self._engine.stats(), before)}
 
     async def _answer(self, strategy: str, request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:
+        if load.get("record"):
+            return {"run": as_saved(await self._engine.record(strategy, request, load), strategy)}
         start = time.perf_counter()
         tokens: list[int] = []
         arrivals: list[tuple[float, int]] = []
@@ -115,19 +126,39 @@ class _InProcess:
     async def answer(
         self, strategy: str, request: Counts, load: Counts
     ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
-        # The requested parameters only, not the model's defaults.
-        sampling = RequestedSampling(
-            temperature=load["temperature"],
-            max_tokens=load["max_tokens"],
-            seed=request["seed"],
-            ignore_generation_config=True,
-        )
-        message = ClientRequest(input=tuple(request["prompt"]), sampling=sampling, strategy=strategy, tenant=load["tenant"])
-        async for event in self._pipeline.router.generate(message):
+        async for event in self._pipeline.router.generate(_message(strategy, request, load)):
             if isinstance(event, TextChunk):
                 yield event.token_ids, None
             elif isinstance(event, Completion):
                 yield (), {"histogram": event.stats.acceptance_histogram, "seconds_saved": event.stats.seconds_saved}
+
+    async def record(self, strategy: str, request: Counts, load: Counts) -> RecordedAnswer:
+        message = dataclasses.replace(_message(strategy, request, load), report="trees")
+        events = [event async for event in self._pipeline.router.generate(message)]
+        chunks = [event for event in events if isinstance(event, TextChunk)]
+        (end,) = (event for event in events if isinstance(event, Completion))
+        return RecordedAnswer(
+            model=(await self._pipeline.router.models())[0].name,
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=[token for chunk in chunks for token in chunk.token_ids],
+            origins=[origin for chunk in chunks for origin in chunk.origins],
+            passes=[pass_fields(each) for chunk in chunks for each in chunk.passes],
+            decoding=decoding_figures(end.strategy, end.stats),
+            timing=end.timing,
+            seed=end.seed,
+            finish=end.finish_reason.value,
+        )
+
+
+def _message(strategy: str, request: Counts, load: Counts) -> ClientRequest:
+    # The requested parameters only, not the model's defaults.
+    sampling = RequestedSampling(
+        temperature=load["temperature"],
+        max_tokens=load["max_tokens"],
+        seed=request["seed"],
+        ignore_generation_config=True,
+    )
+    return ClientRequest(input=tuple(request["prompt"]), sampling=sampling, strategy=strategy, tenant=load["tenant"])
 
 
 @asynccontextmanager
@@ -148,19 +179,37 @@ class _OnRay:
     async def answer(
         self, strategy: str, request: Counts, load: Counts
     ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
-        options: outrider.requests.Options = {
-            "strategy": cast("outrider.Strategy", strategy),
-            "seed": request["seed"],
-            "temperature": load["temperature"],
-            "max_tokens": load["max_tokens"],
-            "ignore_generation_config": True,
-        }
-        async with self._client.stream(token_ids=request["prompt"], **options) as stream:
+        async with self._client.stream(token_ids=request["prompt"], **_options(strategy, request, load)) as stream:
             async for chunk in stream:
                 yield chunk.token_ids, None
         assert stream.result is not None
         told = stream.result.speculative_decoding
         yield (), {"histogram": list(told.acceptance_histogram), "seconds_saved": told.seconds_saved}
+
+    async def record(self, strategy: str, request: Counts, load: Counts) -> RecordedAnswer:
+        options: outrider.requests.Options = {**_options(strategy, request, load), "report": "trees"}
+        said = await self._client.generate(token_ids=request["prompt"], **options)
+        return RecordedAnswer(
+            model=said.model,
+            text=said.text,
+            token_ids=said.token_ids,
+            origins=said.origins,
+            passes=[dataclasses.asdict(each) for each in said.passes],
+            decoding=dataclasses.asdict(said.speculative_decoding),
+            timing=said.timing,
+            seed=said.seed,
+            finish=said.finish_reason,
+        )
+
+
+def _options(strategy: str, request: Counts, load: Counts) -> outrider.requests.Options:
+    return {
+        "strategy": cast("outrider.Strategy", strategy),
+        "seed": request["seed"],
+        "temperature": load["temperature"],
+        "max_tokens": load["max_tokens"],
+        "ignore_generation_config": True,
+    }
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
 from cluster.local_service import running_in_process
 from cluster.models.target import resolve
+from cluster.process.logs import quiet_libraries
 from cluster.settings.config import load
 from speculation.ports import DraftLink
 
@@ -50,6 +51,7 @@ def measure_all(console: Console) -> Findings:
         links.append(LyingLink(link))
         return links[0]
 
+    quiet_libraries()
     settings = load(flags=["server.port=0", "server.http_port=null", "logging.level=error"])
     model = resolve(settings.model, settings.cache_dir, say=console.print)
     with (

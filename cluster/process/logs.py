@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -27,6 +28,13 @@ _CONNECTION = re.compile(r"\d+/")
 _TRACE_ID = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-.*")
 # Errors whose text comes from the system or from libraries that compute, not from those that read what users send.
 _OF_THE_SYSTEM = (OSError, MemoryError, RuntimeError)
+
+
+def quiet_libraries() -> None:
+    """Keep the progress bars and advice of libraries out of what this process prints; before they are imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def start_logging(settings: LoggingSettings, stream: TextIO | None = None) -> None:

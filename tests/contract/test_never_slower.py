@@ -137,6 +137,7 @@ def a_run(tiny: Path, folder: Path, **changed: Any) -> NeverSlowerRun:
     return NeverSlowerRun(NeverSlowerConfig(**{**given, **changed}), settings, model, folder, Console(file=io.StringIO()))
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_keeps_whole_rounds_and_goes_on(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

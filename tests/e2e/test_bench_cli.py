@@ -75,6 +75,11 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     # Self-contained: nothing is fetched from anywhere.
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     assert (out / "report.md").read_text().count("![") == plots
+    lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        assert [token["id"] for token in line["run"]["tokens"]] == line["output_ids"]
+        assert sum(each["committed"] for each in line["run"]["passes"]) == len(line["output_ids"])
     assert "crashed" in (out / "report.md").read_text()
     compared = bench("compare", str(out), str(out))
     assert compared.returncode == 0

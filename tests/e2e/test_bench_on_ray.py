@@ -25,3 +25,6 @@ def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: P
     assert all(check["equal"] == check["answers"] for check in results["lossless"]["checks"])
     drafted = next(record for record in results["summary"] if record["contestant"] == "prompt_lookup")
     assert drafted["loop"]["shares"]["rpc"] > 0
+    for line in map(json.loads, (out / "traces.jsonl").read_text().splitlines()):
+        assert [token["id"] for token in line["run"]["tokens"]] == line["output_ids"]
+        assert sum(each["committed"] for each in line["run"]["passes"]) == len(line["output_ids"])

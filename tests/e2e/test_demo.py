@@ -18,6 +18,8 @@ def test_the_demo_ends_well() -> None:
     ran = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "leaked" not in ran.stderr
+    # No progress bar of a library.
+    assert "%|" not in ran.stderr + ran.stdout
     assert "0 of 98 tokens differ" in ran.stdout
     assert "was killed in mid-answer" in ran.stdout
     answers = [line.split("│") for line in ran.stdout.splitlines() if line.startswith("│ ") and line.count("│") == 7]

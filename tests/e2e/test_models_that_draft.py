@@ -18,6 +18,7 @@ def arguments(command: str, model: Path, folder: Path, place: str) -> tuple[str,
     return command, *(part for flag in flags for part in ("--set", flag)), "--in-process"
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 def test_one_that_cannot_be_used_stops_the_start(
     outrider_here: Command, tiny_model: Path, tmp_path: Path, place: str
@@ -35,6 +36,7 @@ def test_one_that_cannot_be_used_stops_the_start(
         assert not done.stdout
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 def test_they_draft_for_the_command_line(outrider_here: Command, tiny_model: Path, place: str) -> None:
     texts = set()

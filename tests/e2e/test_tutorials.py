@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.documented_commands import documented_commands
-from tests.e2e.command_line import SMALL
+from tests.e2e.command_line import ONE_THREAD, SMALL
 from tests.e2e.conftest import Command
+from training.recipe import load_recipe
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -59,3 +62,45 @@ def test_a_tutorial_runs(page: str, least: int, workplace: Path, outrider_here: 
             (workplace / "keys.yaml").write_text(finished.stdout)
         done.append(words[0])
     assert len(done) >= least
+
+
+def test_the_tutorial_of_a_drafter_runs(workplace: Path, outrider_here: Command) -> None:
+    """With answers, vocabulary, steps and trees as small as the model."""
+    questions = [json.dumps({"question": f"what is {n} + {n}?"}) for n in range(60)]
+    (workplace / "my-prompts.jsonl").write_text("\n".join(questions))
+    recipe = load_recipe("fspad", batch_rows=1500, micro_rows=800, evaluate_every=2).model_dump(mode="json")
+    (workplace / "fspad.yaml").write_text(json.dumps(recipe))
+    model = ["--model", "./my-model"]
+    smaller = {
+        "data": [*model, "--max-new-tokens", "48", "--samples", "2", *ONE_THREAD],
+        "vocabulary": ["--size", "200"],
+        "run": [*model, "--steps", "2"],
+        "evaluate": [*model, "--trees", "4", "--positions", "2"],
+        "export": model,
+        "canary": [*model, "--length", "64"],
+        "tau": [*model, "--trees", "4"],
+    }
+    done = []
+    for words in documented_commands(TUTORIALS / "own-drafter.md"):
+        if words[0] == "serve":
+            assert words[1:] == ["--set", "drafter.models=[./my-drafter]"]
+            continue
+        words = ["fspad.yaml" if word == "fspad" else word for word in words]
+        finished = outrider_here(*words, *smaller[words[1]])
+        # After two steps a head has learnt so little that a canary may refuse it.
+        learnt_nothing = words[1] == "canary" and "tokens of its own text" in " ".join(finished.stderr.split())
+        assert finished.returncode == 0 or learnt_nothing, f"{words}: {finished.stderr}"
+        done.append(words[1])
+    assert done == list(smaller)
+
+
+def test_what_vllm_s_users_are_told_exists(workplace: Path, outrider_here: Command) -> None:
+    """The command that takes the place of theirs would start, and every setting of the table is one."""
+    page = (TUTORIALS / "from-vllm.md").read_text()
+    (words,) = documented_commands(TUTORIALS / "from-vllm.md")
+    assert words[:3] == ["serve", "--model", "Qwen/Qwen3-0.6B"]
+    finished = outrider_here("plan", "--model", "./my-model", *words[3:])
+    assert finished.returncode == 0, finished.stderr
+    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page))
+    known = set(re.findall(r"^\| `([a-z_.]+)` ", (TUTORIALS.parent / "configuration.md").read_text(), re.MULTILINE))
+    assert len(named) > 12 and named - known == set()

@@ -99,7 +99,8 @@ async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form
         assert await drafted(running, plan, certain) == expected
 
 
-@pytest.mark.parametrize("link", ["in_process", "grpc"])
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
 async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""
     sampling: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}

@@ -5,11 +5,18 @@ from __future__ import annotations
 import base64
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.bench.contestants import order_of
+from benchmarks.bench.records import LoadPoint, Request
+from benchmarks.bench.results import TRACES, write_traces
+from benchmarks.peers.peer_outrider import Peer
 from services.api.http.page import PAGE
+from services.router.tokens import Tokens
 from tests.http_service import HttpService
 from tests.page.asking import answer_of, ask, kinds, saved
 from tests.page.conftest import Open
@@ -135,8 +142,74 @@ def test_a_run_can_be_dropped_anywhere(open_page: Open) -> None:
     assert answer_of(page) == RUN["text"] and page.locator("#drop").is_hidden()
 
 
+def traces(*lines: dict[str, Any]) -> str:
+    """A bench's traces, with these entries beside the token ids."""
+    return "\n".join(
+        json.dumps({"task": "copy", "prompt_ids": [1, 2], "output_ids": [4, 5, 6, 8], **line}) for line in lines
+    )
+
+
+def test_the_traces_of_a_bench_are_shown_answer_by_answer(open_page: Open, tiny_model: Path, tmp_path: Path) -> None:
+    """What the bench's own process records, written by its own writer, and opened where there is no server."""
+    questions = {"copy/1": "one two three one two three one two", "talk/1": "hello <b>there</b>"}
+    tokens = Tokens(str(tiny_model))
+    requests = [
+        Request(id=name, task=name[:4], prompt=tokens.encode(turn), seed=number, turn=turn)
+        for number, (name, turn) in enumerate(questions.items())
+    ]
+    # Playwright holds this thread's event loop.
+    with ThreadPoolExecutor(1) as thread:
+        plain, recorded = thread.submit(record, tiny_model, tuple(requests)).result(120)
+    file = tmp_path / TRACES
+    write_traces(file, requests, dict(zip(questions, plain, strict=True)), dict(zip(questions, recorded, strict=True)))
+    page = open_page(PAGE.as_uri())
+    give(page, file.read_text(), TRACES)
+    page.locator(".under").nth(1).wait_for()
+    assert page.locator(".user").all_inner_texts() == list(questions.values())
+    for number, (run, answer) in enumerate(zip(recorded, plain, strict=True)):
+        assert [token["id"] for token in run["tokens"]] == list(answer)
+        assert answer_of(page, number) == run["text"] == decoded(tokens, answer)
+        page.locator(".under button").nth(number).click()
+        assert page.inner_text("#tokens") == str(len(answer)) and page.inner_text("#passes") == str(len(run["passes"]))
+        guessed = sum(token["source"] != "target" for token in run["tokens"])
+        assert page.locator(".answer").nth(number).locator(".token.drafted").count() == guessed
+    assert any(run["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] for run in recorded)
+
+
+def record(model: Path, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[dict[str, Any]]]:
+    """Plain decoding's answers, and the runs of blend's."""
+    load = order_of(LoadPoint(requests=requests, concurrency=1, max_tokens=64, temperature=0.0, tenant="recorded"))
+    settings = {"verifier": {"max_model_len": 512, "kv_cache_tokens": 4096, "threads": 1, "budget": "fixed"}}
+    peer = Peer({"settings": settings, "model": "tiny", "model_path": str(model)})
+    try:
+        plain = [tuple(answer["tokens"]) for answer in peer.run("autoregressive", load)["answers"]]
+        return plain, [answer["run"] for answer in peer.run("blend", {**load, "record": True})["answers"]]
+    finally:
+        peer.close()
+
+
+def decoded(tokens: Tokens, answer: tuple[int, ...]) -> str:
+    detokenizer = tokens.detokenizer()
+    return "".join(detokenizer.push(token) for token in answer) + detokenizer.flush()
+
+
+def test_damaged_traces_are_refused_by_line_and_name(open_page: Open) -> None:
+    page = open_page(PAGE.as_uri())
+    cases = [
+        (traces({"run": RUN}, {}), "line 2: run is missing: must be an object"),
+        (traces({"run": damaged("passes.1.parents.2", 2)}), "line 1: passes[1].parents[2] is 2: must be -1, or an earlier node, at most 1"),
+        (traces({"run": RUN}) + "\n5", "line 2: the line is 5: must be an object"),
+        (traces({"run": RUN})[:-9], "line 1: it is no JSON"),
+    ]  # fmt: skip
+    for number, (content, says) in enumerate(cases):
+        give(page, content, TRACES)
+        said = page.locator(".card.failure").nth(number)
+        assert said.inner_text().startswith(f"{TRACES} cannot be opened: {says}")
+    assert page.locator(".answer").count() == 0
+
+
 DAMAGE: list[tuple[str, Any, str]] = [
-    ("format", "other", 'format is "other": must be "outrider-run", a run that this page has saved'),
+    ("format", "other", 'format is "other": must be "outrider-run", a saved run'),
     ("version", 2, "version is 2: must be 1"),
     ("model", ..., "model is missing: must be a text"),
     ("messages.0.content", 5, "messages[0].content is 5: must be a text"),
@@ -200,7 +273,7 @@ def test_no_cut_of_a_saved_file_opens_or_breaks_the_page(open_page: Open) -> Non
         """Whether the page refuses a file's text by name, which no failure of its own is."""
         return bool(
             page.evaluate(
-                "text => { try { runFrom(text); return false } catch (error) { return !(error instanceof TypeError) } }",
+                "text => { try { runsFrom(text); return false } catch (error) { return !(error instanceof TypeError) } }",
                 text,
             )
         )

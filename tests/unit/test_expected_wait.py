@@ -137,7 +137,7 @@ async def test_what_is_left_of_an_answer_depends_on_its_age() -> None:
 def test_who_is_ahead_follows_tenants_weights_and_priorities() -> None:
     def live(tenant: str, number: int = 0, weight: float = 1.0, priority: int = 0) -> LiveRequest:
         wanted = replace(request(f"{tenant}{number}", [3], PLAIN), tenant=tenant, weight=weight, priority=priority)
-        return LiveRequest(wanted, frozenset(), vocab_size=8, max_model_len=64, max_nodes=0)
+        return LiveRequest(wanted, frozenset(), vocab_size=8, max_model_len=64, max_nodes=0, by_paper=False)
 
     queue = FairQueue()
     first = live("a", -1)

@@ -22,7 +22,7 @@ class Box:
 
     def __init__(self, *names: str, plan: Plan | None = None) -> None:
         wanted = request("s", TEXT, plan or Plan(strategy="test", sources=("x",), max_nodes=8), max_tokens=100)
-        self.live = LiveRequest(wanted, frozenset(), vocab_size=100, max_model_len=500, max_nodes=8)
+        self.live = LiveRequest(wanted, frozenset(), vocab_size=100, max_model_len=500, max_nodes=8, by_paper=False)
         self.experience: dict[str, Experience] = {}
         for name in names or ("one",):
             self.live.mailboxes[name] = Mailbox(self.live.prefixes, self._experience)

@@ -243,6 +243,20 @@ class Endpoints:
         await call.answer({"version": server_version()})
 
 
+class EndpointsBeside:
+    """Answers calls of other APIs.
+
+    Args:
+        endpoints: those of OpenAI's API, which generate.
+        strict: options that the chat template does not read are refused, not left out.
+    """
+
+    def __init__(self, endpoints: Endpoints, router: RouterPort, *, strict: bool) -> None:
+        self._endpoints = endpoints
+        self._router = router
+        self._strict = strict
+
+
 def _ignored(answer: AnswerInProgress) -> Headers:
     # They are a client's own: a header holds no others' line ends, and not megabytes.
     names = printable_line(", ".join(answer.ignored), _MOST_NAMED).encode("ascii", "backslashreplace").decode()

@@ -5,28 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from services.api.http.call import HttpCall
-from services.api.http.endpoints import Endpoints
+from services.api.http.endpoints import EndpointsBeside
 from services.api.http.infill.answer import InfillAnswer
 from services.api.http.infill.request import infill_names, read_infill
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.generation import Prepared, named, own_names, prepare
 from services.api.http.openai.request import Asked
-from services.api.messages import RouterPort
 from speculation.errors import InvalidArgument
 
 
-class ModelEndpoints:
-    """Answers calls that other servers' clients know.
-
-    Args:
-        endpoints: those of OpenAI's API, which generate.
-        strict: options that the chat template does not read are refused, not left out.
-    """
-
-    def __init__(self, endpoints: Endpoints, router: RouterPort, *, strict: bool) -> None:
-        self._endpoints = endpoints
-        self._router = router
-        self._strict = strict
+class ModelEndpoints(EndpointsBeside):
+    """Answers calls that other servers' clients know."""
 
     async def infill(self, call: HttpCall) -> None:
         """POST /infill"""

@@ -44,6 +44,8 @@ _CLOSE = SameFields(CloseSession, drafting_pb2.CloseSession)
 _FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
 _FORGOTTEN = SameFields(Forgotten, drafting_pb2.Forgotten)
 _NOISE = SameFields(DraftNoise, drafting_pb2.DraftNoise)
+_STEP = SameFields(StepReport, drafting_pb2.StepReport, by_hand=("observation",))
+_DRAFT = SameFields(Draft, drafting_pb2.Draft, by_hand=("tree", "drafting_s"))
 _FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
 
 
@@ -119,8 +121,9 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             noise = None if message.noise is None else _NOISE.encode(message.noise)
             return drafting_pb2.DraftRequest(open=_OPEN.encode(message, noise=noise))
         case StepReport():
-            made = drafting_pb2.DraftRequest()
-            _write_step(message, made.step)
+            made = drafting_pb2.DraftRequest(step=_STEP.encode(message))
+            if message.observation is not None:
+                _write_observation(message.observation, made.step.observation)
             return made
         case CloseSession():
             return drafting_pb2.DraftRequest(close=_CLOSE.encode(message))
@@ -168,32 +171,11 @@ def _decode_noise(wire: drafting_pb2.DraftNoise) -> DraftNoise:
     return _NOISE.decode(wire)
 
 
-def _write_step(message: StepReport, made: drafting_pb2.StepReport) -> None:
-    made.session_id = message.session_id
-    made.committed.extend(message.committed)
-    made.length = message.length
-    made.prefix_hash = message.prefix_hash
-    made.accepted_path.extend(message.accepted_path)
-    made.max_nodes = message.max_nodes
-    made.min_probability = message.min_probability
-    # Also where nothing was committed: the event is set.
-    made.SetInParent()
-    if message.observation is not None:
-        _write_observation(message.observation, made.observation)
-
-
 def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
-    return StepReport(
-        session_id=wire.session_id,
-        committed=tuple(wire.committed[:]),
-        length=wire.length,
-        prefix_hash=wire.prefix_hash,
-        accepted_path=tuple(wire.accepted_path[:]),
-        max_nodes=wire.max_nodes,
-        min_probability=wire.min_probability,
-        observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None,
+    return _STEP.decode(
+        wire, observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None
     )
 
 
@@ -229,22 +211,9 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         return drafting_pb2.DraftResponse(failure=_FAILURE.encode(message))
     if isinstance(message, Forgotten):
         return drafting_pb2.DraftResponse(forgotten=_FORGOTTEN.encode(message))
-    made = drafting_pb2.DraftResponse()
-    _write_draft(message, made.draft)
+    made = drafting_pb2.DraftResponse(draft=_DRAFT.encode(message, drafting_s=message.drafting_s))
+    write_tree(message.tree, made.draft.tree)
     return made
-
-
-def _write_draft(message: Draft, made: drafting_pb2.Draft) -> None:
-    made.SetInParent()
-    made.session_id = message.session_id
-    made.base_length = message.base_length
-    made.base_hash = message.base_hash
-    made.assumed.extend(message.assumed)
-    write_tree(message.tree, made.tree)
-    made.drafting_s = message.drafting_s
-    made.group = message.group
-    made.more = message.more
-    made.unready = message.unready
 
 
 def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
@@ -268,16 +237,6 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
             # Only a statistic: an invalid value is no reason to drop the draft.
             drafting_s = draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0
-            return Draft(
-                session_id=draft.session_id,
-                base_length=draft.base_length,
-                base_hash=draft.base_hash,
-                assumed=tuple(draft.assumed[:]),
-                tree=tree,
-                group=draft.group,
-                more=draft.more,
-                unready=draft.unready,
-                drafting_s=drafting_s,
-            )
+            return _DRAFT.decode(draft, tree=tree, drafting_s=drafting_s)
         case _:
             raise InvalidArgument("event", "unset", "draft, failure or forgotten")

@@ -59,7 +59,8 @@ def _reader(field: Any) -> Callable[[Message], Any]:
     """
     name: str = field.name
     if field.is_repeated:
-        return lambda wire: tuple(getattr(wire, name))
+        # A slice is read at once, an iterator one by one.
+        return lambda wire: tuple(getattr(wire, name)[:])
     if field.has_presence:
         return lambda wire: getattr(wire, name) if wire.HasField(name) else None
     return attrgetter(name)

@@ -84,6 +84,7 @@ class LiveRequest:
         vocab_size: int,
         max_model_len: int,
         max_nodes: int,
+        by_paper: bool,
         grammar: GrammarState | None = None,
         streams: StreamSpec | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class LiveRequest:
         self.room = 0
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
-        self.by_paper = message.plan.by_paper
+        self.by_paper = by_paper
         self.sources = message.plan.sources if message.plan.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []

@@ -196,11 +196,11 @@ class DecodingLoop:
             vocab_size=self._target.vocab_size,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
+            # Where time does not count, all are drafted for like that.
+            by_paper=message.plan.by_paper and self._timed,
             grammar=grammar,
             streams=self._target.streams(message.plan.observe_layers),
         )
-        # Where time does not count, all are drafted for like that.
-        request.by_paper = request.by_paper and self._timed
         if (reason := request.complete) is not None:
             request.finish(reason)
             request.flush()

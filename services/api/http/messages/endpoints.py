@@ -6,25 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from services.api.http.call import HttpCall
-from services.api.http.endpoints import Endpoints
+from services.api.http.endpoints import EndpointsBeside
 from services.api.http.messages.answer import MessageAnswer
 from services.api.http.messages.reading import AskedMessage, fitted, read_count, read_message
 from services.api.http.openai import generation
-from services.api.messages import RouterPort
 
 
-class MessageEndpoints:
-    """Answers calls of Anthropic's API.
-
-    Args:
-        endpoints: those of OpenAI's API, which generate.
-        strict: options that the chat template does not read are refused, not left out.
-    """
-
-    def __init__(self, endpoints: Endpoints, router: RouterPort, *, strict: bool) -> None:
-        self._endpoints = endpoints
-        self._router = router
-        self._strict = strict
+class MessageEndpoints(EndpointsBeside):
+    """Answers calls of Anthropic's API."""
 
     async def message(self, call: HttpCall) -> None:
         """POST /v1/messages"""

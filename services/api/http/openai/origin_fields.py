@@ -20,11 +20,12 @@ def origins_of(tokens: Sequence[TextToken], report: Report) -> dict[str, Any]:
         return {}
     told: dict[str, Any] = {"tokens": [{"id": each.id, "text": each.text, "source": each.source} for each in tokens]}
     if report == "trees":
-        told["passes"] = [_pass(each.begins) for each in tokens if each.begins is not None]
+        told["passes"] = [pass_fields(each.begins) for each in tokens if each.begins is not None]
     return {"speculation": told}
 
 
-def _pass(reported: ReportedPass) -> dict[str, Any]:
+def pass_fields(reported: ReportedPass) -> dict[str, Any]:
+    """A pass as JSON."""
     return {
         **dataclasses.asdict(reported.checked),
         "accepted": reported.accepted,

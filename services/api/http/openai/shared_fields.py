@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 from services.api.grpc.messages import privacy_of
@@ -177,6 +178,24 @@ def read_prediction(fields: Fields) -> str:
     return text_of(content, below.name("content"), joined_by="")
 
 
+def parts_of(content: Any, path: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of a content that is no text, each with its name in errors.
+
+    Args:
+        kind: a type of part, as an example.
+
+    Raises:
+        Refused: it is no list of objects; names the part.
+    """
+    if not isinstance(content, list):
+        raise Refused(path, content, f"a text, or a list of parts of type {kind}", "invalid_type")
+    for index, part in enumerate(content):
+        name = f"{path}[{index}]"
+        if not isinstance(part, dict):
+            raise Refused(name, part, f'a part such as {{"type": "{kind}", "text": "..."}}', "invalid_type")
+        yield name, part
+
+
 def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
     """The text of a content: a text, or parts of type text.
 
@@ -185,13 +204,8 @@ def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise Refused(path, content, "a text, or a list of parts of type text", "invalid_type")
     texts = []
-    for index, part in enumerate(content):
-        name = f"{path}[{index}]"
-        if not isinstance(part, dict):
-            raise Refused(name, part, 'a part such as {"type": "text", "text": "..."}', "invalid_type")
+    for name, part in parts_of(content, path, "text"):
         if part.get("type") != "text":
             raise Refused(name, str(part.get("type")), "of type text: the model reads text alone", "unsupported_value")
         if not isinstance(part.get("text"), str):

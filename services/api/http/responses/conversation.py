@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from services.api.http.declared import Declared, read_declared
 from services.api.http.openai.errors import Refused
+from services.api.http.openai.shared_fields import parts_of
 from services.api.http.responses.own_names import OwnNames
 from services.api.http.responses.protocol import (
     CallOutput,
@@ -141,13 +142,8 @@ def content_of(content: Any, path: str) -> str | list[dict[str, str]]:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise Refused(path, content, "a text, or a list of parts of type input_text", "invalid_type")
     texts = []
-    for index, part in enumerate(content):
-        name = f"{path}[{index}]"
-        if not isinstance(part, dict):
-            raise Refused(name, part, 'a part such as {"type": "input_text", "text": "..."}', "invalid_type")
+    for name, part in parts_of(content, path, "input_text"):
         kind = part.get("type")
         declared = _PARTS.get(kind) if isinstance(kind, str) else None
         if declared is None:
