@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.mixture import make_mixture
-from tests.quantised import FORMS, configure, make_float_model, quantise
+from tests.quantised import FORMS, configure, make_float_model, make_gpt_oss, quantise
 from tests.refusals import refuses
 
 TEXT = tuple(range(5, 45))
@@ -59,6 +61,7 @@ def test_weights_are_the_numbers_of_the_format(form: str, float_model: Path, tmp
     assert not any("embed_tokens" in name for name in layers)
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_the_float_model(form: str, float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS[form])
@@ -73,6 +76,14 @@ def test_a_mixture_is_loaded_by_way_of_transformers(float_model: Path, tmp_path:
     mixture = make_mixture(float_model, tmp_path / "mixture")
     folder, plain = quantise(mixture, tmp_path, FORMS["fp8_blocks_of_128"])
     assert any(".experts.0." in name for name in load_file(folder / "model.safetensors"))
+    ours = load_whole(of(folder)).state_dict()
+    for name, weight in AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict().items():
+        assert torch.equal(ours[name].float(), weight), name
+    assert torch.equal(logits(folder), logits(plain))
+
+
+def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
+    folder, plain = make_gpt_oss(float_model, tmp_path)
     ours = load_whole(of(folder)).state_dict()
     for name, weight in AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict().items():
         assert torch.equal(ours[name].float(), weight), name
@@ -124,13 +135,34 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+# fmt: off
 DAMAGE: dict[str, tuple[str, Change, str]] = {
     "no scales": ("fp8_rows", without(SCALE), f"hold no {SCALE}_inv, without which {UP}.weight stands for no numbers"),
     "shape": ("fp8_rows", instead(SCALE, lambda scales: scales[1:]), f"{SCALE} is BF16 [159, 1]"),
     "nan": ("fp8_rows", instead(SCALE, with_nan), f"{SCALE} holds infinite values or NaN"),
     "code": ("fp8_rows", instead(f"{UP}.weight", with_nan), f"{UP}.weight holds infinite values or NaN"),
+    "awq: no zeros": ("awq", without(f"{UP}.qzeros"), f"hold no {UP}.qzeros"),
+    "awq: words": ("awq", instead(f"{UP}.scales", lambda scales: scales[:, 8:]), f"{UP}.scales is F16 [6, 152]"),
+    "awq: nan": ("awq", instead(f"{UP}.scales", with_nan), f"{UP}.scales holds infinite values or NaN"),
+    "gptq: no scales": ("gptq", without(f"{UP}.scales"), f"hold no {UP}.scales"),
+    "gptq: no order": ("gptq_ordered", without(f"{UP}.g_idx"), f"hold no {UP}.g_idx"),
+    "gptq: order": ("gptq", instead(f"{UP}.g_idx", lambda groups: groups + 1), f"{UP}.g_idx names groups from 1 to 6"),
+    "gptq: zeros": ("gptq", instead(f"{UP}.qzeros", lambda zeros: zeros[1:]), f"{UP}.qzeros is I32 [5, 20]"),
+    "gptq: words": ("gptq", instead(f"{UP}.qweight", lambda words: words.long()), f"{UP}.qweight is I64 [24, 160]"),
+    "compressed: no shape": ("compressed_w4_groups", without(f"{UP}.weight_shape"), f"hold no {UP}.weight_shape"),
+    "compressed: shape": (
+        "compressed_w4_groups", instead(f"{UP}.weight_shape", lambda shape: shape + 8), "weight_shape says [168, 200]"
+    ),
+    "compressed: nan": ("compressed_w8", instead(SCALE, with_nan), f"{SCALE} holds infinite values or NaN"),
+    "compressed: zeros": (
+        "compressed_w4_zeros", instead(f"{UP}.weight_zero_point", lambda zeros: zeros[:, 1:]), "weight_zero_point is I32 [20, 5]"
+    ),
+    "nvfp4: whole": ("compressed_nvfp4", without(f"{UP}.weight_global_scale"), f"hold no {UP}.weight_global_scale"),
+    "nvfp4: scales": ("compressed_nvfp4", instead(SCALE, lambda scales: scales[1:]), f"{SCALE} is F8_E4M3 [159, 12]"),
+    "mxfp4: scales": ("compressed_mxfp4", instead(SCALE, lambda scales: scales.char()), f"{SCALE} is I8 [160, 6]"),
     "plain": ("fp8_rows", lambda weights: weights.update({k: v.float() for k, v in weights.items()}), "files hold none"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -145,18 +177,77 @@ def test_damaged_files_are_refused(damage: str, float_model: Path, tmp_path: Pat
         load_layers(of(folder, stages=2), range(1, 2))
 
 
-FIELDS: tuple[tuple[dict[str, object], str, object], ...] = (
-    ({"quant_method": "quanto"}, "quant_method", "quanto"),
-    ({"bits": 4}, "quant_method", "None"),
-    ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme", "static"),
-    ({"quant_method": "fp8", "fmt": "e3m4"}, "fmt", "e3m4"),
-    ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size", "[128]"),
+@pytest.mark.parametrize("part", ["blocks", "scales"])
+def test_damaged_experts_are_refused(part: str, float_model: Path, tmp_path: Path) -> None:
+    folder, _ = make_gpt_oss(float_model, tmp_path)
+    name = f"model.layers.1.mlp.experts.down_proj_{part}"
+    change(folder, instead(name, lambda tensor: tensor[:, 1:]))
+    with refuses(ConfigurationError, says="down_proj_scales is U8 [4, "):
+        load_whole(of(folder))
+
+
+def packed(**changes: object) -> dict[str, object]:
+    """A configuration of compressed-tensors with other weights than its files have."""
+    config: dict[str, Any] = json.loads(json.dumps(FORMS["compressed_w4_groups"].config))
+    config["config_groups"]["group_0"]["weights"] |= changes
+    return config
+
+
+ACTIVATIONS = {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "dynamic": True}}
+FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
+    ("fp8_rows", {"quant_method": "quanto"}, "quantization_config.quant_method", "quanto"),
+    ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "None"),
+    ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "static"}, "quantization_config.activation_scheme", "static"),
+    ("fp8_rows", {"quant_method": "fp8", "fmt": "e3m4"}, "quantization_config.fmt", "e3m4"),
+    ("fp8_rows", {"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size", "[128]"),
+    ("awq", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version", "gemv"),
+    ("awq", {"quant_method": "awq", "w_bit": 8}, "quantization_config.w_bit", "8"),
+    ("awq", {"quant_method": "awq", "zero_point": False}, "quantization_config.zero_point", "False"),
+    ("gptq", {"quant_method": "gptq", "bits": "4"}, "quantization_config.bits", "4"),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 0}, "quantization_config.group_size", "0"),
+    (
+        "gptq",
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+        "quantization_config.checkpoint_format",
+        "marlin",
+    ),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, "quantization_config.dynamic", "{'-:x': {}}"),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "desc_act": "yes"}, "quantization_config.desc_act", "yes"),
+    # Fields that contradict the tensors.
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 48}, "quantised", ""),
+    ("gptq", {"quant_method": "gptq", "bits": 8, "group_size": 32}, "quantised", ""),
+    ("awq", {"quant_method": "awq", "bits": 4, "group_size": 56}, "quantised", ""),
+    ("compressed_w4_groups", packed(group_size=64), "quantised", ""),
+    ("compressed_w4_groups", packed(symmetric=False), "quantised", ""),
+    ("compressed_w4_groups", packed(num_bits=8), "quantised", ""),
+    ("compressed_w4_groups", {**packed(), "ignore": ["re:.*up_proj"]}, "quantised", ""),
+    (
+        "compressed_w4_groups",
+        packed(strategy="block"),
+        "quantization_config.config_groups.group_0.weights.strategy",
+        "block",
+    ),
+    (
+        "compressed_w8",
+        {"quant_method": "compressed-tensors", "config_groups": {"a": ACTIVATIONS}},
+        "quantization_config.config_groups.a.input_activations",
+        "{'num_bits': 8, 'dynamic': True}",
+    ),
+    ("compressed_w8", {"quant_method": "compressed-tensors"}, "quantization_config.config_groups", "None"),
+    (
+        "compressed_w8",
+        {"quant_method": "compressed-tensors", "config_groups": {}, "format": "marlin-24"},
+        "quantization_config.format",
+        "marlin-24",
+    ),
 )
 
 
-@pytest.mark.parametrize(("config", "field", "value"), FIELDS, ids=lambda one: str(one))
-def test_fields_are_checked(config: dict[str, object], field: str, value: object, float_model: Path, tmp_path: Path) -> None:
-    folder, _ = quantise(float_model, tmp_path, FORMS["fp8_rows"])
+@pytest.mark.parametrize(("form", "config", "field", "value"), FIELDS, ids=lambda one: str(one)[-40:])
+def test_fields_are_checked(
+    form: str, config: dict[str, object], field: str, value: object, float_model: Path, tmp_path: Path
+) -> None:
+    folder, _ = quantise(float_model, tmp_path, FORMS[form])
     configure(folder, quantization_config=config)
-    with refuses(ConfigurationError, f"quantization_config.{field}", value):
+    with refuses(ConfigurationError, field, value):
         load_whole(of(folder))

@@ -8,7 +8,7 @@ from typing import Any
 from speculation.errors import ConfigurationError
 
 
-class Fields:
+class QuantisationFields:
     """An object of ``config.json``.
 
     Args:
@@ -28,6 +28,10 @@ class Fields:
     def get(self, key: str) -> Any:
         """The field as it is; None: there is none."""
         return self._given.get(key)
+
+    def named(self, name: str, older: str) -> str:
+        """The name that a field goes by here: ``older`` where it has that one alone."""
+        return older if name not in self._given and older in self._given else name
 
     def one_of(self, key: str, allowed: tuple[Any, ...], missing: Any = None) -> Any:
         """One of the values. None: ``missing``, which must be one of them, too.
@@ -75,15 +79,15 @@ class Fields:
             raise self.refusal(key, "a list of names")
         return tuple(value)
 
-    def part(self, key: str) -> Fields:
+    def part(self, key: str) -> QuantisationFields:
         """A field that is an object itself.
 
         Raises:
             ConfigurationError: it is none.
         """
-        return Fields(self._given.get(key), f"{self._name}.{key}")
+        return QuantisationFields(self._given.get(key), f"{self._name}.{key}")
 
-    def parts(self) -> Iterator[Fields]:
+    def parts(self) -> Iterator[QuantisationFields]:
         """All fields, each of them an object.
 
         Raises:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from services.model_files.weights.described import Tensor
-from services.model_files.weights.quantised.fields import Fields
+from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of, spread
 
 CODES = ("F8_E4M3", "F8_E5M2")
@@ -27,7 +27,7 @@ class Fp8:
         ConfigurationError: a field has a value that is not served.
     """
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: QuantisationFields) -> None:
         fields.one_of("fmt", ("e4m3", "e5m2"), "e4m3")
         fields.one_of("activation_scheme", ("dynamic",), "dynamic")
         self._block = _block(fields)
@@ -46,7 +46,7 @@ class Fp8:
         return scaled(tensors, name, scales, self._block)
 
 
-def _block(fields: Fields) -> tuple[int, int] | None:
+def _block(fields: QuantisationFields) -> tuple[int, int] | None:
     given = fields.get("weight_block_size")
     if given is None:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.model_files.folder import read_json
 from services.model_files.weights.described import Tensor
-from services.model_files.weights.quantised.fields import Fields
+from services.model_files.weights.quantised.fields import QuantisationFields
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def read_format(config: Mapping[str, Any]) -> Format | None:
                 f"an older form of {_FIELD}: {_INSTEAD}", field=f"{prefix}compression_config", value=f"{given}"[:80]
             )
         if given := part.get(_FIELD):
-            return _read(Fields(given, f"{prefix}{_FIELD}"))
+            return _read(QuantisationFields(given, f"{prefix}{_FIELD}"))
     return None
 
 
@@ -65,7 +65,7 @@ def in_numbers(tensors: Mapping[str, Tensor], packed: Collection[Packed]) -> dic
     return {name: tensor for name, tensor in tensors.items() if name not in used} | made
 
 
-def _read(fields: Fields) -> Format:
+def _read(fields: QuantisationFields) -> Format:
     # Formats compute with torch, which is loaded for these checkpoints alone.
     from services.model_files.weights.quantised.formats import FORMATS
 
