@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes.functional as bnb
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.format import infer_module_format
@@ -249,6 +250,28 @@ def _gptq(make: Callable[..., Made] = gptq, **fields: object) -> Quantised:
     return Quantised(config=config, make=make)
 
 
+def bnb_int8(weight: torch.Tensor) -> Made:
+    """Rows in 127 steps of their largest number."""
+    scales = weight.abs().amax(1)
+    codes = (weight * (127 / scales[:, None])).round().to(torch.int8)
+    made = {"weight": codes, "SCB": scales, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return made, bnb.int8_vectorwise_dequant(codes, scales)
+
+
+def bnb_four(weight: torch.Tensor, kind: str, nested: bool = False) -> Made:
+    """By bitsandbytes itself, in blocks that end with the rows: its kernel for CPUs begins one with each row."""
+    codes, state = bnb.quantize_4bit(weight, quant_type=kind, compress_statistics=nested, blocksize=32)
+    numbers = bnb.dequantize_4bit(codes, state)
+    return {"weight": codes, **{f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}}, numbers
+
+
+def _bnb(kind: str, nested: bool) -> Quantised:
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return Quantised(
+        config={**config, "bnb_4bit_use_double_quant": nested}, make=partial(bnb_four, kind=kind, nested=nested)
+    )
+
+
 FP8 = {"num_bits": 8, "type": "float"}
 FORMS: Mapping[str, Quantised] = {
     "fp8_blocks_of_128": Quantised(
@@ -281,4 +304,8 @@ FORMS: Mapping[str, Quantised] = {
     "gptq_v2": _gptq(partial(gptq, less=0, symmetric=False), checkpoint_format="gptq_v2", sym=False),
     "gptq_3_bits": _gptq(partial(gptq, bits=3, size=-1, symmetric=False), bits=3, group_size=-1),
     "gptq_8_bits": _gptq(partial(gptq, bits=8), bits=8),
+    "bnb_int8": Quantised(config={"quant_method": "bitsandbytes", "load_in_8bit": True}, make=bnb_int8),
+    "bnb_nf4": _bnb("nf4", nested=False),
+    "bnb_nf4_nested": _bnb("nf4", nested=True),
+    "bnb_fp4": _bnb("fp4", nested=False),
 }

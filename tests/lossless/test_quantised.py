@@ -112,6 +112,7 @@ def change(folder: Path, how: Change) -> None:
 
 
 UP = "model.layers.1.mlp.up_proj"
+STATE = "quant_state.bitsandbytes__nf4"
 SCALE = f"{UP}.weight_scale"
 
 
@@ -160,6 +161,13 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
     "nvfp4: whole": ("compressed_nvfp4", without(f"{UP}.weight_global_scale"), f"hold no {UP}.weight_global_scale"),
     "nvfp4: scales": ("compressed_nvfp4", instead(SCALE, lambda scales: scales[1:]), f"{SCALE} is F8_E4M3 [159, 12]"),
     "mxfp4: scales": ("compressed_mxfp4", instead(SCALE, lambda scales: scales.char()), f"{SCALE} is I8 [160, 6]"),
+    "bnb: no table": ("bnb_nf4", without(f"{UP}.weight.quant_map"), f"hold no {UP}.weight.quant_map"),
+    "bnb: scales": ("bnb_nf4", instead(f"{UP}.weight.absmax", lambda scales: scales[1:]), "absmax is F32 [959]"),
+    "bnb: nan": ("bnb_nf4", instead(f"{UP}.weight.absmax", with_nan), "absmax holds infinite values or NaN"),
+    "bnb: state": ("bnb_nf4", instead(f"{UP}.weight.{STATE}", lambda text: text[1:]), f"{UP}.weight.{STATE} is no JSON object"),
+    "bnb: no state": ("bnb_nf4", without(f"{UP}.weight.{STATE}"), "up_proj.weight is stored as U8"),
+    "bnb: rows": ("bnb_int8", instead(f"{UP}.SCB", lambda scales: scales[1:]), f"{UP}.SCB is F32 [159]"),
+    "bnb: layout": ("bnb_int8", instead(f"{UP}.weight_format", lambda kind: kind + 1), f"{UP}.weight_format is 1"),
     "plain": ("fp8_rows", lambda weights: weights.update({k: v.float() for k, v in weights.items()}), "files hold none"),
 }
 # fmt: on

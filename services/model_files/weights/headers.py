@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ def read_header(file: Path) -> dict[str, Tensor]:
     tensors, ends = {}, []
     for name, entry in header.items():
         if name != "__metadata__":
-            tensors[name], begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            tensor, begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            tensors[name] = replace(tensor, file=file, begin=8 + length + begin)
             ends.append((begin, end, name))
     end = _check_places(ends, damaged)
     expected = 8 + length + end
