@@ -13,7 +13,7 @@ from rich.table import Table
 from cli.models_report import print_generation
 from cluster import build
 from cluster.checks.listeners import listeners
-from cluster.checks.model_files import cache_bytes
+from cluster.checks.model_files import cache_bytes, expanded
 from cluster.checks.pods import Examined
 from cluster.checks.preflight import generation_config, model_folder, preflight
 from cluster.models.drafters import draft_models, trained_config, with_checkpoints
@@ -109,6 +109,8 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
             f"{'on one node' if settings.cluster.placement.stages == 'STRICT_PACK' else 'on as few nodes as have room'}, "
             f"which find each other at {verifier.stage_host}, any port"
         )
+    if folder is not None and (weights := expanded(verifier, folder)):
+        console.print(f"weights: {weights}", markup=False)
     for line in _draft_models(settings, folder):
         console.print(line, markup=False)
     if verifier.device == "cpu" and kept_in is None:

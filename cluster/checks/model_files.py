@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.settings.components import VerifierSettings
-from services.model_files.folder import text_config
-from services.model_files.weights.headers import Tensor
+from services.model_files.folder import read_json, reading, text_config
+from services.model_files.weights.described import Tensor
+from services.model_files.weights.headers import check_weights
+from services.model_files.weights.quantised.method import format_of
 from speculation.errors import ConfigurationError
 
 _GIB = 2**30
@@ -41,6 +44,27 @@ def count_weights(tensors: Mapping[str, Tensor]) -> Weights:
         in_layers=in_layers,
         others=sum(sizes.values()) - in_layers,
         stored=1 if blocks else max((tensor.bytes_each for tensor in tensors.values()), default=1),
+    )
+
+
+def expanded(verifier: VerifierSettings, folder: Path) -> str:
+    """What a quantised checkpoint becomes when it is loaded, in words; empty where the weights are stored as numbers.
+
+    Raises:
+        ConfigurationError: its files cannot be read.
+    """
+    stored = format_of(folder)
+    if stored is None:
+        return ""
+    with reading(f"load the model at {folder}", about=folder):
+        tensors = check_weights(folder, read_json(folder / "config.json"))
+    halves = verifier.dtype == "float32" and verifier.device == "cpu" and verifier.weights != "float32"
+    sizes = [
+        tensor.numbers * (2 if halves and tensor.dtype == "BF16" else _BYTES[verifier.dtype]) for tensor in tensors.values()
+    ]
+    return (
+        f"{stored.name}, expanded to the numbers that it stands for when it is loaded: {sum(sizes) / 2**20:,.0f} MiB in "
+        f"{verifier.dtype}; what enters a layer is not rounded"
     )
 
 

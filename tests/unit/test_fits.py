@@ -12,8 +12,8 @@ import torch
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import cpu_choice as kernels
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.load_model import load_dtype
 from services.verifier.loading.memory import Shape, check_fits, graph_bytes
+from services.verifier.loading.model_config import load_dtype
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError

@@ -14,8 +14,8 @@ from torch import nn
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.gpu_choice import use_gpu_kernels
 from services.verifier.kernels.linears import quantize
-from services.verifier.loading.load_model import load_dtype
 from services.verifier.loading.memory import arithmetic_dtype
+from services.verifier.loading.model_config import load_dtype
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 

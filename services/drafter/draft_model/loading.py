@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as messages
 
 from services.drafter.draft_model.vocabulary_map import VOCABULARY_FILE
 from services.model_files.folder import read_json, reading
 from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.for_transformers import from_pretrained, without_quantisation
 from services.model_files.weights.headers import BLOCKS_FILE
+from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
@@ -37,8 +39,8 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     if dtype not in _DTYPES:
         raise ConfigurationError(field="dtype of draft models", value=dtype, allowed=f"one of {', '.join(_DTYPES)}")
     read_json(folder / "config.json", "draft model")
-    with quietly(), reading(f"load the draft model at {folder}", about=folder):
-        model, info = _read(folder, target)(
+    with quietly(), reading(f"load the draft model at {folder}", about=folder), ExitStack() as stack:
+        model, info = _read(folder, target, stack)(
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             use_safetensors=True,
@@ -76,16 +78,12 @@ def quietly() -> Iterator[None]:
             messages.enable_progress_bar()
 
 
-def _read(folder: Path, target: Path) -> Callable[..., Any]:
+def _read(folder: Path, target: Path, stack: ExitStack) -> Callable[..., Any]:
     """``from_pretrained`` with the folder's weights; transformers gets those that it cannot read by itself."""
-    if not (folder / BLOCKS_FILE).is_file() and read_shared(folder) is None:
+    if not (folder / BLOCKS_FILE).is_file() and read_shared(folder) is None and format_of(folder) is None:
         return partial(AutoModelForCausalLM.from_pretrained, folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    with WeightFiles(folder, target) as files:
-        numbers = {name: files.numbers(name) for name in files.names}
-    # The class itself, since AutoModelForCausalLM always looks for a folder.
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return partial(kind.from_pretrained, None, config=config, state_dict=numbers)
+    return from_pretrained(without_quantisation(config), stack.enter_context(WeightFiles(folder, target)))
 
 
 def check_folder(folder: Path) -> None:

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 from services.model_files.folder import reading
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
+from services.model_files.weights.quantised.method import format_of
+from services.model_files.weights.quantised.packed import Packed
 from services.model_files.weights.shared import read_shared
 from services.model_files.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
 from speculation.errors import ConfigurationError
@@ -33,11 +35,14 @@ class WeightFiles:
     """
 
     def __init__(self, folder: Path, target: Path | None = None) -> None:
+        self._folder = folder
         self._stack = ExitStack()
         self._opened: dict[Path, Any] = {}
         self._read: dict[str, Weight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
         self._files: Mapping[str, Path] = {}
+        # Weights that are stored as codes and scales.
+        self._packed: dict[str, Packed] = {}
         # Names of shared weights in the target's files.
         self._shared: Mapping[str, str] = {}
         try:
@@ -46,6 +51,8 @@ class WeightFiles:
             if target is not None and (shared := read_shared(folder)) is not None:
                 self._target = self._stack.enter_context(WeightFiles(target))
                 self._shared = shared.names(self._files, self._target.names)
+            parts = {name for packed in self._packed.values() for name in packed.parts.values()}
+            self._names = (self._files.keys() - parts) | self._packed.keys() | self._shared.keys()
         except BaseException:
             self._stack.close()
             raise
@@ -57,7 +64,7 @@ class WeightFiles:
         self._stack.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files or name in self._shared
+        return name in self._names
 
     @property
     def paths(self) -> set[Path]:
@@ -66,18 +73,29 @@ class WeightFiles:
 
     @property
     def names(self) -> Set[str]:
-        """Names of all weights."""
-        return self._files.keys() | self._shared.keys()
+        """Names of all weights; of quantised ones, those that they have in the float model."""
+        return self._names
 
     def get(self, name: str) -> Weight:
-        """A weight as stored; the same object at every call."""
+        """A weight as stored, the same object at every call; a quantised one as the numbers that it stands for, made anew.
+
+        Raises:
+            ConfigurationError: a quantised weight's tensors stand for no numbers; names the tensor.
+        """
         if name in self._shared:
             return self._target.get(self._shared[name])
+        if name in self._packed:
+            with reading(f"load the model at {self._folder}", about=self._folder):
+                return self._packed[name].numbers(self._stored)
         if name not in self._read:
-            tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
+            tensor = self._stored(name)
             kind = self._kinds.get(name)
             self._read[name] = tensor if kind is None else StoredBlocks(tensor, *kind)
         return self._read[name]
+
+    def _stored(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
+        return tensor
 
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""
@@ -98,7 +116,11 @@ class WeightFiles:
         if (folder / BLOCKS_FILE).is_file():
             self._kinds = self._read_kinds(folder / BLOCKS_FILE)
             return dict.fromkeys(self._open(folder / BLOCKS_FILE).keys(), folder / BLOCKS_FILE)
-        return {name: file for file in weight_files(folder) for name in self._open(file).keys()}  # noqa: SIM118
+        files = weight_files(folder)
+        if (stored := format_of(folder)) is not None:
+            tensors = {name: tensor for file in files for name, tensor in read_header(file).items()}
+            self._packed = {packed.name: packed for packed in stored.find(tensors)}
+        return {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118
 
     def _read_kinds(self, file: Path) -> dict[str, tuple[str, int]]:
         """Type and number of inputs of each weight that is kept in blocks."""

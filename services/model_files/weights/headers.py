@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.model_files.folder import LFS, one_line, read_json
+from services.model_files.folder import LFS, one_line, read_json, reading
+from services.model_files.weights.described import FLOATS, WHOLE, Tensor
+from services.model_files.weights.quantised.method import format_of, in_numbers
 from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
@@ -21,31 +22,9 @@ BLOCKS_FILE = "blocks.safetensors"
 
 # Longest header that the safetensors library accepts.
 _MOST_HEADER = 100_000_000
-# Types that are converted to the model's type.
-_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# Types of buffers that a model recomputes (_COMPUTED) and of blocks; other weights of these types are quantised.
-_WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 _COMPUTED = ("position_ids", "token_type_ids", "attn.bias", "attention.bias", "masked_bias", "num_batches_tracked")
 _LAYER = re.compile(r"^(?:(?:model|transformer|decoder|language_model|text_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
 _BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "consolidated.00.pth", "tf_model.h5")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
-    """A tensor as described in the header of a safetensors file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes_each(self) -> int:
-        """Bytes per number; 1 for an unknown type."""
-        return _FLOATS.get(self.dtype) or _WHOLE.get(self.dtype, 1)
 
 
 def layer_of(name: str) -> int | None:
@@ -95,10 +74,20 @@ def _checked_tensors(folder: Path) -> dict[str, Tensor]:
                     about=folder,
                 )
             found.update(tensors)
+        found = _in_numbers(folder, found)
         _check_types(folder, found)
     if not found:
         raise ConfigurationError(f"cannot load the model at {folder}: its files hold no weights", about=folder)
     return found
+
+
+def _in_numbers(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the float model, where those in the files are quantised."""
+    stored = format_of(folder)
+    if stored is None:
+        return tensors
+    with reading(f"load the model at {folder}", about=folder):
+        return in_numbers(tensors, stored.find(tensors))
 
 
 def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
@@ -155,7 +144,8 @@ def read_header(file: Path) -> dict[str, Tensor]:
     tensors, ends = {}, []
     for name, entry in header.items():
         if name != "__metadata__":
-            tensors[name], begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            tensor, begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            tensors[name] = replace(tensor, file=file, begin=8 + length + begin)
             ends.append((begin, end, name))
     end = _check_places(ends, damaged)
     expected = 8 + length + end
@@ -171,14 +161,15 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all weights in ``folder`` by name; of weights in blocks, those of the numbers that they stand for.
+    """The shapes of all weights in ``folder`` by name; of quantised ones, those of the numbers that they stand for.
 
     Raises:
         ConfigurationError: as ``weight_files`` and ``read_header``; or blocks do not say what they are.
     """
     blocks = folder / BLOCKS_FILE
     if not blocks.is_file():
-        return {name: tensor.shape for file in weight_files(folder) for name, tensor in read_header(file).items()}
+        found = {name: tensor for file in weight_files(folder) for name, tensor in read_header(file).items()}
+        return {name: tensor.shape for name, tensor in _in_numbers(folder, found).items()}
     shapes = {name: tensor.shape for name, tensor in read_header(blocks).items()}
     try:
         inputs = {name: int(size) for name, (_, size) in json.loads(_read(blocks)[0]["__metadata__"]["kinds"]).items()}
@@ -225,7 +216,7 @@ def _tensor(entry: Any, damaged: str) -> tuple[Tensor, int, int]:
     if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
         raise ConfigurationError(f"{damaged} has no dtype, shape and data_offsets")
     tensor = Tensor(dtype=dtype, shape=tuple(shape))
-    known = dtype in _FLOATS or dtype in _WHOLE
+    known = dtype in FLOATS or dtype in WHOLE
     if known and tensor.numbers * tensor.bytes_each != places[1] - places[0]:
         raise ConfigurationError(f"{damaged} is {dtype} {shape}, which are not {places[1] - places[0]} bytes")
     return tensor, places[0], places[1]
@@ -243,10 +234,10 @@ def _check_places(places: Iterable[tuple[int, int, str]], damaged: str) -> int:
 
 def _check_types(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS and not name.endswith(_COMPUTED):
+        if tensor.dtype not in FLOATS and not name.endswith(_COMPUTED):
             raise ConfigurationError(
-                f"cannot load the model at {folder}: {name} is stored as {tensor.dtype}: {', '.join(_FLOATS)} are read; use "
-                "a checkpoint that is not quantised, or a GGUF file",
+                f"cannot load the model at {folder}: {name} is stored as {tensor.dtype}: {', '.join(FLOATS)} are read, "
+                "and what quantization_config in config.json describes",
                 about=folder,
             )
 

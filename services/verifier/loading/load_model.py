@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.for_transformers import from_pretrained
 from services.model_files.weights.headers import BLOCKS_FILE, check_weights
+from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.attention import calls as attention
 from services.verifier.attention.recording import record
@@ -29,22 +34,13 @@ from services.verifier.loading.complete import (
     without_report,
 )
 from services.verifier.loading.hollow import without_weights
-from services.verifier.loading.memory import Shape, arithmetic_dtype, available_bytes, check_fits
-from services.verifier.loading.refusals import check_config, refuse_unsupported
+from services.verifier.loading.memory import Shape, available_bytes, check_fits
+from services.verifier.loading.model_config import check_files, load_dtype, read_config
+from services.verifier.loading.refusals import check_config
 from services.verifier.model.gpu_here import multiplies_fp8
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
-
-
-def load_dtype(config: TargetConfig) -> torch.dtype:
-    """The type in which weights are loaded; those that become int8 on a CPU are loaded in their stored type.
-
-    On a GPU torchao multiplies in the type that it has quantised from.
-    """
-    if config.dtype == "int8" and config.device == "cpu":
-        return read_config(config).dtype or torch.float32
-    return arithmetic_dtype(config)
 
 
 def load_whole(config: TargetConfig) -> PreTrainedModel:
@@ -57,15 +53,22 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     adapters.register()
     folder = Path(config.model_path)
     check_files(config)
+    quantised = format_of(folder)
+    if quantised is not None:
+        log.info("%s is %s, expanded to the numbers that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
-    with reading(f"load the model at {folder}", about=folder), without_report():
-        model, info = AutoModelForCausalLM.from_pretrained(
-            config.model_path,
+    if quantised is not None and _has_own_names(config):
+        return _load_as_stored(config)
+    with reading(f"load the model at {folder}", about=folder), without_report(), ExitStack() as stack:
+        load: Callable[..., Any] = partial(
+            AutoModelForCausalLM.from_pretrained, folder, trust_remote_code=False, use_safetensors=True
+        )
+        if quantised is not None:
+            load = from_pretrained(read_config(config), stack.enter_context(WeightFiles(folder)))
+        model, info = load(
             dtype=load_dtype(config),
             attn_implementation=attention.NAME,
-            trust_remote_code=False,
-            use_safetensors=True,
             # refuse_incomplete refuses them by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -86,8 +89,11 @@ def _keeps_stored(config: TargetConfig) -> bool:
 
 def _stored_in_halves(config: TargetConfig) -> bool:
     """Whether the files hold bfloat16 weights under the model's own names, which need not become float32."""
-    if not _keeps_stored(config) or read_config(config).dtype != torch.bfloat16:
-        return False
+    return _keeps_stored(config) and read_config(config).dtype == torch.bfloat16 and _has_own_names(config)
+
+
+def _has_own_names(config: TargetConfig) -> bool:
+    """Whether the files name all weights as the model does, so that transformers need not rename, join or split them."""
     with WeightFiles(Path(config.model_path)) as files:
         model = _build(config)
         return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
@@ -111,32 +117,6 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
         _read_weights(model, config, "", 0)
         refuse_nonsense(model, folder)
     return model
-
-
-def check_files(config: TargetConfig) -> None:
-    """Check by their headers that configuration and weights are complete, and that the model can be served.
-
-    Raises:
-        ConfigurationError: says what is wrong, and where.
-    """
-    folder = Path(config.model_path)
-    with reading(f"load the model at {folder}", about=folder):
-        check_weights(folder, check_config(folder), config.shared_with)
-
-
-def read_config(config: TargetConfig) -> PreTrainedConfig:
-    """The model's own configuration.
-
-    Raises:
-        ConfigurationError: it is missing, or its architecture is unknown or cannot be served; says why.
-    """
-    folder = Path(config.model_path)
-    with reading(f"interpret {folder / 'config.json'}", about=folder / "config.json"):
-        check_config(folder)
-        found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
-        # Checked again with the defaults that config.json leaves out.
-        refuse_unsupported(found.to_dict(), folder)
-    return found
 
 
 def check_memory(config: TargetConfig) -> None:
@@ -182,8 +162,8 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     folder = Path(config.model_path)
     if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
         return None
-    with WeightFiles(folder) as files:
-        return sum(path.stat().st_size for path in files.paths) / parameters
+    tensors = check_weights(folder, check_config(folder))
+    return sum(tensor.numbers * tensor.bytes_each for tensor in tensors.values()) / parameters
 
 
 def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:

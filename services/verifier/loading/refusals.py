@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from services.model_files.folder import read_json
 from services.model_files.known_types import known_types, transformers_version
+from services.model_files.weights.quantised.method import read_format
 from speculation.errors import ConfigurationError
 
 Config = Mapping[str, Any]
@@ -111,18 +112,10 @@ def _unknown(config: Config) -> _Fault | None:
 
 
 def _quantised(config: Config) -> _Fault | None:
-    for prefix, part in _parts(config):
-        for name in ("quantization_config", "compression_config"):
-            if not (given := part.get(name)):
-                continue
-            method = given.get("quant_method") or given.get("format") if isinstance(given, Mapping) else None
-            return _Fault(
-                f"{prefix}{name}",
-                method,
-                f"its weights are quantised ({prefix}{name}: {str(method or 'of no named method')[:40]}), which is not "
-                "supported: use the checkpoint that it was made from (verifier.dtype: int8 quantises its weights when they "
-                "are loaded), or a GGUF file",
-            )
+    try:
+        read_format(config)
+    except ConfigurationError as error:
+        return _Fault(error.field, error.value, f"config.json: {error}")
     return None
 
 

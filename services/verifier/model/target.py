@@ -21,7 +21,8 @@ from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
-from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
+from services.verifier.loading.load_model import check_memory, split_layers
+from services.verifier.loading.model_config import check_files, read_config
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.slice import ModelSlice

@@ -1,0 +1,52 @@
+"""A tensor as the header of a safetensors file describes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+# Types that are converted to the model's type, and their bytes.
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Types of buffers that a model recomputes, of blocks, and of the codes of quantised weights.
+WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor as described in the header of a safetensors file.
+
+    Attributes:
+        file: the file; None: it is in none, but stands for what others become.
+        begin: where its bytes begin there.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path | None = None
+    begin: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+    def content(self) -> bytes:
+        """Its bytes, read from the file now.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self.file is None:
+            return b""
+        with self.file.open("rb") as opened:
+            opened.seek(self.begin)
+            return opened.read(self.numbers * self.bytes_each)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes per number; 1 for an unknown type."""
+        return FLOATS.get(self.dtype) or WHOLE.get(self.dtype, 1)
