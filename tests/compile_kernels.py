@@ -7,12 +7,14 @@ takes more shared memory. Run it with TRITON_INTERPRET=0: interpreted kernels ca
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
 import torch
 from triton.runtime.jit import MockTensor
 
+from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device import (
     noisy_rows,
     rotate_write,
@@ -21,13 +23,12 @@ from services.verifier.kernels.triton.device import (
     tree_attend,
     write_rows,
 )
-from services.verifier.kernels.triton.tree_pass import _COMPILED
 from tests.triton_compiler import compile_for
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
 # Numbers as they are in models of today. Strides are those of eight heads of 128; of others they are multiples of 16, too.
 POOL = {
-    "keys": HALF, "values": HALF, "meta": INT, "key_strides": (65536, 64, 8192), "value_strides": (65536, 128, 8192),
+    "keys": HALF, "values": HALF, "meta": INT, "key_strides": (65536, 1, 8192, 128), "value_strides": (65536, 128, 8192),
 }  # fmt: skip
 SUMS = dict.fromkeys(("tops", "totals", "partial", "sinks"), SINGLE) | {"made": HALF, "unit": 0.125, "segments": 2}
 ATTEND = {**POOL, **SUMS, "query": HALF, "query_strides": (128, 4096), "cap": (1.0, 1.0), "blocks_at": 6}
@@ -42,8 +43,6 @@ NOISE = {
     "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126,
 }  # fmt: skip
 ALL_SIGHTS = {"WINDOW": 300, "CHUNK": 64, "SINKS": True}
-# Launched with ``_COMPILED``.
-NOT_FUSED = (tree_attend.attend, tree_attend.merge, rotate_write.rotate_write)
 NONE = {"WINDOW": 0, "CHUNK": 0, "SINKS": False}
 
 
@@ -128,14 +127,17 @@ def main() -> None:
         compile_for(capability)
         for name, (kernel, numbers, constants) in KERNELS.items():
             given = {each: MockTensor(one) if isinstance(one, torch.dtype) else one for each, one in numbers.items()}
-            options = _COMPILED if kernel in NOT_FUSED else {}
-            made = kernel.warmup(grid=(1,), **given, **constants, **options)
+            made = kernel.warmup(grid=(1,), **given, **constants, **COMPILED)
             ptx = made.asm["ptx"]
             found = {
                 "copies": ptx.count("cp.async.cg"),
                 "wgmma": ptx.count("wgmma.mma_async"),
                 "mma": ptx.count("mma.sync"),
                 "shared": made.metadata.shared,
+                # Reads of two bytes by a thread.
+                "halves": len(re.findall(r"ld\.global[.\w:]*\.b16", ptx)),
+                # Consecutive terms of a sum that a thread holds of an operand: two where their order is kept.
+                "widths": sorted(set(map(int, re.findall(r"kWidth = (\d+)", made.asm["ttgir"])))),
             }
             print(json.dumps({"kernel": name, "capability": capability, **found}))
 

@@ -52,7 +52,7 @@ def launched(kind: str) -> list[Launch]:
         use_row_kernels(model)
         calls = record(model, torch.arange(1, 6)[None], _TOKENS)
         call = next(iter(calls.values()))[0]
-        pool = KVPool([call], rows=_TOKENS, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
+        pool = KVPool([call], rows=_TOKENS, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
         pool.assign("one", range(_TOKENS // 64), 0)
         decoder = model.get_decoder()
         layer = RowDecoderLayer(decoder.layers[0], calls, decoder.norm)

@@ -2,8 +2,9 @@
 
 Triton 3.9 interprets bfloat16 wrongly: ``tl.dot`` multiplies the bit patterns as if they were integers, and casts cut off what
 they should round. ``hopper`` replaces both. Its products follow the bit-accurate model of Hopper's matrix units in
-microsoft/MMA-Sim: sixteen products and the accumulator are aligned to the largest exponent among them, of each 25 bits are
-kept, the sum is exact, and rounded toward zero.
+microsoft/MMA-Sim (mmasim on PyPI, against which tests/unit/test_matrix_units.py holds it): sixteen products and the accumulator
+are aligned to the largest exponent among them, where a product's is the sum of its factors' exponents; of each 25 bits behind
+the point are kept, the sum is exact, and rounded toward zero.
 """
 
 from __future__ import annotations
@@ -22,25 +23,33 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 GROUP = 16
-# Bits after the leading one of the largest number, below which the others are cut off.
-_KEPT = 24
+# Bits behind the point that are kept of all numbers, under the largest exponent.
+_KEPT = 25
+# The least exponent of a number in float32 and bfloat16, and the one that zeros count with.
+_LEAST, _OF_ZERO = -126, -133
 
 
 def mma(left: NDArray[Any], right: NDArray[Any], before: NDArray[np.float32], group: int = GROUP) -> NDArray[np.float32]:
     """``before + left @ right``, group after group: [m, k] x [k, n] + [m, n]."""
     total = before.astype(np.float64)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    left_exponents, right_exponents = _exponents(left), _exponents(right)
     for start in range(0, left.shape[1], group):
-        terms = left[:, start : start + group, None].astype(np.float64) * right[None, start : start + group].astype(
-            np.float64
-        )
-        terms = np.concatenate([terms, total[:, None]], axis=1)
-        _, exponents = np.frexp(np.abs(terms).max(1, keepdims=True))
-        unit = np.exp2(exponents.astype(np.float64) - 1 - _KEPT)
+        own = slice(start, start + group)
+        terms = np.concatenate([left[:, own, None] * right[None, own], total[:, None]], axis=1)
+        exponents = left_exponents[:, own, None] + right_exponents[None, own]
+        exponents = np.concatenate([exponents, _exponents(total)[:, None]], axis=1)
+        largest = np.where(terms == 0, _OF_ZERO, exponents).max(1, keepdims=True)
+        unit = np.exp2(largest.astype(np.float64) - _KEPT)
         exact = (np.trunc(terms / unit) * unit).sum(1)
         rounded = exact.astype(np.float32)
         beyond = np.abs(rounded.astype(np.float64)) > np.abs(exact)
         total = np.where(beyond, np.nextafter(rounded, np.float32(0)), rounded).astype(np.float64)
     return total.astype(np.float32)
+
+
+def _exponents(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.maximum(np.frexp(numbers)[1].astype(np.int64) - 1, _LEAST)
 
 
 def to_float(data: NDArray[Any], dtype: Any) -> NDArray[Any]:

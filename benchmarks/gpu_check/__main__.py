@@ -41,23 +41,20 @@ from benchmarks.gpu_check.model_gates import same_bits, step_costs
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, gates_named, page, run_gates
 from benchmarks.inflate import Size
 
-_VOCABULARY = 49152
+_VOCABULARY = 128256
 _DEVICE = "cuda"
 # Bandwidth where G1 was left out, TB/s: an H100's.
 _TERABYTES = 3.35
 
 
-def inflated(layers: int) -> Size:
-    """The dimensions of ``benchmarks.inflate``'s default, with other layers."""
-    small = Size(width=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_size=64)
-    return small.grown(4032, 14336, max(layers, small.layers)) if layers >= small.layers else Size(
-        width=4032, intermediate=14336, layers=layers, heads=63, kv_heads=21, head_size=64
-    )  # fmt: skip
+def llama_8b(layers: int) -> Size:
+    """The dimensions of Llama 3.1 8B, with other layers."""
+    return Size(width=4096, intermediate=14336, layers=layers, heads=32, kv_heads=8, head_size=128)
 
 
 def gates_of(layers: int) -> list[GpuGate]:
     """All gates, in their order."""
-    size = inflated(layers)
+    size = llama_8b(layers)
     measured: dict[str, float] = {}
 
     @functools.cache
@@ -105,7 +102,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="folder to write to")
     parser.add_argument("--only", help="gates to run, comma-separated; default: all")
-    parser.add_argument("--layers", type=int, default=32, help="of the model; 32: seven billion parameters")
+    parser.add_argument("--layers", type=int, default=32, help="of the model; 32: eight billion parameters")
     parser.add_argument(
         "--seconds", type=float, default=520, help="in all; a gate for which less is left than it may take is not run"
     )

@@ -31,7 +31,9 @@ class RandomText:
             for heads in (call.heads, call.kv_heads, call.kv_heads)
         )
         blocks = -(-(length + 4 * BLOCK) // BLOCK)
-        self._pool = KVPool([call], rows=2 * blocks * BLOCK, dtype=torch.bfloat16, device=torch.device(device), ones=False)
+        self._pool = KVPool(
+            [call], rows=2 * blocks * BLOCK, dtype=torch.bfloat16, device=torch.device(device), whole_rows=True
+        )
         # Scattered blocks, and another request's.
         self._pool.assign("text", list(range(2 * blocks - 1, 0, -2)), blocks)
         self._pool.assign("other", list(range(0, 2 * blocks, 2)), blocks)

@@ -55,7 +55,7 @@ class BareModel:
         calls = [call for own in self._calls.values() for call in own]
         self._share = max(call.share for call in calls)
         ends = list(itertools.accumulate(-(-length // BLOCK) for length in lengths))
-        self.pool = KVPool(calls, rows=ends[-1] * BLOCK, dtype=dtype, device=torch.device(device), ones=False)
+        self.pool = KVPool(calls, rows=ends[-1] * BLOCK, dtype=dtype, device=torch.device(device), whole_rows=True)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
             self.pool.assign(str(session), range(begin, end), 0)
         if reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]:

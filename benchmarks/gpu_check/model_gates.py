@@ -35,7 +35,7 @@ def same_bits(models: Mapping[str, BareModel], **sizes: int) -> GateVerdict:
 
 
 def differing_rows(
-    model: BareModel, length: int = 600, depth: int = 8, others: int = 5, vocabulary: int = 49152
+    model: BareModel, length: int = 600, depth: int = 8, others: int = 5, vocabulary: int = 128256
 ) -> tuple[list[str], int]:
     """The logits of plain decoding, of prompts in chunks, and of trees beside other requests: the rows that differ, and how
     many were compared.

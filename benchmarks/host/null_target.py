@@ -74,7 +74,7 @@ class NullTarget:
         self.choosing_s = self.layout_s = 0.0
         self._texts = texts
         call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
-        self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
+        self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
         self._describer = PassDescriber(self._pool)
         self._blocks = BlockAllocator(self._pool.total_blocks)
         self._chooser = _ScriptedChooser(self.eos_token_ids)

@@ -23,7 +23,7 @@ _SMALL: dict[str, Any] = {
         "server": {"drain_delay_s": 0.5},
         "drafter": {"keep_calibration": False, "replicas": 1},
         "verifier": {
-            "device": "cpu", "dtype": "float32", "kv_cache_tokens": 4096, "max_model_len": 512, "threads": 1, "budget": "fixed",
+            "device": "cpu", "dtype": "float32", "kernels": "auto", "attention_backend": "auto", "kv_cache_tokens": 4096, "max_model_len": 512, "threads": 1, "budget": "fixed",
             "drain_s": 1,
         },
     },

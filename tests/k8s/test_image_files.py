@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -59,9 +64,44 @@ def test_both_targets_run_as_nobody_in_particular() -> None:
     for target in EXTRAS:
         # What comes after the user is copied, and belongs to root.
         assert re.search(rf"^FROM runtime AS {target}$", text, re.MULTILINE)
-    runtime = text[text.index("FROM system AS runtime") :]
+    runtime, gpu = text[text.index("FROM system AS runtime") :].split("FROM runtime AS gpu")
     assert not re.search(r"gcc|USER (root|0)|apt-get", runtime)
+    assert re.findall("USER (.*)", gpu)[-1] == "10001:10001"
     assert "--require-hashes" in text and "--pull" not in text
+
+
+def test_triton_can_compile_and_keep_its_kernels_in_the_image_for_gpus() -> None:
+    """It compiles what launches them with a C compiler and Python's headers."""
+    gpu = (IMAGES / "Dockerfile").read_text().split("FROM runtime AS gpu")[1]
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(gpu.split())
+    volume = yaml.safe_load((ROOT / "k8s/outrider/values.yaml").read_text())["storage"]["mountPath"]
+    assert f"TRITON_CACHE_DIR={volume}/" in gpu
+    # Otherwise pods that ask for no GPU would see all of their node.
+    assert "NVIDIA_VISIBLE_DEVICES" not in gpu
+
+
+def test_what_the_image_for_gpus_has_suffices_to_compile_tritons_launcher(tmp_path: Path) -> None:
+    """With a C compiler and Python's headers, as there; the driver's library, which a node mounts, is an empty one here."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    if shutil.which("gcc") is None or not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        pytest.skip("no C compiler, or no headers of Python's, here")
+    subprocess.run(["gcc", "-shared", "-o", tmp_path / "libcuda.so.1", "-xc", "/dev/null"], check=True)
+    program = (
+        "from triton.runtime.build import compile_module_from_file\n"
+        "from triton.backends.nvidia import driver\n"
+        "import os, pathlib\n"
+        "source = str(pathlib.Path(driver.__file__).parent / 'driver.c')\n"
+        "try:\n"
+        "    compile_module_from_file(source, 'cuda_utils', driver.library_dirs(), driver.include_dirs, driver.libraries)\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_LIBCUDA_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "kept")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert driver.libraries and list((tmp_path / "kept").rglob("cuda_utils*.so"))
 
 
 def test_the_context_holds_the_packages_and_no_more() -> None:

@@ -44,7 +44,7 @@ class Served:
         use_row_kernels(self.model)
         self.calls: Calls = record(self.model, torch.arange(1, 6)[None], 64)
         own: list[Call] = [call for calls in self.calls.values() for call in calls]
-        self.pool = KVPool(own, rows=128, dtype=dtype, device=torch.device("cpu"), ones=False)
+        self.pool = KVPool(own, rows=128, dtype=dtype, device=torch.device("cpu"), whole_rows=True)
         self.pool.assign("one", [0], 0)
         self.pool.assign("two", [1], 0)
 

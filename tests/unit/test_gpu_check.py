@@ -190,11 +190,7 @@ def test_layers_whose_rows_depend_on_others_are_seen() -> None:
     speeds = {CUBLAS: {"down": {16: 900.0}}, TRITON: {"down": {16: 1800.0}}}
     assert judge_layers({CUBLAS: [], TRITON: []}, speeds, []).follows == f"use {TRITON}, the faster one"
     assert judge_layers({CUBLAS: ["x"], TRITON: ["y"]}, speeds, []).result == "fail"
-    size = command.inflated(32)
-    assert size == command.inflated(40).__class__(
-        width=4032, intermediate=14336, layers=32, heads=63, kv_heads=21, head_size=64
-    )
-    assert shapes_of(size, 49152)["query, key, value"] == (6720, 4032)
+    assert shapes_of(command.llama_8b(32), 128256)["query, key, value"] == (6144, 4096)
 
 
 def test_layers_are_checked_by_the_route_that_a_verifier_takes() -> None:

@@ -23,9 +23,9 @@ CALLS = [
 Place = tuple[str, int]
 
 
-def filled(calls: Sequence[Call] = CALLS, ones: bool = True) -> KVPool:
+def filled(calls: Sequence[Call] = CALLS, whole_rows: bool = False) -> KVPool:
     """Every number in it is another one."""
-    pool = KVPool(calls, rows=9 * BLOCK, dtype=torch.float32, device=torch.device("cpu"), ones=ones)
+    pool = KVPool(calls, rows=9 * BLOCK, dtype=torch.float32, device=torch.device("cpu"), whole_rows=whole_rows)
     for keys, values in pool._alike:
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
@@ -69,10 +69,10 @@ MOVES: dict[str, list[tuple[str, Sequence[int], int]]] = {
 }
 
 
-@pytest.mark.parametrize("ones", [True, False], ids=["a column of ones", "aligned"])
+@pytest.mark.parametrize("whole_rows", [False, True], ids=["a column of ones", "aligned"])
 @pytest.mark.parametrize("name", MOVES)
-def test_rows_lie_where_they_belong(name: str, ones: bool) -> None:
-    check(filled(ones=ones), MOVES[name])
+def test_rows_lie_where_they_belong(name: str, whole_rows: bool) -> None:
+    check(filled(whole_rows=whole_rows), MOVES[name])
 
 
 def test_any_moves() -> None:

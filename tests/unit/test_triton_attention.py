@@ -36,7 +36,9 @@ def a_call(share: int = 3, size: int = 64, kv_heads: int = 1, **settings: Any) -
 class Text:
     """A text of random queries, keys and values, whose rows a pass computes in any packing."""
 
-    def __init__(self, call: Call, length: int, dtype: torch.dtype = torch.float32, group: int = GROUP) -> None:
+    def __init__(
+        self, call: Call, length: int, dtype: torch.dtype = torch.float32, group: int = GROUP, whole_rows: bool = True
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         self.call, self._group = call, group
         # One more, so that padding rows have something.
@@ -49,7 +51,9 @@ class Text:
             )
         )
         self.length = length
-        self.pool = KVPool([call], rows=4 * (length + 2 * TILE), dtype=dtype, device=torch.device("cpu"))
+        self.pool = KVPool(
+            [call], rows=4 * (length + 2 * TILE), dtype=dtype, device=torch.device("cpu"), whole_rows=whole_rows
+        )
         self._free = list(range(self.pool.total_blocks))
         random.Random(0).shuffle(self._free)
 
@@ -303,3 +307,20 @@ def test_what_the_kernels_do_not_take() -> None:
     assert refusal([a_call()], torch.float32, (9, 0)) == "keys and values are float32: must be bfloat16 or float16"
     assert refusal([a_call(1, 288)], torch.bfloat16, None) == "heads are 288 wide: must be from 16 to 256"
     assert "alibi" in refusal([a_call(bias=bias)], torch.bfloat16, None)
+
+
+@pytest.mark.parametrize("name", ["three queries", "heads of 128, window"])
+def test_how_keys_lie_in_memory_changes_no_bit(name: str) -> None:
+    """By slots, as on a GPU, and by dimensions, as on a CPU: for plain rows and for trees."""
+    made = []
+    for whole_rows in (True, False):
+        text = Text(CALLS[name], 150, whole_rows=whole_rows)
+        text.open("tree", 130)
+        tree, shown, _ = tree_in(text, 130, 5, seed=1)
+        with hopper():
+            made.append(text.run([tree], shown))
+    assert torch.equal(*made)
+    assert [text.pool.keys[0].stride(2) for text in (Text(CALLS[name], 9), Text(CALLS[name], 9, whole_rows=False))] == [
+        1,
+        64,
+    ]

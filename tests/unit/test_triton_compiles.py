@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.xdist_group("triton compiles"), pytest.mark.exhaustive
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
 LARGE = {"many rows", "many rows of wide heads", "everything", "many products", "gated products", "one product"}
 WITH_PRODUCTS = LARGE | {"few rows", "few rows of wide heads", "few products"}
+ATTENTION = {"few rows", "many rows", "few rows of wide heads", "many rows of wide heads", "everything"}
 # Not in a loop: nothing to be copied ahead.
 WITHOUT_COPIES = {"one product"}
 
@@ -43,6 +44,10 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
         assert one["shared"] <= ROOM[one["capability"]], one
         assert (one["wgmma"] + one["mma"] > 0) == (one["kernel"] in WITH_PRODUCTS), one
         assert (one["copies"] > 0) == (one["kernel"] in WITH_PRODUCTS - WITHOUT_COPIES), one
+        # Keys and values are read 16 bytes at a time.
+        assert one["halves"] == 0 or one["kernel"] not in ATTENTION, one
+        # So that the terms of a sum keep their order: sixteen of them form a group on the units.
+        assert set(one["widths"]) <= {2}, one
         # Hopper's own units take 64 rows at a time; fewer go to those that Ampere has.
         assert (one["wgmma"] > 0) == (one["capability"] == 90 and one["kernel"] in LARGE), one
 

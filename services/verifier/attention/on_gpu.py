@@ -66,7 +66,7 @@ def trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device, bucke
     try:
         for call, rows in itertools.product(kinds.values(), _TRIAL_ROWS):
             batch = [Rows(request_id="trial", context=0, tokens=(0,) * rows, parents=(-1, 0), logits=3)]
-            pool = KVPool([call], rows=1, dtype=dtype, device=device, ones=False)
+            pool = KVPool([call], rows=1, dtype=dtype, device=device, whole_rows=True)
             pool.assign("trial", [0], 0)
             query, key, value = (
                 torch.zeros(heads, rows, size, dtype=dtype, device=device)
@@ -125,7 +125,7 @@ def pool_and_buckets(
     reason = "verifier.attention_backend is torch" if wanted == "torch" else means.unusable(calls, dtype, device)
     if reason and wanted == "triton":
         raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.attention_backend", value="triton")
-    pool = means.pool(calls, rows=rows, dtype=dtype, device=device, ones=bool(reason))
+    pool = means.pool(calls, rows=rows, dtype=dtype, device=device, whole_rows=not reason)
     if reason:
         if device.type == "cuda":
             log.warning("attention by torch's own kernels, which are slower and not exact: %s", reason)

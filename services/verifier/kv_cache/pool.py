@@ -20,18 +20,19 @@ class KVPool:
 
     ``keys`` has a tensor for every call, [blocks, key-value heads, key size, BLOCK], so that a query's scores for a whole
     block are contiguous. ``values`` has one as well, [blocks, key-value heads, BLOCK, value size + 1]. Its last column is
-    always 1, so that one product with the attention weights gives both their weighted sum and their plain sum. Without
-    ``ones`` it is left out, so that a GPU's loads of whole rows are aligned. Position p of a request lies in the request's
-    block p // BLOCK; ``blocks.BlockAllocator`` decides which block of the pool that is.
+    always 1, so that one product with the attention weights gives both their weighted sum and their plain sum. With
+    ``whole_rows``, as a GPU's kernels read them, this column is left out, and a key's numbers lie side by side as a value's
+    do: ``keys`` has the same shape and other strides. Position p of a request lies in the request's block p // BLOCK;
+    ``blocks.BlockAllocator`` decides which block of the pool that is.
     """
 
     def __init__(
-        self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device, ones: bool = True
+        self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device, whole_rows: bool = False
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.calls = tuple(sorted(calls, key=lambda call: call.entry))
-        self._ones = ones
+        self._whole_rows, self._ones = whole_rows, not whole_rows
         self._make(-(-rows // BLOCK))
         self._blocks: dict[str, list[int]] = {}
         # The same for compiled code.
@@ -52,7 +53,9 @@ class KVPool:
         for heads, key_size, value_size in dict.fromkeys(shapes):
             entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
             shape = (len(entries), blocks + 1, heads)
-            keys = torch.zeros(*shape, key_size, BLOCK, dtype=self.dtype, device=self.device)
+            sizes = (BLOCK, key_size) if self._whole_rows else (key_size, BLOCK)
+            keys = torch.zeros(*shape, *sizes, dtype=self.dtype, device=self.device)
+            keys = keys.transpose(-1, -2) if self._whole_rows else keys
             values = torch.zeros(*shape, BLOCK, value_size + self._ones, dtype=self.dtype, device=self.device)
             values[..., value_size:] = 1
             self._alike.append((keys, values))

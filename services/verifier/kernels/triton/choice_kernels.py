@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 
+from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.noisy_rows import first_greatest, noisy_rows
 from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
@@ -29,7 +30,16 @@ def first_of_greatest(logits: torch.Tensor) -> torch.Tensor:
         tops = logits.new_empty(rows, parts, dtype=torch.float32)
         firsts = logits.new_empty(rows, parts, dtype=torch.int64)
         first_greatest[(rows, parts)](
-            numbers, places, tops, firsts, count, parts, PLACED=places is not numbers, LAST=parts == 1, BLOCK=block
+            numbers,
+            places,
+            tops,
+            firsts,
+            count,
+            parts,
+            PLACED=places is not numbers,
+            LAST=parts == 1,
+            BLOCK=block,
+            **COMPILED,
         )
         if parts == 1:
             return firsts[:, 0]
@@ -54,7 +64,7 @@ def noisy_winners(
     ids = logits.new_empty(rows, parts, dtype=torch.int64)
     noisy_rows[(rows, parts)](
         logits.contiguous(), perhaps, to_device(keys, logits.device), tops, ids, seconds, vocabulary,
-        parts, STREAM=int(stream), BLOCK=_NOISE_BLOCK,
+        parts, STREAM=int(stream), BLOCK=_NOISE_BLOCK, **COMPILED,
     )  # fmt: skip
     best, part = tops.max(-1, keepdim=True)
     # The winner's part is represented by its second.

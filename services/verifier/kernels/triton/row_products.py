@@ -9,6 +9,7 @@ import triton
 from torch import nn
 
 from services.verifier.kernels.shared_products import as_parameter
+from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.row_matmul import add_leaves, multiply
 from services.verifier.kernels.triton.device.row_norm import add_and_normalise, gate
 
@@ -72,7 +73,7 @@ class Product(NamedTuple):
         made = self.numbers.new_empty(rows, columns, dtype=dtype)
         add_leaves[(-(-made.numel() // _LANES),)](
             self.numbers, self.some_bias, made, made.numel(), columns, LEAVES=self.leaves, BLOCK=_LANES,
-            BIAS=self.bias is not None,
+            BIAS=self.bias is not None, **COMPILED,
         )  # fmt: skip
         return made
 
@@ -130,6 +131,7 @@ class RowLinear(nn.Module):
         multiply[grid](
             flat, self.weight, made.some_bias, made.numbers, count, columns, self.leaf, self.in_features,
             LEAVES=self.leaves, ROWS=block, COLUMNS=wide, TERMS=_TERMS, BIAS=made.bias is not None, SPLIT=split, GATED=gated,
+            **COMPILED,
         )  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def normalise(
     add_and_normalise[(before.numel() // width,)](
         product.numbers, product.some_bias, before, weight, total, made, width, eps, product.apart, BLOCK=NORM_LANES,
         RESIDUAL=residual is not None, ROUNDED=rounded, LEAVES=product.leaves, BIAS=product.bias is not None,
+        **COMPILED,
     )  # fmt: skip
     return made, total
 
@@ -165,5 +168,7 @@ def gated(both: torch.Tensor | Product, dtype: torch.dtype | None = None) -> tor
         return gated(Product(flat), both.dtype).view(*both.shape[:-1], -1)
     count, columns = both.numbers.shape[-2:]
     made = both.numbers.new_empty(count, columns // 2, dtype=dtype)
-    gate[(count, -(-columns // 2 // _LANES))](both.numbers, made, columns // 2, both.apart, BLOCK=_LANES, LEAVES=both.leaves)
+    gate[(count, -(-columns // 2 // _LANES))](
+        both.numbers, made, columns // 2, both.apart, BLOCK=_LANES, LEAVES=both.leaves, **COMPILED
+    )
     return made

@@ -12,6 +12,7 @@ import triton
 from services.verifier.attention.calls import TILE, Call, Pass
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
 from services.verifier.attention.stream_layout import streams_last
+from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
@@ -27,8 +28,6 @@ from services.verifier.model.to_device import to_device
 _NARROW, _WIDE = 16, 64
 # Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
 _MOST_PARTIAL_BYTES = 1 << 28
-# Products and sums are not contracted, but where the kernels say so.
-_COMPILED = {"enable_fp_fusion": False}
 # Head sizes; the smallest and largest that the tests cover.
 _SIZES = range(16, 257)
 # Matrix units of the first generation that has them in bfloat16 (Ampere).
@@ -191,7 +190,7 @@ class TritonPass:
         key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
         write_rows[(self._shape.rows, call.kv_heads)](
             key, value, keys, values, self._meta, (*key.stride()[:2], *value.stride()[:2]), *_strides(keys, values),
-            slots_at(self._shape.rows), **_sizes(call),
+            slots_at(self._shape.rows), **_sizes(call), **COMPILED,
         )  # fmt: skip
         return self.attended(call, query)
 
@@ -222,7 +221,7 @@ class TritonPass:
             product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, self._meta,
             *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads, KV_HEADS=call.kv_heads,
             TURNED=turned, LEAVES=product.leaves, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
-            BLOCK=NORM_LANES, **_sizes(call), **_COMPILED,
+            BLOCK=NORM_LANES, **_sizes(call), **COMPILED,
         )  # fmt: skip
         return queries.transpose(0, 1)
 
@@ -244,12 +243,12 @@ class TritonPass:
             query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
             unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
             BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
-            **sight, **_COMPILED,
+            **sight, **COMPILED,
         )  # fmt: skip
         if split:
             merge[(shape.rows, call.heads)](
                 made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
-                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **_COMPILED,
+                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **COMPILED,
             )  # fmt: skip
         return made
 
@@ -297,9 +296,13 @@ def _sizes(call: Call) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _strides(keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def _strides(keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int]]:
     """As ``device.tree_attend.attend`` takes them."""
-    return (keys.stride(0), keys.stride(2), keys.stride(1)), (values.stride(0), values.stride(2), values.stride(1))
+    return (keys.stride(0), keys.stride(2), keys.stride(1), keys.stride(3)), (
+        values.stride(0),
+        values.stride(2),
+        values.stride(1),
+    )
 
 
 def _room(shape: PassShape, tiles: int) -> int:

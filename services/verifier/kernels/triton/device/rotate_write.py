@@ -65,7 +65,7 @@ def rotate_write(
         kv_head = head - HEADS
         slot = tl.load(meta + slots_at + row)
         tile = (slot // TILE).to(tl.int64)
-        key_at = keys + tile * key_strides[0] + kv_head * key_strides[2] + slot % TILE
+        key_at = keys + tile * key_strides[0] + kv_head * key_strides[2] + slot % TILE * key_strides[3]
         tl.store(key_at + dims * key_strides[1], made, mask=here)
         value_dims = tl.arange(0, VALUES)
         fits = value_dims < VALUE

@@ -88,7 +88,7 @@ def _segment(
     for tile in range(first, tl.minimum(stop, tail_tile)):
         pool_tile = tl.load(meta + table + tile).to(tl.int64)
         lanes_at = tile * TILE + lanes
-        places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :]
+        places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
         keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
         seen = lanes_at[None, :] <= at[:, None]
         scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
@@ -113,7 +113,8 @@ def _segment(
                 word = tl.load(meta + words_at + row[:, None] * words + chunk * 2 + (lanes // 32)[None, :])
                 seen = ((word >> (lanes % 32)[None, :]) & 1) != 0
                 pool_tiles = (slots // TILE).to(tl.int64)
-                places = (pool_tiles * key_strides[0] + slots % TILE)[None, :] + key_dims[:, None] * key_strides[1]
+                places = pool_tiles * key_strides[0] + slots % TILE * key_strides[3]
+                places = places[None, :] + key_dims[:, None] * key_strides[1]
                 keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
                 scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
                 if turn == 0:
@@ -173,8 +174,8 @@ def attend(
 
     Args:
         query: [heads, rows, KEY], by ``query_strides`` (head, row).
-        keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head), ``value_strides`` (tile, slot,
-            head).
+        keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head, slot), ``value_strides`` (tile,
+            slot, head). On a GPU a key's dimensions lie side by side, so that 16 bytes are read at a time.
         made: [rows, HEADS, VALUE].
         tops, totals, partial: [rows, HEADS, segments], the same, and with VALUE; float32; written if SPLIT.
         sinks: [HEADS], float32; read if SINKS.

@@ -21,7 +21,7 @@ def write_rows(
     tile = (slot // TILE).to(tl.int64)
     dims = tl.arange(0, KEYS)
     own = tl.load(key + head * in_strides[0] + row * in_strides[1] + dims, mask=dims < KEY)
-    place = tile * key_strides[0] + head * key_strides[2] + slot % TILE
+    place = tile * key_strides[0] + head * key_strides[2] + slot % TILE * key_strides[3]
     tl.store(keys + place + dims * key_strides[1], own, mask=dims < KEY)
     dims = tl.arange(0, VALUES)
     own = tl.load(value + head * in_strides[2] + row * in_strides[3] + dims, mask=dims < VALUE)
