@@ -28,8 +28,8 @@ from cluster.models.target import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, Weights
-from services.verifier.loading.load_model import shape_of
 from services.verifier.loading.memory import arithmetic_dtype
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 

@@ -127,7 +127,7 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
             f"with --gpus {gpus} it must be {count}", field="verifier.stages", value=settings.verifier.stages
         )
     # torch is loaded here, not for other plans.
-    from services.verifier.loading.load_model import shape_of
+    from services.verifier.loading.model_size import shape_of
 
     model = ResolvedModel(name=settings.model, path=folder)
     verifier = settings.verifier.model_copy(update={"device": "cuda", "stages": count})

@@ -50,7 +50,7 @@ def launched(kind: str) -> list[Launch]:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=torch.bfloat16).eval()
     with noted_launches() as noted:
         use_row_kernels(model)
-        calls = record(model, torch.arange(1, 6)[None], _TOKENS)
+        calls = record(model, torch.arange(1, 6)[None], _TOKENS).calls
         call = next(iter(calls.values()))[0]
         pool = KVPool([call], rows=_TOKENS, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
         pool.assign("one", range(_TOKENS // 64), 0)

@@ -51,7 +51,7 @@ class BareModel:
         self.left = use_row_kernels(self._model)
         self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
         self.bytes -= self._model.get_input_embeddings().weight.nbytes
-        self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths))
+        self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths)).calls
         calls = [call for own in self._calls.values() for call in own]
         self._share = max(call.share for call in calls)
         ends = list(itertools.accumulate(-(-length // BLOCK) for length in lengths))

@@ -213,7 +213,7 @@ def stages(config: TargetConfig, target: TransformersTarget) -> str:
         return str(error)
     hidden = None
     for part in parts:
-        part.pool.assign("whole", [0], 1)
+        part.memory.assign("whole", [0], 1)
         hidden = part.run([text], hidden)
     assert hidden is not None
     if not torch.allclose(hidden, whole, atol=NEAR_TIE * float(whole.std())):

@@ -42,7 +42,7 @@ class Served:
         for norm in (each for each in made.modules() if type(each).__name__.endswith("Norm")):
             torch.nn.init.normal_(norm.weight, std=0.3)
         use_row_kernels(self.model)
-        self.calls: Calls = record(self.model, torch.arange(1, 6)[None], 64)
+        self.calls: Calls = record(self.model, torch.arange(1, 6)[None], 64).calls
         own: list[Call] = [call for calls in self.calls.values() for call in calls]
         self.pool = KVPool(own, rows=128, dtype=dtype, device=torch.device("cpu"), whole_rows=True)
         self.pool.assign("one", [0], 0)

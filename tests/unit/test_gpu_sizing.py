@@ -13,8 +13,8 @@ from cli.plan_command import sized, sizes_object
 from cluster.checks.gpu_sizing import GPUS, sentence, size_up
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.loading.load_model import shape_of
 from services.verifier.loading.memory import Shape
+from services.verifier.loading.model_size import shape_of
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 

@@ -15,7 +15,7 @@ from services.verifier.attention.masks import Sight
 from services.verifier.attention.recording import _Recorder
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.loading.load_model import shape_of
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.attention_models import ARCHITECTURES, make_architecture

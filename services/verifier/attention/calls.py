@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
+from services.verifier.recurrence.recurrence import Recurrence, Steps
+
 NAME = "outrider"
 
 # Positions that attention sums up at a time: a tile. The keys and values of one tile fill one block of the KV cache.
@@ -155,6 +157,10 @@ class Attends(Protocol):
         """Tensors as in ``Pass.attend``, with a first dimension of 1."""
         ...
 
+    def step(self, recurrence: Recurrence, given: torch.Tensor) -> torch.Tensor:
+        """As ``Steps.step``."""
+        ...
+
 
 # A context variable, since not every architecture passes keyword arguments down to its attention layers.
 _asked: ContextVar[Attends | None] = ContextVar("asked", default=None)
@@ -171,11 +177,16 @@ def answering(one: Attends) -> Iterator[None]:
 
 
 class Running:
-    """Answers the calls of a running pass; each must match a recorded one."""
+    """Answers the calls of a running pass; each must match a recorded one.
 
-    def __init__(self, laid_out: Pass, calls: Calls) -> None:
+    Args:
+        steps: answers layers with a state; None: the model has none.
+    """
+
+    def __init__(self, laid_out: Pass, calls: Calls, steps: Steps | None = None) -> None:
         self._pass = laid_out
         self._calls = calls
+        self._steps = steps
         # Calls so far of modules that call several times in a pass.
         self._done: dict[nn.Module, int] = {}
 
@@ -208,6 +219,16 @@ class Running:
             raise NotImplementedError(f"its attention changes from pass to pass: {found}, scale {given.scale}")
         return self._pass.attend(call, query[0], key[0], value[0])[None]
 
+    def step(self, recurrence: Recurrence, given: torch.Tensor) -> torch.Tensor:
+        """As ``Steps.step``.
+
+        Raises:
+            NotImplementedError: the model had no layers with a state when it was recorded.
+        """
+        if self._steps is None:
+            raise NotImplementedError("it has layers with a state, which it had not at first")
+        return self._steps.step(recurrence, given)
+
     def _next(self, module: nn.Module) -> Call:
         own = self._calls.get(module, ())
         if len(own) == 1:
@@ -225,10 +246,15 @@ def asked() -> Attends:
     Raises:
         NotImplementedError: no pass runs.
     """
-    one = _asked.get()
+    one = answerer()
     if one is None:
         raise NotImplementedError("no pass runs")
     return one
+
+
+def answerer() -> Attends | None:
+    """As ``asked``; None: no pass runs."""
+    return _asked.get()
 
 
 def attend(

@@ -1,4 +1,4 @@
-"""Records a model's attention calls in a trial pass: what the KV cache must hold, and how each call attends.
+"""Records a model's calls in a trial pass: what the KV cache must hold, how each call attends, and which layers have states.
 
 The fields of a configuration for heads, sizes and windows mean different things in different architectures, or are missing.
 A pass over a few rows shows the facts: the modules that call, how often, their tensors' shapes, and the mask.
@@ -7,7 +7,7 @@ A pass over a few rows shows the facts: the modules that call, how often, their 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from services.verifier.attention.calls import Call, Calls, Given, answering, asked, attend, computing_by
 from services.verifier.attention.masks import MaskFunction, Sight, sight_of
 from services.verifier.loading.adapters import inputs_of
+from services.verifier.recurrence.recurrence import Recurrence
 
 # Under this name models make masks as well; under ``calls.NAME`` they make none, since a pass knows what its rows see.
 _RECORDED = "outrider_recorded"
@@ -27,11 +28,24 @@ _HARMLESS = {
 }  # fmt: skip
 
 
+class Recorded(NamedTuple):
+    """What a model calls in a pass.
+
+    Attributes:
+        calls: its attention calls.
+        state_shapes: shape of one request's state in each of its layers with a state, in the order of their calls.
+    """
+
+    calls: Calls
+    state_shapes: tuple[tuple[int, ...], ...]
+
+
 class _Recorder:
     """Answers calls with zeros, and notes them. ``longest``: see ``record``."""
 
     def __init__(self, longest: int | None) -> None:
         self.calls: dict[nn.Module, tuple[Call, ...]] = {}
+        self.state_shapes: list[tuple[int, ...]] = []
         self._longest = longest
         self._count = 0
 
@@ -67,6 +81,11 @@ class _Recorder:
         self._count += 1
         return query.new_zeros(1, query.shape[2], call.heads, call.value_size)
 
+    def step(self, recurrence: Recurrence, given: torch.Tensor) -> torch.Tensor:
+        """As ``Attends.step``."""
+        self.state_shapes.append(recurrence.state_shape)
+        return given.new_zeros(len(given), recurrence.width)
+
     def _seen(self, given: Given) -> Sight:
         if self._longest is None:
             return Sight()
@@ -93,8 +112,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: G
 
 
 @torch.inference_mode()
-def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) -> Calls:
-    """The attention calls of a pass through the model.
+def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) -> Recorded:
+    """The calls of a pass through the model.
 
     Args:
         entering: [1, rows] token ids, or [1, rows, hidden size] hidden states of the stage before.
@@ -111,9 +130,9 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
         given["attention_mask"] = torch.ones_like(positions)
     with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
         model(**given, **inputs_of(model, positions), use_cache=False)
-    if not recorder.calls:
+    if not recorder.calls and not recorder.state_shapes:
         raise NotImplementedError("its attention layers do not call transformers' attention interface")
-    return recorder.calls
+    return Recorded(recorder.calls, tuple(recorder.state_shapes))
 
 
 def _mask(**given: Any) -> Sight:

@@ -1,9 +1,9 @@
 """Checks before the first request that a loaded model is served as its own code computes it. Other models are refused.
 
 The reference is transformers' own pass over a whole sequence, with eager attention and without our pool. The same modules
-then compute the same tokens the way they will be served: a first prompt chunk, a second one after it, and a tree of two
-branches, beside another request. A model whose rows differ is refused by name. Attention windows and chunks longer than
-these few rows are read from the model's own masks, and not tested here.
+then compute the same tokens the way they will be served: a first prompt chunk, a second one after it, a tree of two
+branches, beside another request, and what follows the part of a branch that is kept. A model whose rows differ is refused by
+name. Attention windows and chunks longer than these few rows are read from the model's own masks, and not tested here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import computing_by
 from services.verifier.loading.adapters import exact_attention
+from services.verifier.loading.load_model import final_norm
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, OutriderError
 
@@ -35,6 +36,8 @@ _ROWS = 32
 _FORK = 24
 # The reference's sequences: a text, one that differs from it after the fork, and another request's.
 _TEXT, _BRANCH, _OTHER = range(3)
+# The nodes of the tree, by sequence and position.
+_BRANCHES = [(sequence, position) for position in range(_FORK + 1, _ROWS) for sequence in (_TEXT, _BRANCH)]
 # How much rounding in another order may change a row, relative to its spread. In float32, correct models of all types stay
 # below a fiftieth of this; wrong computations exceed it at least tenfold.
 _LEAST = {torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.02}
@@ -82,7 +85,7 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise ConfigurationError(f"{name} cannot be served: {' '.join(reason.split())[:300]}", about=name) from error
     finally:
-        part.pool.clear()
+        part.memory.clear()
     if reason:
         raise ConfigurationError(f"{name} cannot be served: {reason}", about=name)
     log.info("%s is served as its own eager attention computes it; checked in %.2f s", name, time.perf_counter() - start)
@@ -146,15 +149,18 @@ def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
             setattr(module, name, method)
 
 
+# Rows of the reference that one pass computes for a request, its name, and the parents of nodes behind them.
+_Piece = tuple[_Part, str, tuple[int, ...]]
+
+
 def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Tensor]]:
     """What the slice computes from the same inputs when served: the result rows of each part of each pass."""
-    part.pool.assign("text", [0], 1)
-    part.pool.assign("other", [1], 1)
-    branches = [(sequence, position) for position in range(_FORK + 1, _ROWS) for sequence in (_TEXT, _BRANCH)]
+    part.memory.assign("text", [0], 1)
+    part.memory.assign("other", [1], 1)
+    first, half, accepted = _FORK // 3, _ROWS // 3, (_ROWS - _FORK) // 2
     # Nodes alternate between the two branches, so the parent of each but the first two is the node two before it.
-    parents = tuple(node - 2 if node >= 2 else -1 for node in range(len(branches)))
-    first, half = _FORK // 3, _ROWS // 3
-    passes: list[list[tuple[_Part, str, tuple[int, ...]]]] = [
+    parents = tuple(node - 2 if node >= 2 else -1 for node in range(len(_BRANCHES)))
+    passes: list[list[_Piece]] = [
         [(_Part(sequence=_TEXT, positions=range(first), what="a first chunk"), "text", ())],
         [
             (_Part(sequence=_TEXT, positions=range(first, _FORK), what="a second chunk"), "text", ()),
@@ -165,24 +171,31 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
             (_Part(sequence=_TEXT, positions=[_FORK], what="a tree"), "text", parents),
         ],
     ]
+    results = [made for one in passes for made in _pass(part, given, one)]
+    # The first branch's nodes are the even ones; each is a row behind the tree's root.
+    part.memory.keep("text", _FORK, [0, *range(1, 2 * accepted, 2)])
+    rest = range(_FORK + 1 + accepted, _ROWS)
+    return results + _pass(part, given, [(_Part(sequence=_TEXT, positions=rest, what="what follows a tree"), "text", ())])
+
+
+def _pass(part: ModelSlice, given: torch.Tensor, pieces: Sequence[_Piece]) -> list[tuple[_Part, torch.Tensor]]:
+    """One pass over ``pieces``; a tree has the nodes of ``_BRANCHES``."""
+    batch, inputs = [], []
+    for piece, request, nodes in pieces:
+        own = given[piece.sequence, list(piece.positions)]
+        if nodes:
+            own = torch.cat([own, torch.stack([given[place] for place in _BRANCHES])])
+        # Later slices get hidden states and ignore token ids.
+        tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
+        batch.append(Rows(request_id=request, context=piece.positions[0], tokens=tokens, parents=nodes, logits=len(own)))
+        inputs.append(own)
+    made = part.run(batch, None if part.is_first else torch.cat(inputs)).float()
     results: list[tuple[_Part, torch.Tensor]] = []
-    for one in passes:
-        batch, inputs = [], []
-        for piece, request, nodes in one:
-            own = given[piece.sequence, list(piece.positions)]
-            if nodes:
-                own = torch.cat([own, torch.stack([given[place] for place in branches])])
-            context = piece.positions[0]
-            # Later slices get hidden states and ignore token ids.
-            tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
-            batch.append(Rows(request_id=request, context=context, tokens=tokens, parents=nodes, logits=len(own)))
-            inputs.append(own)
-        made = part.run(batch, None if part.is_first else torch.cat(inputs)).float()
-        for (piece, _, nodes), rows in zip(one, torch.split(made, [len(rows.tokens) for rows in batch]), strict=True):
-            results.append((piece, rows[: len(piece.positions)]))
-            for sequence in (_TEXT, _BRANCH) if nodes else ():
-                places = [1 + node for node, (of, _) in enumerate(branches) if of == sequence]
-                results.append((_Part(sequence=sequence, positions=range(_FORK + 1, _ROWS), what="a tree"), rows[places]))
+    for (piece, _, nodes), rows in zip(pieces, torch.split(made, [len(rows.tokens) for rows in batch]), strict=True):
+        results.append((piece, rows[: len(piece.positions)]))
+        for sequence in (_TEXT, _BRANCH) if nodes else ():
+            places = [1 + node for node, (of, _) in enumerate(_BRANCHES) if of == sequence]
+            results.append((_Part(sequence=sequence, positions=range(_FORK + 1, _ROWS), what="a tree"), rows[places]))
     return results
 
 
@@ -280,7 +293,8 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
         norms += 1
 
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
-    hooks += [layers[-1].register_forward_hook(note_left), decoder.norm.register_forward_hook(count)]
+    norm: nn.Module = getattr(decoder, final_norm(decoder))
+    hooks += [layers[-1].register_forward_hook(note_left), norm.register_forward_hook(count)]
     try:
         with _as_transformers_has_it(part.model):
             name = "input_ids" if part.is_first else "inputs_embeds"

@@ -69,7 +69,6 @@ def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> b
     if not target.open("check", plan.context + MAX_NODES + 1):
         return True
     try:
-        _pretend(target, "check", plan.context)
         passes = {rows: [_chain("check", plan.context, rows)] for rows in (1, few)}
         # A slow model is measured for so long that brief disturbances do not matter. A pass says whether it is slow, since
         # the table may have been disturbed.
@@ -120,12 +119,9 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
     most = max(rows for rows in plan.rows if rows <= MAX_NODES)
     try:
-        for name in opened:
-            _pretend(target, name, plan.context)
         passes: dict[str | int, list[Rows]] = {rows: [_chain(opened[0], plan.context, rows)] for rows in plan.rows}
         passes["together"] = [_chain(name, plan.context, 1) for name in opened]
         times = _seconds(target, passes)
-        _pretend(target, opened[0], plan.longer)
         behind = _seconds(target, {rows: [_chain(opened[0], plan.longer, rows)] for rows in (1, most)})
     finally:
         for name in opened:
@@ -155,9 +151,10 @@ def _chain(name: str, context: int, rows: int) -> Rows:
     return Rows(request_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, nodes - 1)), logits=1 + nodes)
 
 
-def _pretend(target: TransformersTarget, name: str, context: int) -> None:
-    """Mark ``context`` tokens of the request as computed in every stage, without computing them."""
-    target.keep(name, 0, range(context))
+def _pretend(target: TransformersTarget, batch: Sequence[Rows]) -> None:
+    """Mark the tokens before each request's rows as computed in every stage, without computing them."""
+    for rows in batch:
+        target.keep(rows.request_id, rows.context, ())
 
 
 def _seconds(
@@ -167,6 +164,7 @@ def _seconds(
     best = dict.fromkeys(passes, math.inf)
     for _ in range(1 + repeats):
         for name, batch in passes.items():
+            _pretend(target, batch)
             start = time.perf_counter()
             target.begin(batch)
             # On a GPU logits stay where they are, as in decoding; copying them would take longer than the pass.

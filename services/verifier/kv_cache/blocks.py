@@ -56,6 +56,11 @@ class BlockAllocator:
         """Number of available blocks that hold a prefix that may be shared again."""
         return len(self._idle)
 
+    @property
+    def owners(self) -> int:
+        """Number of owners that are open."""
+        return len(self._owners)
+
     def blocks_of(self, owner: str) -> list[int]:
         """``owner``'s blocks, in the order of its positions."""
         return self._owners[owner].blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable, Set
 from contextlib import ExitStack
@@ -17,11 +16,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.for_transformers import from_pretrained
-from services.model_files.weights.headers import BLOCKS_FILE, check_weights
+from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.attention import calls as attention
-from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
@@ -34,13 +32,13 @@ from services.verifier.loading.complete import (
     without_report,
 )
 from services.verifier.loading.hollow import without_weights
-from services.verifier.loading.memory import Shape, available_bytes, check_fits
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
-from services.verifier.loading.refusals import check_config
-from services.verifier.model.gpu_here import multiplies_fp8
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
+
+# What the module after the last layer is called.
+_FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 
 
 def load_whole(config: TargetConfig) -> PreTrainedModel:
@@ -56,7 +54,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     quantised = format_of(folder)
     if quantised is not None:
         log.info("%s is %s, expanded to the numbers that it stands for", folder, quantised.name)
-    if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
+    if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config):
         return _load_as_stored(config)
     if quantised is not None and _has_own_names(config):
         return _load_as_stored(config)
@@ -81,21 +79,21 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     return loaded
 
 
-def _keeps_stored(config: TargetConfig) -> bool:
+def keeps_stored(config: TargetConfig) -> bool:
     """Whether linear layers may keep weights as stored in the files, which only our kernels can read."""
     wanted = config.weights != "float32" and config.dtype == "float32" and config.device == "cpu"
     return wanted and config.kernels not in ("onednn", "torch") and library(config.kernels) is not None
 
 
-def _stored_in_halves(config: TargetConfig) -> bool:
+def stored_in_halves(config: TargetConfig) -> bool:
     """Whether the files hold bfloat16 weights under the model's own names, which need not become float32."""
-    return _keeps_stored(config) and read_config(config).dtype == torch.bfloat16 and _has_own_names(config)
+    return keeps_stored(config) and read_config(config).dtype == torch.bfloat16 and _has_own_names(config)
 
 
 def _has_own_names(config: TargetConfig) -> bool:
     """Whether the files name all weights as the model does, so that transformers need not rename, join or split them."""
     with WeightFiles(Path(config.model_path)) as files:
-        model = _build(config)
+        model = hollow_model(config)
         return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
 
 
@@ -117,72 +115,6 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
         _read_weights(model, config, "", 0)
         refuse_nonsense(model, folder)
     return model
-
-
-def check_memory(config: TargetConfig) -> None:
-    """Check that the configured model fits into memory.
-
-    Raises:
-        ConfigurationError: it does not; says what would fit.
-    """
-    device = torch.device(config.device)
-    # Stages connected over loopback share this machine, though not a GPU.
-    shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
-    free = available_bytes(device) / (config.stages if shared else 1)
-    check_fits(config, shape_of(config), free, fp8=multiplies_fp8(device))
-
-
-def shape_of(config: TargetConfig) -> Shape:
-    """What the model's size depends on.
-
-    Raises:
-        ConfigurationError: there is no such model.
-    """
-    skeleton = _build(config)
-    text = skeleton.config.get_text_config()
-    # Without a list of layers, all parameters count as outside of layers.
-    layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
-    embeddings = text.vocab_size * text.hidden_size
-    total = sum(parameter.numel() for parameter in skeleton.parameters())
-    in_layers = sum(parameter.numel() for parameter in layers.parameters())
-    return Shape(
-        layers=max(1, len(layers)),
-        per_layer=in_layers // max(1, len(layers)),
-        # A tied output layer is packed separately from the embeddings.
-        others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
-        embeddings=embeddings,
-        stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
-        cache_values_per_token=_cache_values(skeleton, config),
-        kept_bytes=_kept_bytes(config, total),
-    )
-
-
-def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
-    """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
-    folder = Path(config.model_path)
-    if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
-        return None
-    tensors = check_weights(folder, check_config(folder))
-    return sum(tensor.numbers * tensor.bytes_each for tensor in tensors.values()) / parameters
-
-
-def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
-    """Numbers per token in the key-value pool: for each attention call its keys, its values and a column of ones.
-
-    A few architectures cannot run without weights. For those the result is an estimate: as many key-value heads as query
-    heads.
-    """
-    text = skeleton.config.get_text_config()
-    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
-    # Other implementations read which experts the tokens choose, which a skeleton does not know.
-    skeleton.set_experts_implementation("batched_mm")
-    try:
-        tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
-        calls = [call for own in record(skeleton, tokens, None).values() for call in own]
-    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
-        log.info("the cache's size is estimated: %s", error)
-        return 2 * int(text.num_hidden_layers) * int(text.hidden_size)
-    return sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
 
 
 def split_layers(config: TargetConfig) -> list[range]:
@@ -236,7 +168,7 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     if not first:
         decoder.embed_tokens = nn.Identity()
     if not last:
-        decoder.norm = nn.Identity()
+        setattr(decoder, final_norm(decoder), nn.Identity())
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
     _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
@@ -270,18 +202,23 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
     Raises:
         ConfigurationError: its structure cannot be split.
     """
-    model = _build(config)
+    model = hollow_model(config)
     decoder = model.get_decoder()
-    if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
+    if not all(hasattr(decoder, name) for name in ("layers", final_norm(decoder), "embed_tokens", "rotary_emb")):
         raise _not_split(config, f"{type(model).__name__} cannot be split, use stages: 1")
     return model
+
+
+def final_norm(decoder: nn.Module) -> str:
+    """Name of the module that a decoder applies after its layers: ``norm``, unless it has one of another known name."""
+    return next((name for name in _FINAL_NORMS if hasattr(decoder, name)), _FINAL_NORMS[0])
 
 
 def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
     return ConfigurationError(why, field="stages", value=config.stages)
 
 
-def _build(config: TargetConfig) -> PreTrainedModel:
+def hollow_model(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
     with reading(f"load the model at {config.model_path}", about=config.model_path), torch.device("meta"):
@@ -323,7 +260,7 @@ def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: st
             weight = files.get(stored)
             if tuple(weight.shape) != tuple(place.shape):
                 raise mismatched(stored, weight.shape, place.shape, folder)
-            if isinstance(weight, StoredBlocks) and _keeps_stored(config) and _make_room(model, name, weight):
+            if isinstance(weight, StoredBlocks) and keeps_stored(config) and _make_room(model, name, weight):
                 continue
             state[name] = _as_tensor(weight, name, model, config)
     if lacking:
@@ -353,7 +290,7 @@ def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
 def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, config: TargetConfig) -> torch.Tensor:
     if isinstance(weight, StoredBlocks):
         return weight.float().to(load_dtype(config))
-    if weight.dtype == torch.bfloat16 and _keeps_stored(config) and _linear(model, name) is not None:
+    if weight.dtype == torch.bfloat16 and keeps_stored(config) and _linear(model, name) is not None:
         return weight
     return weight.to(load_dtype(config))
 
@@ -366,13 +303,15 @@ def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
         ConfigurationError: they do not.
     """
     decoder, text = model.get_decoder(), model.config.get_text_config()
-    layers, norm, count = decoder.layers, decoder.norm, text.num_hidden_layers
-    decoder.layers, decoder.norm, text.num_hidden_layers = nn.ModuleList(), nn.Identity(), 0
+    layers, norm, count = decoder.layers, getattr(decoder, final_norm(decoder)), text.num_hidden_layers
+    decoder.layers, text.num_hidden_layers = nn.ModuleList(), 0
+    setattr(decoder, final_norm(decoder), nn.Identity())
     try:
         given = torch.randn(1, 2, text.hidden_size, dtype=dtype)
         made = decoder(inputs_embeds=given, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
     finally:
-        decoder.layers, decoder.norm, text.num_hidden_layers = layers, norm, count
+        decoder.layers, text.num_hidden_layers = layers, count
+        setattr(decoder, final_norm(decoder), norm)
     if not torch.equal(made, given):
         raise ConfigurationError(
             f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1",

@@ -18,6 +18,9 @@ _GIB = 2**30
 # Bytes that all captured passes share (results, intermediate tensors, sums of segments), and those of a layer in each.
 _SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.75 * _GIB, 2**18
 
+# Requests that the checks at start open at the same time (``checks.exactness``).
+_CHECKED = 3
+
 
 def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
     """The type of hidden states and of the key-value cache."""
@@ -25,6 +28,11 @@ def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
         return torch.float32 if config.device == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
+
+
+def state_slots(config: TargetConfig) -> int:
+    """Of how many requests the states of layers are held at the same time."""
+    return max(config.pass_requests, _CHECKED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +46,7 @@ class Shape:
         embeddings: parameters of the embeddings, of which a pass reads only its tokens' rows.
         stored_bytes: bytes per parameter in the model's files.
         cache_values_per_token: numbers per token in the key-value pool.
+        state_values_per_request: numbers per request in the states of layers, in float32.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
     """
 
@@ -47,6 +56,7 @@ class Shape:
     embeddings: int
     stored_bytes: int
     cache_values_per_token: int
+    state_values_per_request: int = 0
     kept_bytes: float | None = None
 
     def weights(self, config: TargetConfig) -> float:
@@ -70,6 +80,10 @@ class Shape:
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's key-value cache."""
         return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / config.stages
+
+    def states(self, config: TargetConfig) -> float:
+        """Bytes of the largest stage's states of requests."""
+        return self.state_values_per_request * state_slots(config) * torch.float32.itemsize / config.stages
 
 
 def graph_bytes(config: TargetConfig, shape: Shape) -> float:
@@ -95,22 +109,26 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     """
 
     def fits(other: TargetConfig) -> bool:
-        return shape.weights(other) + shape.cache(other) + graph_bytes(other, shape) <= available
+        return shape.weights(other) + shape.cache(other) + shape.states(other) + graph_bytes(other, shape) <= available
 
     if fits(config):
         return
     fewer = [config.kv_cache_tokens >> halvings for halvings in range(1, 12)]
     tokens = next((count for count in fewer if fits(replace(config, kv_cache_tokens=count))), None)
     stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
+    less = [config.pass_requests >> halvings for halvings in range(1, config.pass_requests.bit_length())]
+    requests = next((count for count in less if fits(replace(config, pass_requests=count))), None)
     smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
     dtypes = [dtype for dtype in smaller if fits(replace(config, dtype=dtype))]
     ways = [f"kv_cache_tokens: {tokens}"] if tokens else []
     ways += [f"dtype: {dtype}" for dtype in dtypes]
     ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
-    graphs = graph_bytes(config, shape)
+    ways += [f"max_num_seqs: {requests}"] if requests else []
+    graphs, states = graph_bytes(config, shape), shape.states(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens})"
+        + (f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs)," if states else "")
         + (f", {graphs / _GIB:.1f} GiB of captured passes," if graphs else "")
         + f" in each of {config.stages} stages, {available / _GIB:.1f} GiB are free; "
         + (

@@ -24,10 +24,12 @@ _ENCODER_DECODERS = (
 )  # fmt: skip
 _SOUND = ("moshi", "musicgen", "musicgen_melody", "moss_transcribe_diarize")
 _RECURRENT = (
-    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm3", "mamba",
     "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
     "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
 )  # fmt: skip
+# Of these the layers with a state are computed step by step (``services.verifier.recurrence``).
+_STEPPED = ("lfm2", "lfm2_moe")
 # Types of recurrent layers, as ``layer_types`` and its older forms name them.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
 _ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
@@ -40,7 +42,7 @@ _MASKED = (
 _COUNTS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
-    "n_heads", "num_layers", "num_heads",
+    "n_heads", "num_layers", "num_heads", "conv_L_cache",
 )  # fmt: skip
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -185,6 +187,8 @@ def _masked(config: Config) -> _Fault | None:
 
 def _recurrent(config: Config) -> _Fault | None:
     kind = config["model_type"]
+    if kind in _STEPPED:
+        return None
     layers = sorted({name for _, part in _parts(config) for name in _layer_types(part) if name in _RECURRENT_LAYERS})
     if kind not in _RECURRENT and not layers:
         return None
@@ -193,7 +197,7 @@ def _recurrent(config: Config) -> _Fault | None:
         "model_type",
         kind,
         f"{kind} has {which}: their state cannot step back to where a draft was rejected, which would need a snapshot of "
-        "it at every node of a tree; models are served whose layers all attend",
+        "it at every node of a tree; docs/models.md names the types that are served",
     )
 
 
@@ -203,8 +207,9 @@ def _layer_types(part: Config) -> list[str]:
 
 
 def _attention(config: Config) -> _Fault | None:
+    known = {*_ATTENDING_LAYERS, *(_RECURRENT_LAYERS if config["model_type"] in _STEPPED else ())}
     for _, part in _parts(config):
-        others = sorted({*_layer_types(part)} - {*_ATTENDING_LAYERS})
+        others = sorted({*_layer_types(part)} - known)
         if others:
             return _Fault(
                 "layer_types", ", ".join(others), f"models with layers of the type {', '.join(others)} are not supported"

@@ -47,7 +47,7 @@ class SideModel:
         )
         self._part = ModelSlice(config, 0, outputs=outputs)
         if not self._part.takes_placed:
-            raise ConfigurationError("its attention does not run in the native kernel")
+            raise ConfigurationError("its layers do not all attend by the native kernel")
         check_slice(self._part)
         pool = self._part.pool
         self._free = list(range(pool.total_blocks))

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.attention import calls as attention
-from services.verifier.attention.calls import MAX_NODES, Calls, Running, answering
+from services.verifier.attention.calls import MAX_NODES, Running, answering
 from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
-from services.verifier.attention.recording import record
+from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
@@ -36,9 +36,12 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.hidden_states import HiddenStates
 from services.verifier.model.means import MEANS, TargetMeans
+from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
+from services.verifier.recurrence import functions
+from services.verifier.recurrence.state_pool import states_of
 from services.verifier.stages.ways import device_of_stage
 from speculation.errors import ConfigurationError
 
@@ -88,6 +91,7 @@ class ModelSlice:
         # A full-length request needs room for the largest tree behind its tokens.
         rows = config.kv_cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
+        functions.install(self.model)
         self.choice = means.pack(self.model, config)
         self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
@@ -100,11 +104,13 @@ class ModelSlice:
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         head = self.model.get_output_embeddings() if self.is_last else None
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
-        self._calls = self._recorded(rows)
+        self._calls, state_shapes = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool, self._triton = pool_and_buckets(
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention
         )
+        self.states = states_of(state_shapes, config)
+        self.memory = RequestMemory(self.pool, self.states)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
@@ -112,6 +118,11 @@ class ModelSlice:
         self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
+        if streams is not None and self.states is not None:
+            raise ConfigurationError(
+                f"cannot serve the streams at {streams.where} in the target's pass: it has layers with a state",
+                about=streams.where,
+            )
         if streams is not None:
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
         if self.device.type == "cuda" and self.dtype != torch.float32:
@@ -127,7 +138,7 @@ class ModelSlice:
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
 
-    def _recorded(self, longest: int) -> Calls:
+    def _recorded(self, longest: int) -> Recorded:
         entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
         if not self.is_first:
             entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
@@ -144,13 +155,13 @@ class ModelSlice:
     def _fuse(self) -> None:
         """Let our kernels compute whole layers, where their result is the same."""
         owner = "fusing"
-        self.pool.assign(owner, [0], 1)
+        self.memory.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
         entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
         batch = [Rows(request_id=owner, context=0, tokens=tokens, logits=1)]
 
         def trial_pass() -> Running:
-            running = Running(self._lay_out(batch, 0), self._calls)
+            running = self._running(batch, 0)
             self._decode(running, entering.to(self.device))
             return running
 
@@ -167,7 +178,7 @@ class ModelSlice:
         except (AttributeError, TypeError, NotImplementedError) as error:
             done, reason = 0, str(error)
         finally:
-            self.pool.clear()
+            self.memory.clear()
         log.info("%d whole layers run in our kernels%s", done, f"; the others do not: {reason}" if reason else "")
 
     @torch.inference_mode()
@@ -195,8 +206,8 @@ class ModelSlice:
 
     @property
     def takes_placed(self) -> bool:
-        """Whether ``run_placed`` is possible: attention runs in our kernel, and a layer may get a single row."""
-        return self._kernel is not None and self._min_rows == 1
+        """Whether ``run_placed`` is possible: all layers attend, in our kernel, and a layer may get a single row."""
+        return self._kernel is not None and self._min_rows == 1 and self.states is None
 
     @torch.inference_mode()
     def run_placed(self, batch: Sequence[PlacedRows], tokens: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
@@ -240,7 +251,7 @@ class ModelSlice:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
-        running = Running(self._lay_out(batch, padding), self._calls)
+        running = self._running(batch, padding)
         if hidden is None:
             entering = torch.tensor(tokens + [0] * padding, device=self.device)
         else:
@@ -249,6 +260,10 @@ class ModelSlice:
             return self._logits(running, entering, batch, earlier)
         with self.hidden_states.kept(batch, 0, earlier):
             return self._decode(running, entering)[: len(tokens)]
+
+    def _running(self, batch: Sequence[Rows], padding: int) -> Running:
+        steps = None if self.states is None else self.states.begin(batch, padding)
+        return Running(self._lay_out(batch, padding), self._calls, steps)
 
     def _decode(self, running: Running, entering: torch.Tensor) -> torch.Tensor:
         """The layers' output, [rows, hidden size], from token ids, [rows], or hidden states of the stage before."""

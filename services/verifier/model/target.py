@@ -20,9 +20,11 @@ from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
 from services.verifier.kv_cache.blocks import BlockAllocator
-from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
-from services.verifier.loading.load_model import check_memory, split_layers
+from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.loading.load_model import split_layers
+from services.verifier.loading.memory import state_slots
 from services.verifier.loading.model_config import check_files, read_config
+from services.verifier.loading.model_size import check_memory
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.slice import ModelSlice
@@ -71,7 +73,9 @@ class TransformersTarget:
             # Captured passes, and the memory that they take, depend on the longest request.
             config = replace(config, max_model_len=self.max_model_len)
             # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
-            check_memory(replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages)))
+            on_last = replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages))
+            # Not as a stage sees it: only others may have layers with a state.
+            self._has_states = check_memory(on_last).state_values_per_request > 0
             self.vocab_size: int = model_config.vocab_size
             self.generation = read_generation_config(
                 Path(config.model_path),
@@ -81,6 +85,8 @@ class TransformersTarget:
             )
         for note in self.generation.notes:
             log.warning("%s", note)
+        if config.enable_prefix_caching and self._has_states:
+            log.info("no prefixes are shared: the model has layers with a state, which is kept where a request stands alone")
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
         self.choosing_s = 0.0
@@ -106,7 +112,7 @@ class TransformersTarget:
                 check_slice(part, config.stages)
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
-            self.pool.clear()
+            part.memory.clear()
             self.blocks = BlockAllocator(self.pool.total_blocks)
             self._earlier.join(part.device)
             self.exact = is_exact(self)
@@ -146,23 +152,29 @@ class TransformersTarget:
     def open(
         self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
+        if self._has_states and self.blocks.owners >= state_slots(self._config):
+            return False
         given = Prefix(tokens=()) if prefix is None else prefix
-        tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
+        tenant = None if prefix is None or not self._shares_prefixes() else prefix.tenant
         shared = self.blocks.open(request_id, rows, given.tokens, tenant, spare=-(-spare // BLOCK), salt=given.salt)
         if shared is None:
             return False
         blocks = self.blocks.blocks_of(request_id)
-        self.pool.assign(request_id, blocks, len(blocks) - shared)
+        self._part.memory.assign(request_id, blocks, len(blocks) - shared)
         self._earlier.open(request_id, shared, blocks)
         if tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
         return True
 
+    def _shares_prefixes(self) -> bool:
+        """Not of models with states: a state is kept at one length alone, where its request stands."""
+        return self._config.enable_prefix_caching and not self._has_states
+
     def grow(self, request_id: str, rows: int) -> int:
         taken = self.blocks.grow(request_id, rows)
         if taken:
-            self.pool.assign(request_id, taken, len(taken))
+            self._part.memory.assign(request_id, taken, len(taken))
             self._earlier.grow(request_id, taken)
         return 0 if taken is None else BLOCK * len(self.blocks.blocks_of(request_id))
 
@@ -171,7 +183,7 @@ class TransformersTarget:
 
     def close(self, request_id: str) -> None:
         self.blocks.release(request_id)
-        self.pool.forget(request_id)
+        self._part.memory.forget(request_id)
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
         self._chooser.close(request_id)
@@ -181,8 +193,7 @@ class TransformersTarget:
         self.blocks.forget(tenant)
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
-        if not in_place(rows):
-            self.pool.move(request_id, [context + row for row in rows], context)
+        self._part.memory.keep(request_id, context, rows)
         self._earlier.keep(request_id, context, rows)
         tokens = self._tokens.get(request_id)
         if tokens is None and not self._chooser.follows(request_id):

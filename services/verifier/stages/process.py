@@ -16,7 +16,7 @@ import torch
 from services.clean_logs import clean_logs
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import BLOCK, in_place
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
@@ -63,20 +63,19 @@ class Stage:
             send_activations(self._exchange, Health.FINE, Activations())
             return
         request = str(arguments[0])
-        pool = self._part.pool
+        memory = self._part.memory
         if op is Op.OPEN:
             shared, blocks = arguments[1], arguments[2:]
-            pool.assign(request, blocks, len(blocks) - shared)
+            memory.assign(request, blocks, len(blocks) - shared)
             self._lengths[request] = shared * BLOCK
         elif op is Op.GROW:
-            pool.assign(request, arguments[1:], len(arguments) - 1)
+            memory.assign(request, arguments[1:], len(arguments) - 1)
         elif op is Op.KEEP:
             context, rows = arguments[1], arguments[2:]
-            if not in_place(rows):
-                pool.move(request, [context + row for row in rows], context)
+            memory.keep(request, context, rows)
             self._lengths[request] = context + len(rows)
         else:
-            pool.forget(request)
+            memory.forget(request)
             self._lengths.pop(request, None)
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:

@@ -1,0 +1,97 @@
+"""How much memory a model takes, before it is loaded: found by a pass over a few rows of it without weights."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.model_files.weights.headers import BLOCKS_FILE, check_weights
+from services.verifier.attention.recording import record
+from services.verifier.config import TargetConfig
+from services.verifier.loading import adapters
+from services.verifier.loading.load_model import hollow_model, keeps_stored, stored_in_halves
+from services.verifier.loading.memory import Shape, available_bytes, check_fits
+from services.verifier.loading.refusals import check_config
+from services.verifier.model.gpu_here import multiplies_fp8
+from services.verifier.recurrence import functions
+
+log = logging.getLogger(__name__)
+
+
+def check_memory(config: TargetConfig) -> Shape:
+    """Check that the configured model fits into memory. Returns what its size depends on.
+
+    Raises:
+        ConfigurationError: it does not; says what would fit.
+    """
+    device = torch.device(config.device)
+    # Stages connected over loopback share this machine, though not a GPU.
+    shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
+    free = available_bytes(device) / (config.stages if shared else 1)
+    shape = shape_of(config)
+    check_fits(config, shape, free, fp8=multiplies_fp8(device))
+    return shape
+
+
+def shape_of(config: TargetConfig) -> Shape:
+    """What the model's size depends on.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
+    skeleton = hollow_model(config)
+    cache_values, state_values = _held_values(skeleton, config)
+    text = skeleton.config.get_text_config()
+    # Without a list of layers, all parameters count as outside of layers.
+    layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
+    embeddings = text.vocab_size * text.hidden_size
+    total = sum(parameter.numel() for parameter in skeleton.parameters())
+    in_layers = sum(parameter.numel() for parameter in layers.parameters())
+    return Shape(
+        layers=max(1, len(layers)),
+        per_layer=in_layers // max(1, len(layers)),
+        # A tied output layer is packed separately from the embeddings.
+        others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
+        embeddings=embeddings,
+        stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
+        cache_values_per_token=cache_values,
+        state_values_per_request=state_values,
+        kept_bytes=_kept_bytes(config, total),
+    )
+
+
+def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
+    """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
+    folder = Path(config.model_path)
+    if not keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or stored_in_halves(config)):
+        return None
+    tensors = check_weights(folder, check_config(folder))
+    return sum(tensor.numbers * tensor.bytes_each for tensor in tensors.values()) / parameters
+
+
+def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> tuple[int, int]:
+    """Numbers per token in the key-value pool, and numbers per request in the states of layers.
+
+    Of each attention call the pool has keys, values and a column of ones. A few architectures cannot run without weights.
+    For those the result is an estimate: as many key-value heads as query heads, and no states.
+    """
+    text = skeleton.config.get_text_config()
+    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
+    functions.install(skeleton)
+    # Other implementations read which experts the tokens choose, which a skeleton does not know.
+    skeleton.set_experts_implementation("batched_mm")
+    try:
+        tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
+        recorded = record(skeleton, tokens, None)
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        log.info("the cache's size is estimated: %s", error)
+        return 2 * int(text.num_hidden_layers) * int(text.hidden_size), 0
+    calls = [call for own in recorded.calls.values() for call in own]
+    per_token = sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
+    return per_token, sum(math.prod(shape) for shape in recorded.state_shapes)

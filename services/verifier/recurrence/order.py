@@ -1,0 +1,106 @@
+"""How the rows of a pass follow one another: which row, or which request's state, each of them steps from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+# The parent of rows that step from their request's state.
+FROM_STATE = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Line:
+    """A request's part of a pass.
+
+    Attributes:
+        slot: of its state.
+        accepted: number of rows that earlier passes computed as nodes of trees and that were accepted since. The state has
+            not seen them, so it steps over them first.
+        chain: number of rows that follow them, one after the other.
+        parents: of the nodes behind the chain, as in ``Rows.parents``.
+    """
+
+    slot: int
+    accepted: int
+    chain: int
+    parents: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """The order of a pass.
+
+    Its rows are numbered from 0 on: first the accepted rows of all requests, then the pass's own, then padding, which
+    belongs to no request.
+
+    Attributes:
+        lines: the requests, in the pass's order.
+        padding: number of rows behind all requests' rows.
+    """
+
+    lines: Sequence[Line]
+    padding: int
+    device: torch.device
+    _windows: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def accepted(self) -> int:
+        """Number of accepted rows of all requests."""
+        return sum(line.accepted for line in self.lines)
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """[requests], their states' slots."""
+        return torch.tensor([line.slot for line in self.lines], device=self.device)
+
+    @cached_property
+    def ends(self) -> torch.Tensor:
+        """[requests], the last row of each one's chain: where its state stands after the pass."""
+        return torch.tensor([of_chain[-1] for of_chain, _ in self._numbered], device=self.device)
+
+    @cached_property
+    def _numbered(self) -> list[tuple[list[int], list[int]]]:
+        """Of each request the numbers of its accepted rows and chain, and of its nodes."""
+        found = []
+        early, own = 0, self.accepted
+        for line in self.lines:
+            chain = [*range(early, early + line.accepted), *range(own, own + line.chain)]
+            found.append((chain, list(range(own + line.chain, own + line.chain + len(line.parents)))))
+            early += line.accepted
+            own += line.chain + len(line.parents)
+        return found
+
+    @cached_property
+    def parents(self) -> list[tuple[int, int, int]]:
+        """(row, its parent or ``FROM_STATE``, its request), parents first; without padding."""
+        found = []
+        for request, (line, (chain, nodes)) in enumerate(zip(self.lines, self._numbered, strict=True)):
+            found += [(row, before, request) for before, row in zip([FROM_STATE, *chain], chain, strict=False)]
+            found += [
+                (row, nodes[parent] if parent >= 0 else chain[-1], request)
+                for row, parent in zip(nodes, line.parents, strict=True)
+            ]
+        return found
+
+    def windows(self, size: int) -> torch.Tensor:
+        """The ``size`` inputs before every row on its path, the oldest first.
+
+        Returns:
+            [accepted + rows, size], indices into: the inputs that the requests' states hold, ``size`` each, then the rows'.
+            Those of padding are arbitrary.
+        """
+        if size not in self._windows:
+            first = size * len(self.lines)
+            found: dict[int, list[int]] = {}
+            for row, parent, request in self.parents:
+                if parent == FROM_STATE:
+                    found[row] = list(range(size * request, size * (request + 1)))
+                else:
+                    found[row] = [*found[parent], first + parent][1:]
+            every = [found[row] for row in range(len(found))] + [[0] * size] * self.padding
+            self._windows[size] = torch.tensor(every, device=self.device).view(len(every), size)
+        return self._windows[size]

@@ -1,0 +1,178 @@
+"""The states of all live requests, beside the KV cache.
+
+A request's state stands at the end of its last chain, since chains are always kept. The nodes of a tree step from it without
+changing it; what they were given is noted. Those that are accepted become the first rows of the request's next pass: the
+state steps over them again, in the same order, so it gets the same bits as if they had been decoded alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from services.verifier.config import TargetConfig
+from services.verifier.loading.memory import state_slots
+from services.verifier.model.target_port import Rows
+from services.verifier.recurrence.order import Line, Order
+from services.verifier.recurrence.recurrence import Recurrence
+from speculation.errors import ConfigurationError, Internal
+
+Shape = tuple[int, ...]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Nodes:
+    """The nodes of a pass.
+
+    Attributes:
+        rows: [nodes], indices into the pass.
+        given: of each layer, [nodes, numbers].
+    """
+
+    rows: torch.Tensor
+    given: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Held:
+    """What is held of a request.
+
+    Attributes:
+        length: number of tokens that its state has seen.
+        nodes: of its last pass; its own begin with number ``first``.
+        context: of its last pass; ``chain``: the length of its chain.
+        accepted: numbers of the nodes that follow the state.
+    """
+
+    slot: int
+    length: int = 0
+    nodes: _Nodes | None = None
+    first: int = 0
+    context: int = 0
+    chain: int = 0
+    accepted: list[int] = field(default_factory=list)
+
+
+class StatePool:
+    """States of at most ``slots`` requests.
+
+    Args:
+        shapes: of one request's state in each layer, in the order in which the model calls the layers.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], *, slots: int, device: torch.device) -> None:
+        self.device = device
+        self.shapes = tuple(shapes)
+        self.states = [torch.zeros(slots, *shape, device=device) for shape in shapes]
+        self._free = list(range(slots))
+        self._held: dict[str, _Held] = {}
+
+    def assign(self, owner: str) -> None:
+        """Give ``owner`` a slot, if it has none yet."""
+        if owner not in self._held:
+            self._held[owner] = _Held(slot=self._free.pop())
+
+    def forget(self, owner: str) -> None:
+        """Take the slot from ``owner``, which may have none."""
+        held = self._held.pop(owner, None)
+        if held is not None:
+            self._free.append(held.slot)
+
+    def clear(self) -> None:
+        """Take all slots from all owners."""
+        for owner in list(self._held):
+            self.forget(owner)
+
+    def keep(self, owner: str, context: int, rows: Sequence[int]) -> None:
+        """As ``Target.keep``. Rows that were never computed count as computed: passes are timed so."""
+        held = self._held[owner]
+        of_pass = held.nodes is not None and held.context == context
+        if of_pass and list(rows[: held.chain]) == list(range(held.chain)):
+            held.accepted = [held.first + row - held.chain for row in rows[held.chain :]]
+        else:
+            held.length, held.nodes, held.accepted = context + len(rows), None, []
+
+    def begin(self, batch: Sequence[Rows], padding: int) -> RunningSteps:
+        """Start a pass over ``batch``, followed by ``padding`` rows that belong to no request.
+
+        Raises:
+            Internal: a request's state does not stand where its rows begin.
+        """
+        lines: list[Line] = []
+        early: list[tuple[_Nodes, list[int]]] = []
+        of_nodes: list[int] = []
+        nodes = _Nodes(rows=torch.empty(0))
+        begin = 0
+        for rows in batch:
+            held = self._held[rows.request_id]
+            if rows.context == 0:
+                self._reset(held)
+            elif rows.context != held.length + len(held.accepted):
+                at = held.length + len(held.accepted)
+                raise Internal(f"the state of {rows.request_id} is of {at} tokens, and its rows begin after {rows.context}")
+            if held.nodes is not None and held.accepted:
+                early.append((held.nodes, held.accepted))
+            lines.append(Line(slot=held.slot, accepted=len(held.accepted), chain=rows.chain, parents=rows.parents))
+            held.context, held.chain, held.length = rows.context, rows.chain, rows.context + rows.chain
+            held.nodes, held.first, held.accepted = nodes, len(of_nodes), []
+            of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
+            begin += len(rows.tokens)
+        nodes.rows = torch.tensor(of_nodes, dtype=torch.int64, device=self.device)
+        order = Order(lines=lines, padding=padding, device=self.device)
+        taken = [(source, torch.tensor(numbers, device=self.device)) for source, numbers in early]
+        return RunningSteps(self, order, nodes, taken)
+
+    def _reset(self, held: _Held) -> None:
+        held.accepted = []
+        for states in self.states:
+            states[held.slot] = 0
+
+
+class RunningSteps:
+    """Implements ``Steps`` for a pass that runs.
+
+    Args:
+        nodes: gets what the pass's nodes are given.
+        early: the accepted rows, as numbers of nodes of earlier passes, in the order of the requests.
+    """
+
+    def __init__(self, pool: StatePool, order: Order, nodes: _Nodes, early: Sequence[tuple[_Nodes, torch.Tensor]]) -> None:
+        self._pool = pool
+        self._order = order
+        self._nodes = nodes
+        self._early = early
+
+    def step(self, recurrence: Recurrence, given: torch.Tensor) -> torch.Tensor:
+        """As ``Steps.step``.
+
+        Raises:
+            NotImplementedError: the model does not call its layers as it did when it was recorded.
+        """
+        layer, pool = len(self._nodes.given), self._pool
+        if layer == len(pool.shapes) or pool.shapes[layer] != recurrence.state_shape:
+            raise NotImplementedError(f"its layers with a state change from pass to pass: {recurrence.state_shape}")
+        rows = given.float()
+        self._nodes.given.append(rows[self._nodes.rows])
+        early = [nodes.given[layer][numbers] for nodes, numbers in self._early]
+        made = recurrence.compute(self._order, pool.states[layer], torch.cat([*early, rows]) if early else rows)
+        return made.to(given.dtype)
+
+
+def states_of(shapes: Sequence[Shape], config: TargetConfig) -> StatePool | None:
+    """States in each layer that has some; None: no layer does.
+
+    Raises:
+        ConfigurationError: the device does not compute such layers.
+    """
+    if not shapes:
+        return None
+    if config.device != "cpu":
+        raise ConfigurationError(
+            "the model has layers with a state, which are computed on CPUs alone",
+            field="verifier.device",
+            value=config.device,
+            allowed="cpu",
+        )
+    return StatePool(shapes, slots=state_slots(config), device=torch.device(config.device))

@@ -1,0 +1,17 @@
+"""Tiny models whose layers have states, one of each family that is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.lossless.architectures import make
+
+# By what their layers with a state compute.
+FAMILIES = {"short convolution": "lfm2"}
+
+
+def make_hybrid(model_type: str, folder: Path) -> Path:
+    """Write a tiny model of the type, with a tokeniser, to ``folder``, a new one."""
+    folder.mkdir()
+    assert make(model_type, folder) is not None
+    return folder

@@ -1,0 +1,147 @@
+"""Answers of models whose layers have states: those of plain decoding, under drafts on both links, greedily and sampled, after
+preemption, at another verifier in mid-answer, and over stages of which one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.in_process import InProcessDraftLink
+from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.engine import admission
+from services.verifier.engine.config import LoopConfig
+from services.verifier.service import VerifierService
+from speculation.ports import DraftLink
+from speculation.sources import STRATEGIES
+from speculation.types import Plan
+from tests.fakes import PLAIN, collect, origin, request
+from tests.lossless.architectures import GuidedDrafter
+from tests.lossless.hybrids import FAMILIES, make_hybrid
+from tests.lossless.test_stages import ask, served, stage_processes
+from tests.service import pipeline
+
+pytestmark = pytest.mark.xdist_group("hybrids")
+
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 42] * 20, [100 + i for i in range(70)] + [100, 101, 102], [17]]
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 2, "logprobs": 2},
+]
+ANSWER = 40
+BLEND = Plan(strategy="blend", sources=STRATEGIES["blend"], max_nodes=12, observe_top_k=6)
+GUIDED = Plan(strategy="guided", sources=("guided",), max_nodes=12)
+
+
+@pytest.fixture(scope="module", params=FAMILIES.values())
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_hybrid(request.param, tmp_path_factory.mktemp("hybrids") / request.param)
+
+
+@asynccontextmanager
+async def linked(service: DrafterService | GuidedDrafter, link: str) -> AsyncIterator[DraftLink]:
+    if link == "in_process":
+        yield InProcessDraftLink(service)
+        return
+    server, port = await serve_drafter(service, "127.0.0.1:0")
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    try:
+        yield GrpcDraftLink(resolve)
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def verifier(
+    folder: Path, link: DraftLink, kv_cache_tokens: int = 2048, seqs: int = 16
+) -> AsyncIterator[VerifierService]:
+    target = TargetConfig(
+        model_path=str(folder),
+        kv_cache_tokens=kv_cache_tokens,
+        max_model_len=min(256, kv_cache_tokens),
+        threads=1,
+        pass_requests=seqs,
+    )
+    loop = LoopConfig(max_batched_tokens=50, max_num_seqs=seqs)
+    running = VerifierService(VerifierConfig(model_name="hybrid", target=target, loop=loop, budget="fixed"), [origin(link)])
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+async def said(
+    running: VerifierService,
+    plan: Plan,
+    sampling: dict[str, object],
+    *,
+    together: bool = True,
+    answer: int = ANSWER,
+    committed: Sequence[Sequence[int]] = ((),) * len(PROMPTS),
+) -> list[list[int]]:
+    """The answers to the prompts, without what was committed of them before."""
+    wanted = [
+        replace(request(f"r{number}", prompt, plan, max_tokens=answer, ignore_eos=True, **sampling), committed=tuple(before))
+        for number, (prompt, before) in enumerate(zip(PROMPTS, committed, strict=True))
+    ]
+    if together:
+        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
+    else:
+        results = [await collect(running.loop, one) for one in wanted]
+    return [tokens for tokens, _, _ in results]
+
+
+@pytest.mark.parametrize(("link", "sampling"), [("in_process", 0), ("grpc", 1)])
+async def test_drafts_change_no_token(folder: Path, link: str, sampling: int) -> None:
+    asked = SAMPLING[sampling]
+    async with linked(DrafterService(DrafterConfig()), link) as drafts, verifier(folder, drafts) as running:
+        plain = await said(running, PLAIN, asked, together=False)
+        assert await said(running, PLAIN, asked) == plain
+        for together in (False, True):
+            assert await said(running, BLEND, asked, together=together) == plain
+    whole = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+    async with linked(GuidedDrafter(300, whole), link) as drafts, verifier(folder, drafts) as running:
+        assert await said(running, GUIDED, asked) == plain
+        half = [answer[:17] for answer in plain]
+        # Another verifier goes on with an answer, from its prompt and what was committed.
+        assert await said(running, GUIDED, asked, committed=half) == [answer[17:] for answer in plain]
+
+
+async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = InProcessDraftLink(DrafterService(DrafterConfig()))
+    monkeypatch.setattr(admission, "_HEADROOM", 0)
+    async with verifier(folder, link) as running:
+        plain = await said(running, PLAIN, SAMPLING[1], together=False, answer=90)
+    async with verifier(folder, link, kv_cache_tokens=192) as running:
+        assert await said(running, BLEND, SAMPLING[1], answer=90) == plain
+        assert running.loop.stats.preemptions > 0
+    async with verifier(folder, link, seqs=2) as running:
+        assert await said(running, BLEND, SAMPLING[1], answer=90) == plain
+
+
+@pytest.mark.exhaustive
+async def test_two_stages_of_which_one_is_killed(folder: Path) -> None:
+    async with pipeline(folder) as running:
+        wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
+        assert [await ask(running, "autoregressive", number) for number in range(3)] == wanted
+    async with served(folder, 2) as running:
+        assert await asyncio.gather(*(ask(running, "auto", number) for number in range(3))) == wanted
+        children = stage_processes()
+        asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
+        while not running.verifier.loop.running:
+            await asyncio.sleep(0.005)
+        os.kill(children[-1].pid, signal.SIGKILL)
+        assert await asyncio.gather(*asked) == wanted
