@@ -193,8 +193,8 @@ class HttpConfig:
     unknown_fields: Annotated[
         Literal["ignore", "refuse"],
         Setting(
-            "options of a chat template that it does not read (reasoning_effort, chat_template_kwargs): ignore leaves them "
-            "out and names them in the header x-outrider-ignored; refuse refuses the request"
+            "what a chat template does not read (reasoning_effort, chat_template_kwargs, earlier thoughts, names in messages): "
+            "ignore leaves it out and names it in the header x-outrider-ignored; refuse refuses the request"
         ),
     ] = "ignore"
     arrives_s: Annotated[

@@ -281,6 +281,7 @@ class ModelCard:
         thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.thoughts``; empty:
             it does not, or thoughts are to stay in the text.
         reads_thoughts: the chat template shows the model its earlier thoughts.
+        named_roles: whose messages the chat template shows with names.
         special_tokens: tokens that have no text, by their names; added_tokens: all that are marks, with text or without.
         late_system: its chat templates take messages of the role system behind other ones.
         template_options: what else its chat templates read, by name.
@@ -301,6 +302,7 @@ class ModelCard:
     tool_format: str = ""
     thoughts: str = ""
     reads_thoughts: bool = False
+    named_roles: tuple[str, ...] = ()
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     late_system: bool = True

@@ -124,6 +124,7 @@ class RouterService:
                 tool_format=self._tokens.tool_format,
                 thoughts=self._tokens.thoughts,
                 reads_thoughts=self._tokens.reads_thoughts,
+                named_roles=self._tokens.named_roles,
                 special_tokens=self._tokens.special_names,
                 added_tokens=self._tokens.added_names,
                 late_system=self._tokens.late_system,

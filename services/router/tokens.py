@@ -133,6 +133,11 @@ class Tokens:
         """As in ``ModelCard``."""
         return self._conversations.reads_thoughts
 
+    @functools.cached_property
+    def named_roles(self) -> tuple[str, ...]:
+        """As in ``ModelCard``."""
+        return self._conversations.named_roles
+
     @property
     def special_names(self) -> Mapping[str, int]:
         """Ids of tokens that have no text, by their names."""

@@ -154,7 +154,6 @@ IGNORED_ELSEWHERE: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "a", "foo": 1}]}, "messages[0].foo"),
     ({"messages": [*FOX, {"role": "tool", "content": "a"}]}, "messages[1].tool_call_id"),
-    ({"messages": [{"role": "user", "content": "a", "name": "Ann"}]}, "messages[0].name"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}]},
      "messages[0].content[1]"),
 ]  # fmt: skip
