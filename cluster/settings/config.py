@@ -30,6 +30,7 @@ _PREFIX = "OUTRIDER_"
 _SECRETS = {
     "internal_token": f"{_PREFIX}INTERNAL_TOKEN, or internal_token_file",
     "retrieval.redis_password": f"{_PREFIX}RETRIEVAL__REDIS_PASSWORD",
+    "server.stored_responses_redis_password": f"{_PREFIX}SERVER__STORED_RESPONSES_REDIS_PASSWORD",
 }
 
 
