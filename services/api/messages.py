@@ -146,6 +146,7 @@ class ClientRequest:
         of_conversation: ``input`` are the token ids of a conversation.
         infill: ``input`` is the text before a gap, or the token ids of all that stands around it; None: it is continued.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
+        add_special_tokens: a text gets the special tokens that the tokenizer puts around texts.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
         weight: the tenant's share of the verifier's time when it is short.
@@ -169,6 +170,7 @@ class ClientRequest:
     of_conversation: bool = False
     infill: Infill | None = None
     prediction: str = ""
+    add_special_tokens: bool = True
     skip_special_tokens: bool = True
     tenant: str | None = None
     request_id: str = ""

@@ -328,7 +328,7 @@ def test_names_of_requests(both_entries: HttpService) -> None:
         ("/tokenize", {"prompt": "a", "messages": FOX}, "prompt"),
         ("/tokenize", {"prompt": ["a", "b"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "foo": 1}, "foo"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": [1], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
