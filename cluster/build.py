@@ -371,7 +371,7 @@ def http_config(settings: Settings) -> HttpConfig | None:
     """The HTTP server's part of ``settings``; None: there is none.
 
     Raises:
-        ConfigurationError: see ``server_config``, or both servers have one port.
+        ConfigurationError: see ``server_config``, both servers have one port, or a password is for no Redis.
     """
     server, public = settings.server, server_config(settings)
     if server.http is None:
@@ -381,7 +381,14 @@ def http_config(settings: Settings) -> HttpConfig | None:
             "gRPC and HTTP need a port each", field="server.http_port", value=server.http_port, given="as server.port"
         )
     responses = filled(StoredResponses, server)
-    if public.shared:
+    if responses.redis_password is not None and responses.redis_url is None:
+        raise ConfigurationError(
+            "set both or neither",
+            field="server.stored_responses_redis_password",
+            value="set",
+            given="but not server.stored_responses_redis_url",
+        )
+    if public.shared and responses.redis_url is None:
         # What follows an answer may come to another router, which would not know it.
         responses = replace(responses, most=0)
     return filled(HttpConfig, server, public=public, port=server.http, responses=responses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
 from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
-from services.api.config import HttpConfig, PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.descriptors import make_room
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.responses.forgetting import ForgettingRouter
-from services.api.http.responses.stored_responses import ResponsesInMemory
+from services.api.http.responses.responses_in_redis import ResponsesInRedis
+from services.api.http.responses.stored_responses import ResponsesInMemory, ResponseStore
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, check_server
@@ -35,7 +36,7 @@ class Addresses(NamedTuple):
 class PublicEntry:
     """The servers of one router, running."""
 
-    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: OpsEntry, closed_last: ExitStack) -> None:
+    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: OpsEntry, closed_last: AsyncExitStack) -> None:
         self._grpc = grpc
         self._http = http
         self._ops = ops
@@ -46,7 +47,7 @@ class PublicEntry:
         """Say NOT_SERVING, refuse calls a little later, and wait until running ones have finished."""
         self._ops.leaving = True
         await asyncio.gather(self._grpc.stop(), *([] if self._http is None else [self._http.stop()]))
-        self._closed_last.close()
+        await self._closed_last.aclose()
         await self._ops.stop()
         # What is frozen when Python ends is never freed, and libraries complain of it.
         gc.unfreeze()
@@ -69,13 +70,15 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     if http is not None:
         http = replace(http, public=replace(public, shared=shared and (public.shared or http.port != 0)))
     make_room(public, http=http is not None)
-    store = None if http is None else ResponsesInMemory(http.responses)
+    store = None if http is None else _store_of(http.responses)
     router = EvenRouter(router if store is None else ForgettingRouter(router, store), public.privacy)
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)
     async with AsyncExitStack() as started:
-        closed_last = started.enter_context(ExitStack())
+        closed_last = await started.enter_async_context(AsyncExitStack())
         closed_last.callback(gate.close)
+        if store is not None:
+            closed_last.push_async_callback(store.close)
         await _claim(closed_last, public, http, service)
         grpc = await serve_public(router, public, gate)
         started.push_async_callback(grpc.stop, 0)
@@ -91,7 +94,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     return PublicEntry(grpc, serving_http, ops, closed_last)
 
 
-async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig | None, service: str) -> None:
+async def _claim(claims: AsyncExitStack, public: PublicServerConfig, http: HttpConfig | None, service: str) -> None:
     """Claim the ports that are shared, until ``claims`` are closed."""
     wanted = []
     if public.shared:
@@ -101,6 +104,10 @@ async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig
     for address, check in wanted:
         if (claim := await claim_port(address, service, check)) is not None:
             claims.callback(claim.close)
+
+
+def _store_of(responses: StoredResponses) -> ResponseStore:
+    return ResponsesInMemory(responses) if responses.redis_url is None else ResponsesInRedis(responses)
 
 
 def how_to_try(url: str, *, needs_key: bool, page: bool) -> str:

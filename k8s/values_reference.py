@@ -43,6 +43,7 @@ OWN = (
     "server.keys_file",
     "server.ops_host",
     "server.ops_port",
+    "server.stored_responses_redis_password",
     "server.tls_certificate",
     "server.tls_key",
     "router.max_replicas_per_node",

@@ -147,18 +147,38 @@ class StoredResponses:
     most: Annotated[
         int,
         Setting(
-            "most answers of /v1/responses that a router keeps in its memory, for previous_response_id; 0: none. Private "
-            "ones are never kept, and none are where there are several routers",
+            "most answers of /v1/responses that are kept for previous_response_id: in a router's memory, or in Redis for "
+            "each tenant; 0: none. Private ones are never kept, and without Redis none are where there are several routers",
             name="stored_responses",
             ge=0,
         ),
     ] = 10_000
     bytes: Annotated[
-        int, Setting("most bytes of memory for answers that are kept", name="stored_responses_bytes", ge=1 << 16)
+        int,
+        Setting(
+            "most bytes of answers that are kept: in memory, or in Redis for each tenant",
+            name="stored_responses_bytes",
+            ge=1 << 16,
+        ),
     ] = 256 << 20
     age_s: Annotated[
         float, Setting("seconds for which an answer is kept, at most", name="stored_responses_age_s", gt=0, le=90 * 86400)
     ] = 86400.0
+    redis_url: Annotated[
+        str | None,
+        Setting(
+            "redis:// or rediss:// URL where answers are kept, for all routers and beyond their end; null: in memory",
+            name="stored_responses_redis_url",
+        ),
+    ] = field(default=None, repr=False)
+    redis_password: Annotated[
+        str | None,
+        Setting(
+            "password of that Redis, where the URL holds none; to be set in the environment or a file alone",
+            name="stored_responses_redis_password",
+            secret=True,
+        ),
+    ] = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +213,8 @@ class HttpConfig:
     unknown_fields: Annotated[
         Literal["ignore", "refuse"],
         Setting(
-            "options of a chat template that it does not read (reasoning_effort, chat_template_kwargs): ignore leaves them "
-            "out and names them in the header x-outrider-ignored; refuse refuses the request"
+            "what a chat template does not read (reasoning_effort, chat_template_kwargs, earlier thoughts, names in "
+            "messages): ignore leaves it out and names it in the header x-outrider-ignored; refuse refuses the request"
         ),
     ] = "ignore"
     arrives_s: Annotated[

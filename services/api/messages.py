@@ -146,6 +146,7 @@ class ClientRequest:
         of_conversation: ``input`` are the token ids of a conversation.
         infill: ``input`` is the text before a gap, or the token ids of all that stands around it; None: it is continued.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
+        add_special_tokens: a text gets the special tokens that the tokenizer puts around texts.
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
         weight: the tenant's share of the verifier's time when it is short.
@@ -169,6 +170,7 @@ class ClientRequest:
     of_conversation: bool = False
     infill: Infill | None = None
     prediction: str = ""
+    add_special_tokens: bool = True
     skip_special_tokens: bool = True
     tenant: str | None = None
     request_id: str = ""
@@ -281,6 +283,7 @@ class ModelCard:
         thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.thoughts``; empty:
             it does not, or thoughts are to stay in the text.
         reads_thoughts: the chat template shows the model its earlier thoughts.
+        named_roles: whose messages the chat template shows with names.
         special_tokens: tokens that have no text, by their names; added_tokens: all that are marks, with text or without.
         late_system: its chat templates take messages of the role system behind other ones.
         template_options: what else its chat templates read, by name.
@@ -301,6 +304,7 @@ class ModelCard:
     tool_format: str = ""
     thoughts: str = ""
     reads_thoughts: bool = False
+    named_roles: tuple[str, ...] = ()
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     late_system: bool = True

@@ -78,6 +78,12 @@ class Conversations:
         return any(each is not None and bool(self._traits_of(each).thought_field) for each in known)
 
     @property
+    def named_roles(self) -> tuple[str, ...]:
+        """As in ``ModelCard``."""
+        known = (self._templates.default, self._templates.with_tools)
+        return tuple(sorted({role for each in known if each is not None for role in self._traits_of(each).named_roles}))
+
+    @property
     def late_system(self) -> bool:
         """As in ``ModelCard``."""
         known = (self._templates.default, self._templates.with_tools)

@@ -124,6 +124,7 @@ class RouterService:
                 tool_format=self._tokens.tool_format,
                 thoughts=self._tokens.thoughts,
                 reads_thoughts=self._tokens.reads_thoughts,
+                named_roles=self._tokens.named_roles,
                 special_tokens=self._tokens.special_names,
                 added_tokens=self._tokens.added_names,
                 late_system=self._tokens.late_system,
@@ -224,9 +225,9 @@ class RouterService:
     def _encode(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input
         if isinstance(source, str):
-            return (
-                self._tokens.encode(source) if request.infill is None else self._tokens.encode_infill(source, request.infill)
-            )
+            if request.infill is not None:
+                return self._tokens.encode_infill(source, request.infill)
+            return self._tokens.encode(source, special=request.add_special_tokens)
         messages = tuple(entry for entry in source if isinstance(entry, ChatMessage))
         if messages:
             return self._tokens.encode_chat(messages, request.chat)

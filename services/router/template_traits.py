@@ -26,6 +26,9 @@ _CUT = '{"place": "Be'
 # Names under which templates read thoughts.
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = "Outrider7thought"
+# Of messages that may have a name; a tool's says which call it answers.
+_ROLES = ("system", "developer", "user", "assistant")
+_CALLED_SO = "Outrider7name"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,7 @@ class TemplateTraits:
         text_arguments: it reads the arguments of calls as a text.
         cut_arguments: it writes arguments that are no JSON, as those of a call that was cut short, as they are.
         thought_field: the name under which it reads what the assistant thought; empty: it does not.
+        named_roles: those whose messages it shows with the name of who said them.
     """
 
     system: bool
@@ -51,6 +55,7 @@ class TemplateTraits:
     text_arguments: bool
     cut_arguments: bool
     thought_field: str
+    named_roles: tuple[str, ...]
 
 
 def traits_of(template: ChatTemplate) -> TemplateTraits:
@@ -78,6 +83,7 @@ def traits_of(template: ChatTemplate) -> TemplateTraits:
         text_arguments=as_text,
         cut_arguments=any(_rendered(template, _called(call_id, _CUT), tools=tools) is not None for call_id in _IDS),
         thought_field=_thought_field(template),
+        named_roles=tuple(role for role in _ROLES if _shows_names(template, role)),
     )
 
 
@@ -119,6 +125,16 @@ def _rendered(template: ChatTemplate, *more: dict[str, Any], tools: bool, begun:
 def _takes_system(template: ChatTemplate) -> bool:
     try:
         return _NAME in template.render([{"role": "system", "content": _NAME}, _ASKED])
+    except TemplateError:
+        return False
+
+
+def _shows_names(template: ChatTemplate, role: str) -> bool:
+    said = {"role": role, "content": "Here.", "name": _CALLED_SO}
+    # Some templates take turns of user and assistant alone, and a system message as the first alone.
+    messages = {"user": [said], "assistant": [_ASKED, said]}.get(role, [said, _ASKED])
+    try:
+        return _CALLED_SO in template.render(messages)
     except TemplateError:
         return False
 

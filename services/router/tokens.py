@@ -133,6 +133,11 @@ class Tokens:
         """As in ``ModelCard``."""
         return self._conversations.reads_thoughts
 
+    @functools.cached_property
+    def named_roles(self) -> tuple[str, ...]:
+        """As in ``ModelCard``."""
+        return self._conversations.named_roles
+
     @property
     def special_names(self) -> Mapping[str, int]:
         """Ids of tokens that have no text, by their names."""
@@ -169,15 +174,15 @@ class Tokens:
             allowed = f"at most {most} characters (this model's maximum context length is {most_tokens} tokens)"
             raise PromptTooLong(field, f"{length} characters", allowed)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of ``text``, with the special tokens that the model's tokeniser adds.
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Token ids of ``text``, with the special tokens that the model's tokeniser adds, or without (``special``).
 
         Raises:
             InvalidArgument: the text is empty.
         """
         if not text:
             raise InvalidArgument("prompt", "empty", "at least one character")
-        return tuple(self._backend.encode(text))
+        return tuple(self._backend.encode(text, special=special))
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text`` as part of an answer: without special tokens."""

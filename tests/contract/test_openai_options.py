@@ -45,6 +45,8 @@ def test_tokens_there_and_back(both_entries: HttpService) -> None:
         tokens = post(both_entries, "/tokenize", prompt=text, model="tiny")
         assert tokens["max_model_len"] == 512 and tokens["token_strs"] is None
         assert post(both_entries, "/detokenize", tokens=tokens["tokens"]) == {"prompt": text}
+        # This tokenizer adds none.
+        assert post(both_entries, "/tokenize", prompt=text, add_special_tokens=False) == tokens
     chat = post(both_entries, "/tokenize", messages=FOX)["tokens"]
     rendered = "<|user|>fox<|end|><|assistant|>"
     assert post(both_entries, "/detokenize", tokens=chat) == {"prompt": rendered}

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from services.api.config import HttpConfig
+from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.model_fit import readable
 from services.tool_formats.catalogue import FORMATS, NAMES
 from services.tool_formats.harmony import MARKS
 from services.tool_formats.marks import Marks
@@ -179,6 +181,24 @@ async def test_ids_of_calls_are_those_that_the_template_takes() -> None:
                 asked = {"messages": FOX, "tools": [F], "tool_choice": choice}
                 message = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]
                 assert looks(message["tool_calls"][0]["id"]), message
+
+
+async def test_names_that_the_template_does_not_show() -> None:
+    ann, tool = (
+        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "tool", "content": "b", "tool_call_id": "c", "name": "look"},
+    )
+    shown = ScriptedRouter("ok").with_card(named_roles=("user",))
+    hidden = ScriptedRouter("ok").with_card(named_roles=("assistant",))
+    for router, names, ignored in ((shown, ("Ann", "look"), ()), (hidden, ("", "look"), ("messages[].name",))):
+        asked, unread = readable(read_chat({"messages": [ann, tool]}), router.card, strict=False)
+        assert tuple(message.name for message in asked.inputs[0]) == names and unread == ignored
+        async with served(router) as (client, _):
+            answer = await client.post(CHAT, json={"messages": [ann, tool]})
+        assert answer.headers.get("x-outrider-ignored", "") == ", ".join(ignored)
+    async with served(hidden, HttpConfig(port=0, unknown_fields="refuse")) as (client, _):
+        error = (await client.post(CHAT, json={"messages": [ann]})).json()["error"]
+    assert error["param"] == "messages[0].name"
 
 
 async def test_thoughts_that_are_sent_back() -> None:

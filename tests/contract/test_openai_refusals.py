@@ -154,7 +154,6 @@ IGNORED_ELSEWHERE: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "a", "foo": 1}]}, "messages[0].foo"),
     ({"messages": [*FOX, {"role": "tool", "content": "a"}]}, "messages[1].tool_call_id"),
-    ({"messages": [{"role": "user", "content": "a", "name": "Ann"}]}, "messages[0].name"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}]},
      "messages[0].content[1]"),
 ]  # fmt: skip
@@ -329,7 +328,7 @@ def test_names_of_requests(both_entries: HttpService) -> None:
         ("/tokenize", {"prompt": "a", "messages": FOX}, "prompt"),
         ("/tokenize", {"prompt": ["a", "b"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "foo": 1}, "foo"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": [1], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),

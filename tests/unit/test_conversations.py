@@ -142,6 +142,12 @@ def test_names_are_written_or_refused(tmp_path: Path) -> None:
         rendered(tmp_path, USER, ann)
     with_settings(tmp_path, "{% for m in messages %}{{ m.name or m.role }}:{{ m.content }} {% endfor %}")
     assert rendered(tmp_path, USER, ann) == "user:Is it safe? Ann:hi "
+    with_settings(
+        tmp_path, "{% for m in messages %}{% if m.role == 'user' %}{{ m.name }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    assert Tokens(str(tmp_path)).named_roles == ("user",)
+    with_settings(tmp_path, "{% for m in messages %}{{ m.name or m.role }}:{{ m.content }} {% endfor %}")
+    assert Tokens(str(tmp_path)).named_roles == ("assistant", "developer", "system", "user")
     # A tool's name is no matter where the template goes by the order.
     assert "nothing" in rendered(tmp_path, USER, CALLED, ChatMessage(role="tool", content="nothing", name="look"))
 

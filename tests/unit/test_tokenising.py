@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, processors
 
+from services.api.http.openai.token_requests import read_tokenize
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.config import RouterConfig
 from services.router.conversations import Conversations
@@ -20,6 +22,20 @@ from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import VerifierCard
 from tests.lock_held import longest_gap
 from tests.refusals import refuses
+from tests.tiny import make_tiny_tokenizer
+
+
+def test_special_tokens_around_a_text_can_be_left_out(tmp_path: Path) -> None:
+    make_tiny_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|user|> $A <|end|>", special_tokens=[("<|user|>", 1), ("<|end|>", 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens = Tokens(str(tmp_path))
+    assert tokens.encode("fox") == (1, *tokens.encode("fox", special=False), 0)
+    asked = {special: read_tokenize({"prompt": "fox", "add_special_tokens": special})[1] for special in (None, True, False)}
+    assert [request.add_special_tokens for request in asked.values()] == [True, True, False]
 
 
 class Card:

@@ -30,7 +30,7 @@ _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FI
 # Log-probabilities of a prompt's tokens: with twenty likeliest ones each, a quarter of the size that a message may have.
 _SCORES_IN_MESSAGE = 4096
 # What a client is not told of is left out.
-_MARKS = ("tool_format", "thoughts", "reads_thoughts", "special_tokens", "added_tokens", "late_system")
+_MARKS = ("tool_format", "thoughts", "reads_thoughts", "named_roles", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
 _MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", *_OF_SERVERS))
 # Fields of RequestedSampling that are copied unchanged if set.

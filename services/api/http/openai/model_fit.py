@@ -33,7 +33,7 @@ def called(card: ModelCard, name: str | None) -> ModelCard:
 
 
 def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:
-    """The request without options and thoughts that the chat template does not read, and the names of those.
+    """The request without options, thoughts and names that the chat template does not read, and their fields' names.
 
     Args:
         strict: they are refused instead.
@@ -42,24 +42,37 @@ def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tup
         Refused: there are some, and they are.
     """
     asked, unread = _known_options(asked, card, strict=strict)
-    if card.reads_thoughts:
-        return asked, unread
-    thoughts = {
-        f"messages[{index}].reasoning_content": message.reasoning
-        for source in asked.inputs
-        for index, message in enumerate(source)
-        if isinstance(message, ChatMessage) and message.reasoning
-    }
-    if not thoughts:
-        return asked, unread
-    if strict:
-        allowed = "unset: this model's chat template has no place for thoughts"
-        raise Refused(*next(iter(thoughts.items())), allowed, "unsupported_parameter")
-    return replace(asked, inputs=tuple(map(_thoughtless, asked.inputs))), (*unread, "messages[].reasoning_content")
+    for field, what in (("reasoning_content", "thoughts"), ("name", "names")):
+        found = [
+            (f"messages[{index}].{field}", _unread_of(message, field, card))
+            for source in asked.inputs
+            for index, message in enumerate(source)
+            if isinstance(message, ChatMessage) and _unread_of(message, field, card)
+        ]
+        if found and strict:
+            raise Refused(*found[0], f"unset: this model's chat template has no place for {what}", "unsupported_parameter")
+        unread += (f"messages[].{field}",) if found else ()
+    return replace(asked, inputs=tuple(_read_of(source, card) for source in asked.inputs)), unread
 
 
-def _thoughtless(source: Input) -> Input:
-    messages = [replace(each, reasoning="") for each in source if isinstance(each, ChatMessage)]
+def _unread_of(message: ChatMessage, field: str, card: ModelCard) -> str:
+    """What a message says in a field that the chat template does not read."""
+    if field == "reasoning_content":
+        return "" if card.reads_thoughts else message.reasoning
+    # A tool's name says which call it answers; templates may go by the order instead.
+    return "" if message.role in (*card.named_roles, "tool") else message.name
+
+
+def _read_of(source: Input, card: ModelCard) -> Input:
+    messages = [
+        replace(
+            each,
+            reasoning=each.reasoning if card.reads_thoughts else "",
+            name="" if _unread_of(each, "name", card) else each.name,
+        )
+        for each in source
+        if isinstance(each, ChatMessage)
+    ]
     return tuple(messages) or source
 
 

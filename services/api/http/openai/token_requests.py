@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from services.api.http.openai.chat_messages import read_messages
@@ -32,8 +33,11 @@ def read_tokenize(body: dict[str, Any]) -> tuple[str | None, ClientRequest, bool
         if len(prompts) != 1:
             raise Refused("prompt", f"{len(prompts)} prompts", "one prompt")
         request = ClientRequest(input=prompts[0], sampling=RequestedSampling())
-    if fields.truth("add_special_tokens") is (not isinstance(request.input, str)):
-        raise fields.refuse("add_special_tokens", "another", "as generation has it: true for text, false for messages")
+    special = fields.truth("add_special_tokens")
+    if special is not None and isinstance(request.input, str):
+        request = replace(request, add_special_tokens=special)
+    elif special:
+        raise fields.refuse("add_special_tokens", True, "false, or unset, for messages and token ids")
     fields.end()
     return model, request, names
 

@@ -9,6 +9,7 @@ A request goes through these modules in order::
     output_items      text -> the answer's items, and an event for each change of them
     response_answer   items -> the response (``response_object``), whole or in events (``response_stream``)
 
-``stored_responses`` keeps responses for a while, and ``forgetting`` deletes a tenant's; ``input_items`` lists what one of
-them answered. ``response_endpoints`` is what each path does.
+``stored_responses`` keeps responses for a while in memory, ``responses_in_redis`` does for several routers, and
+``forgetting`` deletes a tenant's; ``input_items`` lists what one of them answered. ``response_endpoints`` is what each
+path does.
 """

@@ -15,5 +15,7 @@ class ForgettingRouter(PassingRouter):
         self._store = store
 
     async def forget(self, tenant: str) -> None:
-        await self._store.forget(tenant)
-        await super().forget(tenant)
+        try:
+            await self._store.forget(tenant)
+        finally:
+            await super().forget(tenant)

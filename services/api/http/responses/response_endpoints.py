@@ -26,7 +26,7 @@ from services.api.http.responses.response_object import DeletedResponse
 from services.api.http.responses.stored_responses import ResponseStore, StoredResponse
 from services.api.messages import RouterPort
 from speculation import limits
-from speculation.errors import InvalidArgument
+from speculation.errors import InvalidArgument, Unavailable
 
 _Made = TypeVar("_Made")
 # Bytes beyond which JSON is read and written in a thread, so that it does not delay other requests.
@@ -163,10 +163,17 @@ class ResponseEndpoints:
         return found
 
     async def _ended(self, tenant: str, name: str, context: bytes | None, response: dict[str, Any]) -> None:
-        """Store a response before its client knows of its end; without ``context``, it is not to be stored."""
+        """Store a response before its client knows of its end, and tell it if that cannot be.
+
+        Args:
+            context: the items that it answered; None: it is not to be stored.
+        """
         if context is not None:
             written = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-            await self._store.put(tenant, name, StoredResponse(response=written, context=context))
+            try:
+                response["store"] = await self._store.put(tenant, name, StoredResponse(response=written, context=context))
+            except Unavailable:
+                response["store"] = False
         self._running.pop((tenant, name), None)
 
 

@@ -36,10 +36,14 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Where responses are kept. No tenant reaches another's."""
+    """Where responses are kept. No tenant reaches another's.
 
-    async def put(self, tenant: str, name: str, stored: StoredResponse) -> None:
-        """Keep a response under its id."""
+    Raises:
+        Unavailable: from all methods but ``close``, where it cannot be reached.
+    """
+
+    async def put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
+        """Keep a response under its id; False: there is no room for one so large."""
 
     async def get(self, tenant: str, name: str) -> StoredResponse | None:
         """The response of an id; None: it is not there, or no longer."""
@@ -77,11 +81,11 @@ class ResponsesInMemory:
         self._ends: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._size = 0
 
-    async def put(self, tenant: str, name: str, stored: StoredResponse) -> None:
+    async def put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
         self._expire()
         self._drop(tenant, name)
         if stored.size > self._bounds.bytes:
-            return
+            return False
         shelf = self._shelves.setdefault(tenant, _Shelf())
         shelf.entries[name] = stored
         self._ends[tenant, name] = self._clock() + self._bounds.age_s
@@ -90,6 +94,7 @@ class ResponsesInMemory:
         while self._share(self._size, len(self._ends)) > 1:
             largest = max(self._shelves, key=lambda each: self._share(self._shelves[each].size, self._count(each)))
             self._drop(largest, next(iter(self._shelves[largest].entries)))
+        return True
 
     async def get(self, tenant: str, name: str) -> StoredResponse | None:
         self._expire()

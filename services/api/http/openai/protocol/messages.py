@@ -40,7 +40,9 @@ class Message(Declared):
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="developer is read as system")
     content: Content | None = Field(None, description="null or a text; unset only where the assistant calls tools")
-    name: str | None = Field(None, max_length=256, description="refused where the chat template does not show it")
+    name: str | None = Field(
+        None, max_length=256, description="where the template does not show it, named in x-outrider-ignored"
+    )
     tool_calls: list[Call] | None = Field(None, description="of the assistant")
     tool_call_id: str | None = Field(None, max_length=256, description="of a tool, which must have it: the call it answers")
     reasoning_content: str | None = Field(

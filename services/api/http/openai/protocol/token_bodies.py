@@ -29,7 +29,7 @@ class TokenizeBody(Declared):
         None, min_length=1, max_length=limits.MAX_MESSAGES, description="as in /v1/chat/completions"
     )
     return_token_strs: bool | None = Field(None, description="each token's text as well")
-    add_special_tokens: bool | None = Field(None, description="as generation has it: true for text, false for messages")
+    add_special_tokens: bool | None = Field(None, description="of a text; unset: true, as for generation")
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description=_OF_MESSAGES)
     tool_choice: ToolChoice | None = Field(None, description=_OF_MESSAGES)
     parallel_tool_calls: bool | None = Field(None, description=_OF_MESSAGES)
