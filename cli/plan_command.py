@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,9 +40,29 @@ def plan(
         str | None,
         typer.Option("--gpus", help="Such as 2xH100: what the model takes of them, on paper; needs config.json only."),
     ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            "--explain",
+            metavar="REQUEST.json",
+            help="A body of /v1/chat/completions or /v1/completions: print which rule of the router counts for it, and what "
+            "would be done.",
+        ),
+    ] = None,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--call",
+            help="With --explain, what else a rule may ask for, such as tenant=acme, key=batch, header.x-job=nightly, "
+            "open_requests=12, time=2026-11-25T23:30+01:00. Repeatable.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what `outrider serve`, or the Helm chart, would run, and where. Rejects what would not start; starts nothing."""
+    if explain is not None or call:
+        _explain(load(config, [*(settings or ()), *([f"model={model}"] if model else [])]), explain, call or (), as_json)
+        return
     from cli.plan_report import examined_here, plan_object, print_examined
     from cluster.checks.offered import in_manifests, read_offer
     from cluster.checks.pods import preflight_in_pods
@@ -68,6 +89,14 @@ def plan(
         print(json.dumps(plan_object(examined), indent=1))
     else:
         print_examined(examined, None if offer is None else offer.storage.path)
+
+
+def _explain(settings: Settings, request: Path | None, call: Sequence[str], as_json: bool) -> None:
+    from cli.explained_request import explain, print_explanation
+
+    if request is None:
+        raise ConfigurationError("--call says more of the request of --explain: name that", about="--call")
+    print_explanation(explain(settings, request, call), as_json=as_json)
 
 
 def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from services.drafter.config import DrafterConfig, SuffixConfig
 from services.model_files.folder import read_json, text_config
 from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
+from services.router.rules.rule_book import rules_of
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig, check_backends
@@ -312,7 +313,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
 
     Raises:
         ConfigurationError: the default strategy is unknown or cannot be served, retrieval.semantic is set without an index,
-            a folder of drafter.models cannot be used, or the acceptance rule is rejection and the drafter is not trusted.
+            a folder of drafter.models cannot be used, a rule is wrong, or the acceptance rule is rejection and the drafter
+            is not trusted.
     """
     router = settings.router
     if router.acceptance == "rejection" and not settings.drafter.trusted:
@@ -339,7 +341,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return filled(
+    config = filled(
         RouterConfig,
         router,
         model_path=str(model.path),
@@ -348,6 +350,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         thoughts=settings.server.reasoning == "auto",
         names=settings.server.served_model_name or (public_name(model),),
     )
+    rules_of(config)
+    return config
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

@@ -309,6 +309,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
             accepted_by_source=dict(spec.accepted_by_source),
             switches=tuple(spec.switches),
             seconds_saved=spec.seconds_saved,
+            rule=spec.rule,
         ),
         timing=Timing(
             queue_s=timing.queue_s,

@@ -26,7 +26,8 @@ def within(record: KeyRecord, request: ClientRequest) -> ClientRequest:
     if request.strategy is not None and record.strategies is not None and request.strategy not in record.strategies:
         allowed = ", ".join(sorted(record.strategies))
         raise InvalidArgument("speculation.strategy", request.strategy, f"one of {allowed} with this API key")
-    return replace(request, tenant=record.tenant, weight=record.weight, most_tokens=record.max_tokens)
+    how = replace(request.how, key=record.id)
+    return replace(request, tenant=record.tenant, weight=record.weight, most_tokens=record.max_tokens, how=how)
 
 
 def estimate(request: ClientRequest) -> int:

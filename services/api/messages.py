@@ -124,15 +124,25 @@ class Infill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HowAsked:
-    """How a user has asked, for traces: it changes nothing of the answer.
+    """How a user has asked: it changes no token of the answer. Traces tell of it, and the router's rules read it.
 
     Attributes:
         streams: the answer is sent piece by piece.
         choices: answers to the same input that were asked for.
+        key: the name of the caller's key; empty: none is asked for.
+        headers: those of the call, by their names in lower case, but for secrets.
+        metadata: what the body says for the user's own use.
+        system_prompt: the texts of a conversation's system messages.
+        tools: the answer may call tools.
     """
 
     streams: bool = True
     choices: int = 1
+    key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    system_prompt: str = ""
+    tools: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +201,14 @@ def is_conversation(request: ClientRequest) -> bool:
     return request.of_conversation or (bool(source) and isinstance(source, tuple) and isinstance(source[0], ChatMessage))
 
 
+def system_prompt_of(source: str | tuple[ChatMessage, ...] | tuple[int, ...]) -> str:
+    """The texts of a conversation's system messages, a line apart; empty: there are none, or it is no conversation."""
+    if isinstance(source, str) or not source or isinstance(source[0], int):
+        return ""
+    told = (each for each in source if isinstance(each, ChatMessage) and each.role in ("system", "developer"))
+    return "\n".join(each.content for each in told)
+
+
 def continues_text(request: ClientRequest) -> bool:
     """Whether an answer's text goes on where its prompt's ends, instead of beginning a turn."""
     return not is_conversation(request) or request.chat.continue_final_message
@@ -240,6 +258,7 @@ class Completion:
 
     ``stop`` is the stop string or stop token that ended it, if one did. ``cached_tokens`` of the prompt had been computed
     for an earlier request. ``predicted_tokens``: how many the request's prediction has. ``arithmetic`` as in ``ModelCard``.
+    ``rule``: the name of the router's rule that chose how it was drafted; empty: none did.
     """
 
     request_id: str
@@ -252,19 +271,21 @@ class Completion:
     seed: int
     model: str
     strategy: str
+    rule: str = ""
     arithmetic: str = ""
     stats: SpeculationStats
     timing: Timing
     comparisons: tuple[ComparedStrategy, ...] = ()
 
 
-def decoding_figures(strategy: str, stats: SpeculationStats) -> dict[str, Any]:
-    """How an answer was decoded, by the names of vLLM's metrics."""
+def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "") -> dict[str, Any]:
+    """How an answer was decoded, by the names of vLLM's metrics; with ``rule``, where one chose the strategy."""
     names = (
         "mean_acceptance_length", "draft_acceptance_rate", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
         "acceptance_histogram", "accepted_by_source", "switches", "seconds_saved",
     )  # fmt: skip
-    return {"strategy": strategy} | {name: getattr(stats, name) for name in names}
+    chosen = {"strategy": strategy} | ({"rule": rule} if rule else {})
+    return chosen | {name: getattr(stats, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Every metric of the service: its name, kind, labels and meaning. Each is counted by the one component that is named here.
 
 Names are vLLM's where it has the quantity, with the prefix ``outrider_``, which sinks add. No label ever names a tenant, a
-key or a request: what has labels has few values of each.
+key or a request: what has labels has few values of each. (Names of rules are the operator's.)
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ _ROUTER = (
         "reason",
     ),
     _counter("rate_limited_total", "Requests refused because a limit of their API key was reached, by limit.", "limit"),
+    _counter(
+        "router_rules_matched_total", "Planned requests by the rule that chose how they are drafted; none: none did.", "rule"
+    ),
+    _counter(
+        "router_rules_reloads_total", "Changes of router.rules_file, by how reading it ended (ok, refused).", "outcome"
+    ),
     _histogram("time_to_first_token_seconds", _LATENCY_S, "From a request's arrival to its first token."),
     _histogram(
         "inter_token_latency_seconds",

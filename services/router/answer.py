@@ -104,8 +104,8 @@ class Answer:
         found = self._stops.push(self._detokenizer.flush())
         return found.text + self._stops.flush()
 
-    def complete(self, reason: FinishReason, model: str) -> Completion:
-        """The final message of the answer."""
+    def complete(self, reason: FinishReason, model: str, rule: str = "") -> Completion:
+        """The final message of the answer, which was planned by ``rule``, if by one."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
         if stop is None and reason is FinishReason.STOP and self._last_token is not None:
@@ -121,6 +121,7 @@ class Answer:
             seed=self._request.sampling.seed,
             model=model,
             strategy=self._request.plan.strategy,
+            rule=rule,
             arithmetic=self._arithmetic,
             stats=self._stats,
             timing=Timing(

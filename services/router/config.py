@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from services.router.strategies import StrategyConfig
 from services.settings import Setting
@@ -26,6 +27,14 @@ class RouterConfig:
     generic_tools: bool = True
     thoughts: bool = True
     names: tuple[str, ...] = ()
+    rules: Annotated[
+        tuple[dict[str, Any], ...],
+        Setting("rules that choose how requests are drafted which do not say; the first that matches counts"),
+    ] = ()
+    rules_file: Annotated[
+        Path | None,
+        Setting("YAML list of such rules, which is read again when it changes; instead of rules"),
+    ] = None
     migration_timeout_s: Annotated[
         float,
         Setting(

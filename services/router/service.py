@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
+from services.router.rules.facts import Facts, facts_of
+from services.router.rules.rule_book import RuleBook
 from services.router.sampling import complete_sampling
-from services.router.strategies import check_default, make_plan, served
+from services.router.strategies import check_default, served
 from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
 from services.router.tokenizer_info import tokenizer_info
@@ -56,7 +59,7 @@ class RouterService:
         tokens: the model's tokeniser, where it is loaded already.
 
     Raises:
-        ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
+        ConfigurationError: the tokeniser cannot be loaded, the default strategy does not exist, or a rule is wrong.
     """
 
     def __init__(
@@ -68,9 +71,21 @@ class RouterService:
         self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
+        self._rules = RuleBook(config, metrics)
+        # Answers under way.
+        self._open = 0
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        self._open += 1
+        try:
+            async with aclosing(self._answer(request)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._open -= 1
+
+    async def _answer(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         arrived_at = time.perf_counter()
         if not request.request_id:
             request = replace(request, request_id=uuid.uuid4().hex)
@@ -79,7 +94,7 @@ class RouterService:
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
         planned = plan_comparisons(request, self._config.strategy)
-        inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
+        inner, rule = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
         detokenizer = self._tokens.detokenizer(
             special=not request.skip_special_tokens, after=before, hidden=self._gap_ends(request)
@@ -101,7 +116,7 @@ class RouterService:
                     break
         if rest := answer.rest():
             yield TextChunk(text=rest, token_ids=())
-        completion = answer.complete(reason, request.model or self._names(card)[0])
+        completion = answer.complete(reason, request.model or self._names(card)[0], rule)
         if planned:
             completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
         yield completion
@@ -183,20 +198,52 @@ class RouterService:
     def _names(self, card: VerifierCard) -> tuple[str, ...]:
         return self._config.names or (card.model,)
 
-    def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
-        if request.model is not None and request.model not in (names := self._names(card)):
-            raise NotFound("model", request.model, ", ".join(names))
-        plan = make_plan(request, self._config.strategy)
-        prompt = self._encode(request)
-        room_behind(len(prompt), card.max_model_len)
+    async def facts(self, request: ClientRequest) -> Facts:
+        """What rules may ask of a request.
+
+        Raises:
+            OutriderError: the request cannot be read; names the field.
+        """
+        card = await self._describe()
+        self._tokens.check_length(request.input, card.max_model_len)
+
+        def found() -> Facts:
+            prompt = self._encode(request)
+            return self._facts(request, card, len(prompt), self._sampling(request, card, len(prompt)))
+
+        return await self._pool.run(found, length_of(request.input), request.tenant)
+
+    def _facts(self, request: ClientRequest, card: VerifierCard, prompt_tokens: int, sampling: SamplingParams) -> Facts:
+        return facts_of(
+            request,
+            model=self._names(card)[0],
+            prompt_tokens=prompt_tokens,
+            sampling=sampling,
+            open_requests=self._open,
+            at=datetime.now(UTC),
+        )
+
+    def _sampling(self, request: ClientRequest, card: VerifierCard, prompt_tokens: int) -> SamplingParams:
+        room_behind(prompt_tokens, card.max_model_len)
         words = self._tokens.spellings(request.sampling.bad_words)
-        sampling = complete_sampling(request.sampling, card, len(prompt), request.most_tokens, words)
+        sampling = complete_sampling(request.sampling, card, prompt_tokens, request.most_tokens, words)
         sampling = replace(sampling, stop_token_ids=self._ends(request, sampling))
         check_sampling(sampling)
+        return sampling
+
+    def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str]:
+        """The request as a verifier gets it, and the name of the rule that it was planned by, if by one."""
+        names = self._names(card)
+        if request.model is not None and request.model not in names:
+            raise NotFound("model", request.model, ", ".join(names))
+        prompt = self._encode(request)
+        sampling = self._sampling(request, card, len(prompt))
+        plan, rule = self._rules.plan(request, self._facts(request, card, len(prompt), sampling))
         # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
-        log.info("request %s: %d tokens, strategy %s", log_name(name, request.traceparent), len(prompt), plan.strategy)
-        return GenerationRequest(
+        by = f" by the rule {rule}" if rule else ""
+        log.info("request %s: %d tokens, strategy %s%s", log_name(name, request.traceparent), len(prompt), plan.strategy, by)
+        made = GenerationRequest(
             request_id=name,
             prompt=prompt,
             sampling=sampling,
@@ -209,6 +256,7 @@ class RouterService:
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
+        return made, rule
 
     def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
         """The tokens that end the answer, besides the model's own: of a stop that names one, of a gap, and of a turn."""

@@ -88,6 +88,23 @@ def check_default(config: StrategyConfig) -> None:
         )
 
 
+def check_named(request: ClientRequest, config: StrategyConfig) -> None:
+    """Check what a request says itself of its strategy and of its nodes.
+
+    Raises:
+        InvalidArgument: its strategy is unknown or not served here, or num_speculative_tokens is out of range.
+    """
+    if (strategy := request.strategy) is not None:
+        if strategy not in STRATEGIES:
+            raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
+        if (lack := _lacks(strategy, config)) is not None:
+            usable = ", ".join(sorted(served(config)))
+            raise InvalidArgument("speculation.strategy", strategy, f"one of {usable}; this server has {lack.has}")
+    nodes = request.num_speculative_tokens
+    if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
+        raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
+
+
 def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     """The plan for ``request``.
 
@@ -95,15 +112,9 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
             drafts nothing from its prediction; or num_speculative_tokens is out of range.
     """
+    check_named(request, config)
     strategy = request.strategy if request.strategy is not None else config.strategy
-    if strategy not in STRATEGIES:
-        raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
-    if (lack := _lacks(strategy, config)) is not None:
-        usable = ", ".join(sorted(served(config)))
-        raise InvalidArgument("speculation.strategy", strategy, f"one of {usable}; this server has {lack.has}")
     nodes = request.num_speculative_tokens
-    if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
-        raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
     if nodes is None:
         nodes = config.num_speculative_tokens
     if nodes is None:

@@ -67,7 +67,7 @@ class Decoding(ScriptedRouter):
         yield Completion(
             request_id=request.request_id, finish_reason=FinishReason.LENGTH, stop=None, prompt_token_ids=(1,),
             completion_tokens=TOKENS, cached_tokens=steps.randrange(100), seed=1, model="scripted", strategy="auto",
-            stats=stats, timing=Timing(queue_s=steps.random(), time_to_first_token_s=steps.random(), total_s=1.0),
+            rule="by-load", stats=stats, timing=Timing(queue_s=steps.random(), time_to_first_token_s=steps.random(), total_s=1.0),
         )  # fmt: skip
 
 
@@ -164,6 +164,7 @@ def test_the_answer_is_the_same_and_its_report_says_nothing() -> None:
         assert (end.cached_tokens, end.stats.num_spec_steps) != (0, 0)
         assert (end.stats.seconds_saved, private.stats.seconds_saved) == (0.25, 0.0)
         assert (private.cached_tokens, private.stats, private.timing.queue_s) == (0, SpeculationStats(), 0.0)
+        assert (end.rule, private.rule) == ("by-load", "")
         assert (private.finish_reason, private.seed, private.completion_tokens) == (end.finish_reason, 1, TOKENS)
 
     run(main())

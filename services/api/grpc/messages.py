@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast, get_args
 
 from outrider.v1 import generation_pb2 as pb
@@ -14,10 +15,12 @@ from services.api.messages import (
     ChatMessage,
     ClientRequest,
     Completion,
+    HowAsked,
     ModelCard,
     RequestedSampling,
     TextChunk,
     decoding_figures,
+    system_prompt_of,
 )
 from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
@@ -53,16 +56,21 @@ _PLAIN_FIELDS = (
 
 
 def decode_request(
-    wire: pb.GenerateRequest, *, tenant: str | None, request_id: str = "", traceparent: str = ""
+    wire: pb.GenerateRequest,
+    *,
+    tenant: str | None,
+    request_id: str = "",
+    traceparent: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> ClientRequest:
-    """A user's request from its message and from its call's metadata (tenant, request id, trace).
+    """A user's request from its message and from its call's metadata (tenant, request id, trace, all that is no secret).
 
     Raises:
         InvalidArgument: no input, or a value outside its range; names the field.
     """
-    speculation = wire.speculation
+    speculation, source = wire.speculation, _decode_input(wire)
     return ClientRequest(
-        input=_decode_input(wire),
+        input=source,
         sampling=_decode_sampling(wire.sampling),
         model=wire.model if wire.HasField("model") else None,
         strategy=speculation.strategy if speculation.HasField("strategy") else None,
@@ -80,6 +88,7 @@ def decode_request(
         compare=tuple(speculation.compare),
         report=_report(speculation.report) if speculation.HasField("report") else "none",
         effort=_effort(speculation.effort) if speculation.HasField("effort") else None,
+        how=HowAsked(headers=headers, system_prompt=system_prompt_of(source)),
     )
 
 
@@ -227,7 +236,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
             cached_tokens=event.cached_tokens,
         ),
         comparisons=encode_comparisons(event.comparisons),
-        speculative_decoding=pb.SpeculationMetrics(**decoding_figures(event.strategy, event.stats)),
+        speculative_decoding=pb.SpeculationMetrics(**decoding_figures(event.strategy, event.stats, event.rule)),
         timing=pb.Timing(
             queue_s=timing.queue_s,
             time_to_first_token_s=timing.time_to_first_token_s,

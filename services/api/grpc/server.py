@@ -23,6 +23,7 @@ from services.api.grpc.messages import decode_request, encode_events, encode_mod
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from services.api.sockets import check_server
+from services.api.told_headers import told_headers
 from services.links.channel import Options, bind, make_server
 from services.links.guarded_calls import Context
 from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
@@ -63,6 +64,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 tenant=caller.tenant,
                 request_id=request_id,
                 traceparent=traceparent_of(metadata),
+                headers=told_headers(metadata),
             )
             asked = await asyncio.to_thread(decode) if request.ByteSize() > LARGE else decode()
             padding = self._privacy.padding(asked.private)

@@ -15,7 +15,8 @@ from services.access.gate import Caller, Gate
 from services.api.http.door import OPENAI, Door
 from services.api.http.openai.errors import Headers as HeaderList
 from services.api.http.openai.errors import error_headers, http_status
-from services.api.messages import ClientRequest, RequestedSampling
+from services.api.messages import ClientRequest, HowAsked, RequestedSampling
+from services.api.told_headers import told_headers
 from services.tracing.log_names import UsersName
 from speculation.errors import Cancelled, Internal, OutriderError
 
@@ -128,6 +129,7 @@ class HttpCall:
             most_tokens=self.known_caller.limits.max_tokens,
             request_id=self.request_id,
             traceparent=self.traceparent,
+            how=HowAsked(headers=told_headers(self.headers.items())),
         )
 
 

@@ -46,7 +46,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     scored = read_prompt_logprobs(fields, stream)
     form, form_field = _form(fields, tools)
     tier, thoughts = fields.given("service_tier"), fields.truth("include_reasoning") is not False
-    field_rules.take_unhonoured(fields, ChatBody)
+    without_effect = field_rules.take_unhonoured(fields, ChatBody)
     fields.end(field_rules.HINTS)
     return Asked(
         inputs=(messages,),
@@ -63,6 +63,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         chat=options,
         tier=tier,
         thoughts=thoughts,
+        metadata=without_effect.get("metadata", {}),
         **others,
     )
 

@@ -37,7 +37,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     form, form_field = read_form(fields)
     infill = _infill(fields, inputs, echo=echo, truncate=others["truncate"])
     _check_counts(fields, others["n"], len(inputs))
-    field_rules.take_unhonoured(fields, CompletionBody)
+    without_effect = field_rules.take_unhonoured(fields, CompletionBody)
     fields.end(field_rules.HINTS)
     return Asked(
         inputs=inputs,
@@ -58,6 +58,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
         echo=echo,
         infill=infill,
         form_field=form_field,
+        metadata=without_effect.get("metadata", {}),
         **others,
     )
 

@@ -35,17 +35,21 @@ HINTS: dict[str, str] = {
 }
 
 
-def take_unhonoured(fields: Fields, body: type[BaseModel]) -> None:
-    """Take the fields that ask for nothing.
+def take_unhonoured(fields: Fields, body: type[BaseModel]) -> dict[str, Any]:
+    """Take the fields that ask for nothing; gives those that are set.
 
     Raises:
         Refused: one asks for something; says what is allowed.
     """
+    taken = {}
     for key, (harmless, allowed) in _unhonoured(body).items():
         value = fields.take(key)
         if value is not None and not _is(harmless, value):
             shown = value if isinstance(value, str | int | float) and value != "" else "set"
             raise fields.refuse(key, shown, allowed, "unsupported_parameter")
+        if value is not None:
+            taken[key] = value
+    return taken
 
 
 @cache

@@ -20,11 +20,11 @@ from services.api.messages import (
     ChatOptions,
     ClientRequest,
     Completion,
-    HowAsked,
     ModelCard,
     RequestedSampling,
     RouterPort,
     TextChunk,
+    system_prompt_of,
 )
 from services.grammars import field_of
 from speculation.errors import Internal, InvalidArgument, OutriderError
@@ -98,7 +98,14 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     ]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
-    how = HowAsked(streams=asked.stream is not None, choices=asked.n)
+    how = replace(
+        base.how,
+        streams=asked.stream is not None,
+        choices=asked.n,
+        metadata=asked.metadata,
+        system_prompt=system_prompt_of(asked.inputs[0]) if chats else "",
+        tools=bool(asked.chat.tools),
+    )
     requests, thinking = [], []
     for ids in prompts:
         thinks = chats and await begins_thought(ids, asked, router, card)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.api.http.openai.protocol.parts import StreamOptions
@@ -39,6 +40,7 @@ class Asked:
         length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
         thoughts: the answer tells what the model thought before it.
+        metadata: the user's own texts, by name.
     """
 
     inputs: tuple[Input, ...]
@@ -79,3 +81,4 @@ class Asked:
     request_id: str | None = None
     tier: bool = False
     thoughts: bool = True
+    metadata: Mapping[str, str] = field(default_factory=dict)

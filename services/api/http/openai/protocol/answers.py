@@ -60,6 +60,7 @@ class Decoding(Answered):
     accepted_by_source: dict[str, int]
     switches: list[str]
     seconds_saved: float
+    rule: str | None = Field(None, description="the rule of the router that chose how to draft")
     comparisons: list[ComparedStrategy] | None = None
 
 

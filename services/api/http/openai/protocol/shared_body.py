@@ -137,7 +137,11 @@ class SharedBody(Declared):
     safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="a text")
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, NO_EFFECT
-    ] = Field(None, max_length=16, description="an object of at most 16 texts of at most 512 characters")
+    ] = Field(
+        None,
+        max_length=16,
+        description="an object of at most 16 texts of at most 512 characters, which the router's rules may ask for",
+    )
     prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description="a text")
     service_tier: Annotated[Literal["auto", "default"] | None, NO_EFFECT] = Field(
         None, description="auto or default: there is one tier"
