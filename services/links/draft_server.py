@@ -65,10 +65,14 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
         await conversation.end()
 
 
-def encode_replies(replies: Sequence[DraftingReply]) -> list[drafting_pb2.DraftResponse]:
-    """The messages for ``replies``. A draft that cannot be encoded becomes a failure of its session only."""
+def encode_replies(replies: Sequence[DraftingReply], *, columns: bool = True) -> list[drafting_pb2.DraftResponse]:
+    """The messages for ``replies``. A draft that cannot be encoded becomes a failure of its session only.
+
+    Args:
+        columns: as of ``encode_drafting_replies``.
+    """
     try:
-        return list(encode_drafting_replies(replies))
+        return list(encode_drafting_replies(replies, columns=columns))
     except (ValueError, TypeError):
         return [_encode_reply(reply) for reply in replies]
 

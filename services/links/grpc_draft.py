@@ -19,6 +19,7 @@ from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec.features import features_of, in_messages
+from services.links.draft_forms import COLUMNS, READ_HERE, reads
 from services.links.draft_server import converse, encode_replies
 from services.links.internal import Guard, guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
@@ -106,12 +107,16 @@ class GrpcDraftLink:
             self.reconnect()
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
-        calls = CallQueue()
-        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(_requests(calls), metadata=self._metadata)
+        calls, peer = CallQueue(), _Peer()
+        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(
+            _requests(calls, peer), metadata=(*self._metadata, *READ_HERE)
+        )
         self._calls, self._talking = calls, replies
         try:
             receiver.on_connected()
             async for wire in replies:
+                # It has come with the first reply.
+                peer.columns = peer.columns or reads(await replies.initial_metadata(), COLUMNS)
                 for reply in codec.decode_drafting_replies(wire):
                     receiver.on_reply(reply)
         finally:
@@ -121,14 +126,20 @@ class GrpcDraftLink:
             replies.cancel()
 
 
-async def _requests(calls: CallQueue) -> AsyncIterator[drafting_pb2.DraftRequest]:
+class _Peer:
+    """What is known of a drafter: ``columns``: it reads them. Until it has said so, it is sent what every version reads."""
+
+    columns = False
+
+
+async def _requests(calls: CallQueue, peer: _Peer) -> AsyncIterator[drafting_pb2.DraftRequest]:
     while (call := await calls.get()) is not END:
         ready = list(in_messages(call))
         # Hidden states stay in the queue, which bounds them, until their turn comes.
         while features_of(call) is None and (more := calls.get_nowait()) is not END:
             call = more
             ready += in_messages(call)
-        for wire in codec.encode_drafting_calls(ready):
+        for wire in codec.encode_drafting_calls(ready, columns=peer.columns):
             yield wire
 
 
@@ -147,13 +158,15 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         # Two verifiers may use one request id (a request that moved), so each stream gets a prefix of its own.
         async with aborting(context):
             self._guard(context)
+        await context.send_initial_metadata(READ_HERE)
+        columns = reads(context.invocation_metadata(), COLUMNS)
         prefix = f"{next(self._streams)}/"
         calls = CallQueue()
         reading = asyncio.create_task(_read(request_iterator, prefix, calls))
         try:
             async with aborting(context), aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
                 async for ready in replies:
-                    for wire in encode_replies([_without(prefix, reply) for reply in ready]):
+                    for wire in encode_replies([_without(prefix, reply) for reply in ready], columns=columns):
                         yield wire
                 await reading
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -32,14 +33,14 @@ async def stay_connected(
         max_bytes: largest message.
         tls: gives the channels' credentials; None: plain text.
     """
-    delay = _RETRY_FIRST_S
+    delay, clock, connected_at = _RETRY_FIRST_S, asyncio.get_running_loop().time, math.inf
     while True:
         try:
             address = await resolve()
             async with _channel(address, client_options(max_bytes), tls) as channel:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await channel.channel_ready()
-                delay = _RETRY_FIRST_S
+                connected_at = clock()
                 log.info("connected to the %s at %s", name, address)
                 if await _renewed_while(talk(channel), tls):
                     log.info("the certificate was renewed: connecting to the %s anew", name)
@@ -52,6 +53,10 @@ async def stay_connected(
             log.warning("no %s: the stream was given up; trying again", name)
         except Exception as error:
             log.warning("no %s: %s; trying again", name, _reason(error))
+        # A peer that is of another version may end every stream at once.
+        if clock() - connected_at > _RETRY_MOST_S:
+            delay = _RETRY_FIRST_S
+        connected_at = math.inf
         await asyncio.sleep(delay)
         delay = min(2 * delay, _RETRY_MOST_S)
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from tests.simulation.fault_points import POINTS
 from tests.simulation.planted import PLANTED
+from tests.simulation.schedule import schedule_of
 from tests.simulation.shrinking import Part, shrunk, whole
 from tests.simulation.world import happened, undisturbed
 
 _CLOCK, _CPU = time.perf_counter, time.process_time
-# Garbage is collected after so many runs: not within one, and not after each, which would take longer than the run.
-BATCH = 100
+# The bar moves after so many runs.
+_STEP = 100
 _BAR = 32
 
 
@@ -37,20 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _simulate(given: argparse.Namespace) -> int:
     counts, fired, failures, began, done, virtual_s = Counter[str](), Counter[str](), 0, _CLOCK(), 0, 0.0
-    last = given.first + given.seeds
-    for first in range(given.first, last, BATCH):
-        with undisturbed():
-            for seed in range(first, min(first + BATCH, last)):
-                result = happened(whole(seed).schedule)
-                counts, fired, done = counts + result.counts, fired + result.fired, done + 1
-                virtual_s += result.seconds
-                if result.problems:
-                    failures += 1
-                    _tell(whole(seed), result.problems)
-        took_s = _CLOCK() - began
-        _bar(done, given.seeds, failures, took_s)
-        if took_s > given.seconds or failures >= given.failures:
-            break
+    with undisturbed():
+        for seed in range(given.first, given.first + given.seeds):
+            result, done = happened(schedule_of(seed)), done + 1
+            counts.update(result.counts)
+            fired.update(result.fired)
+            virtual_s += result.seconds
+            if result.problems:
+                failures += 1
+                _tell(whole(seed), result.problems)
+            took_s = _CLOCK() - began
+            if done % _STEP == 0:
+                _bar(done, given.seeds, failures, took_s)
+            if took_s > given.seconds or failures >= given.failures:
+                break
     print(f"\n{done} schedules, {virtual_s:.0f} simulated seconds, in {_CLOCK() - began:.1f} s: {failures} failed")
     print(f"{done / max(_CPU(), 0.001):.0f} schedules for a second of a core, the start included")
     print("ends of answers, and events:", ", ".join(f"{name} {count}" for name, count in counts.most_common()))

@@ -6,8 +6,9 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from services.router.tokens import Tokens
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -63,9 +64,10 @@ def assets() -> Assets:
 
 
 class SharedGrammars(CompiledGrammars):
-    """Compiles for one verifier, with an engine that is loaded once."""
+    """Those of one verifier; the engine is loaded, and each of ``GRAMMARS`` compiled, once for all runs."""
 
     _engine: LLTokenizer | None = None
+    _all: ClassVar[dict[StructuredOutputs, LLMatcher]] = {}
 
     def __init__(self) -> None:
         super().__init__(str(assets().folder), assets().vocab_size, frozenset({EOS}))
@@ -75,3 +77,12 @@ class SharedGrammars(CompiledGrammars):
             super()._load_tokenizer()
             SharedGrammars._engine = self._tokenizer
         self._tokenizer = SharedGrammars._engine
+
+    def _compile(self, structured: StructuredOutputs) -> LLMatcher:
+        if structured not in self._all:
+            self._all[structured] = super()._compile(structured)
+        return self._all[structured]
+
+    def _compile_again(self, structured: StructuredOutputs, used_up: LLMatcher) -> LLMatcher:
+        self._all.pop(structured, None)
+        return super()._compile_again(structured, used_up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from tests.simulation.virtual_loop import Process, current_process
 # Seconds between looks whether a server is there, and by which a reply may be late.
 _LOOK_S, _LATE_S = 0.5, 2.0
 _END = object()
+Metadata = Sequence[tuple[str, str]]
 
 
 class Servers:
@@ -94,7 +95,7 @@ class Channel:
         _registered_method: bool = False,
     ) -> Callable[..., Call]:
         """As gRPC's."""
-        return lambda requests, metadata=None: Call(self, path, requests, request_serializer, response_deserializer)
+        return lambda requests, metadata=(): Call(self, path, requests, request_serializer, response_deserializer, metadata)
 
     def connect(self, server: Server) -> Connection:
         """A connection to the server."""
@@ -111,6 +112,7 @@ class Call:
         requests: AsyncIterator[Any],
         write: Callable[[Any], bytes],
         read: Callable[[bytes], Any],
+        metadata: Metadata,
     ) -> None:
         self._read, self._faults, self._kind = read, channel.faults, channel.kind
         self._replies = Inbox()
@@ -122,7 +124,7 @@ class Call:
         self._me = current_process()
         connection = self._connection = channel.connect(server)
         connection.when_ended(self._me, lambda: self._replies.put(_broken()))
-        answering = self._server = _Answering(connection, server, path, self._came, channel)
+        answering = self._server = _Answering(connection, server, path, self._came, channel, metadata)
         connection.send(self._me, answering.begin)
         self._sending = asyncio.create_task(self._send(requests, write, answering))
 
@@ -141,6 +143,11 @@ class Call:
             assert isinstance(reply, bytes)
             yield self._read(reply)
 
+    async def initial_metadata(self) -> Metadata:
+        """The server's; it is asked for after the first reply."""
+        assert self._server is not None
+        return self._server.context.sent
+
     def cancel(self) -> None:
         """Give the stream up."""
         self._replies.put(asyncio.CancelledError())
@@ -152,8 +159,15 @@ class _Answering:
     """A stream as its server has it."""
 
     def __init__(
-        self, connection: Connection, server: Server, path: str, came: Callable[[object], None], channel: Channel
+        self,
+        connection: Connection,
+        server: Server,
+        path: str,
+        came: Callable[[object], None],
+        channel: Channel,
+        metadata: Metadata,
     ) -> None:
+        self.context = _Context(metadata)
         self.requests = Inbox()
         self._connection, self._server, self._came = connection, server, came
         self._handler = server.handlers[path]
@@ -166,7 +180,7 @@ class _Answering:
 
     async def _answer(self) -> None:
         me, write = self._server.process, self._handler.response_serializer
-        replies = self._handler.stream_stream(self._read(), _Context())
+        replies = self._handler.stream_stream(self._read(), self.context)
         try:
             async for reply in replies:
                 self._reply(me, write(reply))
@@ -196,7 +210,19 @@ class _Answering:
 
 
 class _Context:
-    """What the servicers ask of their context."""
+    """What the servicers ask of their context.
+
+    Attributes:
+        sent: the initial metadata of the server.
+    """
+
+    def __init__(self, received: Metadata) -> None:
+        self._received = received
+        self.sent: Metadata = ()
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """As gRPC's."""
+        self.sent = metadata
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
         """As gRPC's."""
@@ -206,9 +232,9 @@ class _Context:
         """None was set."""
         return ()
 
-    def invocation_metadata(self) -> tuple[()]:
-        """None was sent."""
-        return ()
+    def invocation_metadata(self) -> Metadata:
+        """The caller's."""
+        return self._received
 
 
 def _broken(why: str = "the connection was lost") -> grpc.aio.AioRpcError:

@@ -32,14 +32,14 @@ def problems(world: World) -> list[str]:
 
 def of_tokens(call: Call) -> Iterator[str]:
     """What is wrong with an answer's tokens."""
-    want = answer_of(call)
+    want = list(answer_of(call))
     if call.tokens != want[: len(call.tokens)]:
         yield f"{call.name}: {call.tokens} is no beginning of {want}"
     if call.outcomes == ["ok"] and call.tokens != want:
         yield f"{call.name}: finished with {len(call.tokens)} of {len(want)} tokens"
 
 
-def answer_of(call: Call) -> list[int]:
+def answer_of(call: Call) -> tuple[int, ...]:
     """The whole answer, by plain decoding."""
     ask = call.ask
     return _answer(ask.prompt, ask.temperature, ask.seed, ask.max_tokens, ask.ignore_eos, ask.grammar)
@@ -48,9 +48,9 @@ def answer_of(call: Call) -> list[int]:
 @lru_cache(4096)
 def _answer(
     prompt: tuple[int, ...], temperature: float, seed: int, max_tokens: int, ignore_eos: bool, grammar: int | None
-) -> list[int]:
+) -> tuple[int, ...]:
     params = SamplingParams(
         temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos and grammar is None
     )
     allowed = None if grammar is None else SharedGrammars()._open(GRAMMARS[grammar], ()).allowed
-    return plain_answer(prompt, params, max_tokens, allowed)
+    return tuple(plain_answer(prompt, params, max_tokens, allowed))

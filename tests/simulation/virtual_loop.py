@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -30,20 +31,16 @@ class Endless(Exception):
 class _Handle:
     """What asyncio's ``Handle`` and ``TimerHandle`` are used for, and as little more as possible: there are many."""
 
-    __slots__ = ("args", "at", "callback", "context", "gone")
+    __slots__ = ("args", "callback", "context", "gone")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, at: float) -> None:
-        self.callback, self.args, self.context, self.at = callback, args, context, at
-        self.gone = False
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
+        self.callback, self.args, self.context, self.gone = callback, args, context, False
 
     def cancel(self) -> None:
         self.gone = True
 
     def cancelled(self) -> bool:
         return self.gone
-
-    def when(self) -> float:
-        return self.at
 
 
 class Process:
@@ -118,14 +115,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.create_task(coroutine, context=process.context.copy())
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        task = super().create_task(coro, **options)
+        task = asyncio.Task(coro, loop=self, **options)
         self._tasks.append(task)
         return task
 
+    def _asyncgen_firstiter_hook(self, _generator: object) -> None:
+        """Nobody shuts generators down at the end of a run, so none is kept count of."""
+
     def bury(self) -> None:
-        """After a run, nobody is to be told of what still waits."""
+        """End a run: what still waits is given up, and nobody is told of it."""
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+        # One by one: of a heap of garbage, Python would find out at length what hangs together.
+        for task in [task for task in self._tasks if not task.done()]:
+            with suppress(BaseException):
+                task.get_coro().close()  # type: ignore[union-attr]
+        self._tasks.clear()
+        self._timers.clear()
+        self._graveyard.clear()
 
     def kill(self, process: Process) -> None:
         """End a process: nothing of it ever runs again."""
@@ -145,7 +152,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # --- asyncio's side -----------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        handle = _Handle(callback, args, copy_context() if context is None else context, self._now)
+        handle = _Handle(callback, args, copy_context() if context is None else context)
         self._ready_now(handle)
         return handle
 
@@ -155,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        timer = _Handle(callback, args, copy_context() if context is None else context, when)
+        timer = _Handle(callback, args, copy_context() if context is None else context)
         self._sequence += 1
         heappush(self._timers, (when, self._sequence, timer))
         return timer

@@ -39,6 +39,8 @@ from speculation.types import Observation, SamplingParams
 _Any = TypeVar("_Any")
 _Kind = TypeVar("_Kind")
 
+# One that only another version knows looks as if there were none.
+_KNOWN = "a form that this version knows"
 _OPEN = SameFields(OpenSession, drafting_pb2.OpenSession, renamed={"prediction": "prediction_token_ids"}, by_hand=("noise",))
 _CLOSE = SameFields(CloseSession, drafting_pb2.CloseSession)
 _FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
@@ -49,8 +51,15 @@ _DRAFT = SameFields(Draft, drafting_pb2.Draft, by_hand=("tree", "drafting_s"))
 _FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
 
 
-def encode_drafting_calls(calls: Sequence[DraftingCall]) -> Iterator[drafting_pb2.DraftRequest]:
-    """Verifier to drafter, in as few messages as possible: reports that follow each other share one."""
+def encode_drafting_calls(calls: Sequence[DraftingCall], *, columns: bool = True) -> Iterator[drafting_pb2.DraftRequest]:
+    """Verifier to drafter, in as few messages as possible: reports that follow each other share one.
+
+    Args:
+        columns: the drafter reads these; otherwise each call has a message of its own.
+    """
+    if not columns:
+        yield from map(encode_drafting_call, calls)
+        return
     for alone, together in _grouped(calls, StepReport, numbers_of_report):
         if alone is not None:
             yield encode_drafting_call(alone)
@@ -69,8 +78,17 @@ def decode_drafting_calls(wire: drafting_pb2.DraftRequest) -> Sequence[DraftingC
     return read_reports(wire.steps) if wire.HasField("steps") else [decode_drafting_call(wire)]
 
 
-def encode_drafting_replies(replies: Sequence[DraftingReply]) -> Iterator[drafting_pb2.DraftResponse]:
-    """Drafter to verifier, in as few messages as possible: drafts that follow each other share one."""
+def encode_drafting_replies(
+    replies: Sequence[DraftingReply], *, columns: bool = True
+) -> Iterator[drafting_pb2.DraftResponse]:
+    """Drafter to verifier, in as few messages as possible: drafts that follow each other share one.
+
+    Args:
+        columns: the verifier reads these; otherwise each reply has a message of its own.
+    """
+    if not columns:
+        yield from map(encode_drafting_reply, replies)
+        return
     for alone, together in _grouped(replies, Draft, numbers_of_draft):
         if alone is not None:
             yield encode_drafting_reply(alone)
@@ -155,7 +173,7 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = N
         case "features":
             return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features, data))
         case _:
-            raise InvalidArgument("event", "unset", "open, step, close, features or forget")
+            raise InvalidArgument("event", "unset", f"{_KNOWN}: open, step, steps, close, features or forget")
 
 
 def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
@@ -239,4 +257,4 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
             drafting_s = draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0
             return _DRAFT.decode(draft, tree=tree, drafting_s=drafting_s)
         case _:
-            raise InvalidArgument("event", "unset", "draft, failure or forgotten")
+            raise InvalidArgument("event", "unset", f"{_KNOWN}: draft, drafts, failure or forgotten")

@@ -36,11 +36,15 @@ class SameFields(Generic[_Ours, _Wire]):
         on_wire = {each.name: each.name for each in dataclasses.fields(ours) if each.name not in by_hand}  # type: ignore[arg-type]
         on_wire |= renamed or {}
         known = wire.DESCRIPTOR.fields_by_name
-        self._fields = [(name, there, _reader(known[there])) for name, there in on_wire.items()]
+        self._there = tuple(on_wire.values())
+        # Of one name ``attrgetter`` would give the value itself, not a tuple of it.
+        names = tuple(on_wire)
+        self._values = attrgetter(*names) if len(names) > 1 else lambda message: (getattr(message, names[0]),)
+        self._readers = [(name, _reader(known[there])) for name, there in on_wire.items()]
 
     def encode(self, message: _Ours, **by_hand: Any) -> _Wire:
         """The message for the wire."""
-        return self._wire(**{there: getattr(message, name) for name, there, _ in self._fields}, **by_hand)
+        return self._wire(**dict(zip(self._there, self._values(message), strict=True)), **by_hand)
 
     def decode(self, wire: _Wire, **by_hand: Any) -> _Ours:
         """Our message.
@@ -48,7 +52,7 @@ class SameFields(Generic[_Ours, _Wire]):
         Raises:
             InvalidArgument: its class refuses a value.
         """
-        return self._ours(**{name: read(wire) for name, _, read in self._fields}, **by_hand)
+        return self._ours(**{name: read(wire) for name, read in self._readers}, **by_hand)
 
 
 def _reader(field: Any) -> Callable[[Message], Any]:

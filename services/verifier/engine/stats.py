@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from services.verifier.model.target_port import Rows
 from speculation.messages import Draft
 from speculation.types import TokenTree, Verdict
+
+
+class _Measured:
+    """Adds a block's running time to a part. No generator: it is entered for every part of every step."""
+
+    __slots__ = ("_part", "_start", "_times")
+
+    def __init__(self, times: StepTimes, part: str) -> None:
+        self._times, self._part = times, part
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._times.add(self._part, time.perf_counter() - self._start)
 
 
 @dataclass(slots=True)
@@ -19,14 +34,9 @@ class StepTimes:
     steps: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
+    def measure(self, part: str) -> AbstractContextManager[None]:
         """Add the block's running time to ``part``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(part, time.perf_counter() - start)
+        return _Measured(self, part)
 
     def add(self, part: str, seconds: float) -> None:
         """Add measured time to ``part``."""
