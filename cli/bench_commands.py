@@ -43,7 +43,11 @@ app.command(epilog=soak_command.EPILOG)(soak_command.soak)
 def bench(
     context: typer.Context,
     prompts: Annotated[
-        str, typer.Option(help="builtin, or a file: Spec-Bench's or HumanEval's .jsonl, or text with one prompt per line.")
+        str,
+        typer.Option(
+            help="builtin, or a file of Spec-Bench, HumanEval, MBPP, GSM8K, ShareGPT, CNN/DM, DialogSum or E2E (.jsonl, "
+            ".json or .csv), of messages, or of text with one prompt per line."
+        ),
     ] = "builtin",
     strategies: Annotated[
         str | None, typer.Option(help="Comma-separated. Default: all. autoregressive always takes part.")

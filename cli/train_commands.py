@@ -35,7 +35,7 @@ _OWN_PROMPTS = 1000
 def data(
     out: Annotated[Path, typer.Option("--out", help="Folder for the data; continues an interrupted run.")],
     prompts: Annotated[
-        list[Path] | None, typer.Option(help="A .jsonl file: messages, prompt, question or text in each line. Repeatable.")
+        list[Path] | None, typer.Option(help="A file of prompts; outrider bench --help names the forms. Repeatable.")
     ] = None,
     own_prompts: Annotated[
         int | None, typer.Option(min=0, help="Prompts that the target makes itself. Default: 1000 if no file is given.")

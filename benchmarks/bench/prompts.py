@@ -1,13 +1,14 @@
-"""Reads prompts: Spec-Bench's ``question.jsonl`` with all turns, HumanEval's file, plain text, or the built-in ones."""
+"""The prompts of a benchmark, from a file or the built-in ones, and the requests that they become."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from services.api.messages import ChatMessage
+from services.prompt_files.forms import Asked
+from services.prompt_files.reader import read_asked
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 
@@ -15,61 +16,42 @@ BUILTIN = "builtin"
 _BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl")
 
 
-def read_prompts(source: str, per_task: int | None = None) -> list[Prompt]:
+def read_prompts(source: str, per_task: int | None = None, option: str = "--prompts") -> list[Prompt]:
     """The prompts of a file, at most ``per_task`` of each task, grouped by task in the order of the file.
 
     Args:
-        source: ``builtin`` or a file: ``.jsonl`` with ``turns`` and ``category`` (Spec-Bench) or ``prompt`` and ``task_id``
-            (HumanEval) in every line; any other name is plain text, one prompt per line.
+        source: ``builtin``, or a file of any form that ``services.prompt_files`` reads.
+        option: what names it on the command line, for errors.
 
     Raises:
-        ConfigurationError: the file cannot be read or holds no prompt, or a line is malformed; names the line.
+        ConfigurationError: the file cannot be read or holds no prompt, or an entry is malformed; names the line.
     """
     path = _BUILTIN_FILE if source == BUILTIN else Path(source)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{_why(error)}; give a file, or {BUILTIN}", field="--prompts", verb="", value=source
-        ) from error
     tasks: dict[str, list[Prompt]] = {}
     seen = set()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            prompt = _read_line(path, number, line)
-            if (prompt.task, prompt.id) in seen:
-                raise ConfigurationError(f"{prompt.id} occurs twice in {prompt.task}", field=f"{path}:{number}")
-            seen.add((prompt.task, prompt.id))
-            tasks.setdefault(prompt.task, []).append(prompt)
+    for number, (where, asked) in enumerate(read_asked(path, option), 1):
+        prompt = _prompt(asked, where, number)
+        if (prompt.task, prompt.id) in seen:
+            raise ConfigurationError(f"{prompt.id} occurs twice in {prompt.task}", field=where)
+        seen.add((prompt.task, prompt.id))
+        tasks.setdefault(prompt.task, []).append(prompt)
     if not tasks:
-        raise ConfigurationError("there is no prompt in it", field="--prompts", verb="", value=source)
+        raise ConfigurationError("there is no prompt in it", field=option, verb="", value=source)
     return [prompt for prompts in tasks.values() for prompt in prompts[:per_task]]
 
 
-def _read_line(path: Path, number: int, line: str) -> Prompt:
-    if path.suffix != ".jsonl":
-        return Prompt(id=str(number), task="text", turns=(line,))
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ConfigurationError(f"not JSON ({error})", field=f"{path}:{number}") from error
-    match entry:
-        case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) and turn.strip() for turn in turns):
-            task = str(entry.get("category", "text"))
-            return Prompt(id=str(entry.get("question_id", number)), task=task, turns=tuple(turns))
-        case {"prompt": str(text)} if text.strip():
-            return Prompt(id=str(entry.get("task_id", number)), task="humaneval", turns=(text,))
-    raise ConfigurationError(
-        (
-            'neither a Spec-Bench line ({"category": "...", "turns": ["...", ...]}) nor a HumanEval line '
-            '({"task_id": "...", "prompt": "..."})'
-        ),
-        field=f"{path}:{number}",
+def _prompt(asked: Asked, where: str, number: int) -> Prompt:
+    """What is asked of the model, which gives the answers to earlier turns itself."""
+    others = {message.role for message in asked.messages} - {"system", "user", "assistant"}
+    if others:
+        raise ConfigurationError(field=f"{where}: role", value=min(others), allowed="system, user or assistant")
+    said = {role: [message.content for message in asked.messages if message.role == role] for role in ("system", "user")}
+    return Prompt(
+        id=asked.id or str(number),
+        task=asked.task,
+        turns=(*said["user"], *asked.further),
+        system="\n\n".join(said["system"]),
     )
-
-
-def _why(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or "cannot be read" if isinstance(error, OSError) else "not UTF-8 text"
 
 
 Ask = Callable[[Sequence[Request]], Sequence[TimedAnswer]]
@@ -82,7 +64,7 @@ def make_requests(prompts: Sequence[Prompt], tokens: Tokens, ask: Ask, seed: int
     contestants continue the same conversation, whatever they answered themselves.
     """
     made: list[list[Request]] = [[] for _ in prompts]
-    dialogues: list[list[ChatMessage]] = [[] for _ in prompts]
+    dialogues = [[ChatMessage(role="system", content=each.system)] if each.system else [] for each in prompts]
     number = 0
     for turn in range(max(len(prompt.turns) for prompt in prompts)):
         going = [i for i, prompt in enumerate(prompts) if turn < len(prompt.turns)]

@@ -10,11 +10,12 @@ from speculation.errors import OutriderError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """The user's turns in one conversation."""
+    """The user's turns in one conversation, and the system's message before them; empty: there is none."""
 
     id: str
     task: str
     turns: tuple[str, ...]
+    system: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,9 +53,13 @@ def test_every_form_of_prompt_file(tmp_path: Path) -> None:
     [
         (['{"turns": ["a"]}', "{"], ("p.jsonl:2", None, "not JSON")),
         (['{"turns": []}'], ("p.jsonl:1",)),
-        (['{"turns": [3]}'], ("p.jsonl:1",)),
-        (['{"turns": ["ok", " "]}'], ("p.jsonl:1",)),
-        (['{"prompt": ""}'], ("p.jsonl:1",)),
+        (['{"turns": [3]}'], ("p.jsonl:1: turns[0]", 3)),
+        (['{"turns": ["ok", " "]}'], ("p.jsonl:1: turns[1]",)),
+        (['{"prompt": ""}'], ("p.jsonl:1: prompt",)),
+        (
+            ['{"messages": [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]}'],
+            ("p.jsonl:1: role", "tool"),
+        ),
         (["[1]"], ("p.jsonl:1",)),
         (
             ['{"question_id": 1, "turns": ["a"]}', '{"question_id": 1, "turns": ["b"]}'],

@@ -124,7 +124,7 @@ async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[P
 
 async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
     wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
-    with refuses(ConfigurationError, field="asked.jsonl, line 1"):
+    with refuses(ConfigurationError, field="asked.jsonl:1"):
         await make(tmp_path / "data", model, [wizard])
 
 
@@ -156,21 +156,21 @@ def test_line_separators_may_stand_in_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "refusal"),
     [
-        ('{"text": "a"}\n{"text"', ("asked.jsonl, line 2",)),
-        ('"text"', ("asked.jsonl, line 1", None, "must be an object with one of messages, prompt, question, text")),
+        ('{"text": "a"}\n{"text"', ("asked.jsonl:2",)),
+        ('"text"', ("asked.jsonl:1", None, "must be an object with one of turns")),
         (
             '{"code": "a", "answer": "b"}',
-            ("asked.jsonl, line 1", None, "has the fields answer, code; must have one of messages"),
+            ("asked.jsonl:1", None, "has the fields answer, code; must have one of turns"),
         ),
-        ("{}", ("asked.jsonl, line 1", None, "has the fields none")),
-        ('{"text": 3}', ("asked.jsonl, line 1: text", 3)),
-        ('{"question": " "}', ("asked.jsonl, line 1: question", '" "')),
-        ('{"messages": "hello"}', ("asked.jsonl, line 1", None, "messages must be a list")),
-        ('{"messages": ["hello"]}', ("asked.jsonl, line 1: messages[0]",)),
-        ('{"messages": [{"role": "user"}]}', ("asked.jsonl, line 1: messages[0].content", "null")),
+        ("{}", ("asked.jsonl:1", None, "has the fields none")),
+        ('{"text": 3}', ("asked.jsonl:1: text", 3)),
+        ('{"question": " "}', ("asked.jsonl:1: question", '" "')),
+        ('{"messages": "hello"}', ("asked.jsonl:1", None, "messages must be a list")),
+        ('{"messages": ["hello"]}', ("asked.jsonl:1: messages[0]",)),
+        ('{"messages": [{"role": "user"}]}', ("asked.jsonl:1: messages[0].content", "null")),
         (
             '{"messages": [{"role": "assistant", "content": "a"}]}',
-            ("asked.jsonl, line 1", None, "messages has no message whose role is user"),
+            ("asked.jsonl:1", None, "messages has no message whose role is user"),
         ),
         ("", ("--prompts", "asked.jsonl")),
     ],
