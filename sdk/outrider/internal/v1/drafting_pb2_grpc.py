@@ -50,6 +50,8 @@ class DraftingServiceServicer:
         """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
         stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
         A message is at most 4 MiB.
+        Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
+        begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,6 +37,8 @@ class DraftingServiceStub:
     """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
     stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
     A message is at most 4 MiB.
+    Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
+    begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
     """
 
 @_typing.type_check_only
@@ -48,6 +50,8 @@ class DraftingServiceAsyncStub(DraftingServiceStub):
     """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
     stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
     A message is at most 4 MiB.
+    Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
+    begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
     """
 
 class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -62,6 +66,8 @@ class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
         """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
         stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
         A message is at most 4 MiB.
+        Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
+        begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
         """
 
 def add_DraftingServiceServicer_to_server(servicer: DraftingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
