@@ -30,7 +30,8 @@ class GenerationRequest:
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
-    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known.
+    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``group``: what answers that are
+    written beside this one to the same prompt have, too; empty: none are.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     arithmetic: str = ""
+    group: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -192,9 +194,9 @@ class DraftNoise:
 class OpenSession:
     """Starts a session, or restarts it with everything committed so far (late join).
 
-    ``tenant``, ``traceparent`` and ``prediction`` as in ``GenerationRequest``. ``noise`` is told to trusted drafters of
-    requests that are sampled under ``acceptance: walk``. ``sampled``: the rule is rejection at a temperature above 0;
-    sources that can should draw chains from q, and report it (``TokenTree.proposals``).
+    ``tenant``, ``traceparent``, ``prediction`` and ``group`` as in ``GenerationRequest``. ``noise`` is told to trusted
+    drafters of requests that are sampled under ``acceptance: walk``. ``sampled``: the rule is rejection at a temperature
+    above 0; sources that can should draw chains from q, and report it (``TokenTree.proposals``).
     """
 
     session_id: str
@@ -208,6 +210,7 @@ class OpenSession:
     tenant: str | None = None
     traceparent: str = ""
     prediction: tuple[int, ...] = ()
+    group: str = ""
 
 
 @quickly_made

@@ -160,7 +160,7 @@ class ClientRequest:
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
         weight: the tenant's share of the verifier's time when it is short.
-        cache_salt, priority: as in ``GenerationRequest``.
+        cache_salt, priority, group: as in ``GenerationRequest``.
         private: what is sent of the answer tells nothing of its drafts, and none come from others' texts; None: as the
             server does by default.
         how: of the user's call.
@@ -188,6 +188,7 @@ class ClientRequest:
     weight: float = 1.0
     cache_salt: str = ""
     priority: int = 0
+    group: str = ""
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()

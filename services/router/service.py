@@ -252,6 +252,8 @@ class RouterService:
             weight=request.weight,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            # A private request drafts from no other's text.
+            group="" if request.private else request.group,
             traceparent=request.traceparent,
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
 from services.drafter.interfaces import PathSession
 from services.drafter.sources.recycling import Recycling
-from services.drafter.sources.suffix import Suffix
+from services.drafter.sources.suffix import Suffix, SuffixSession
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
@@ -138,6 +140,33 @@ def test_answers_grow_old() -> None:
     # A tenant that has gone quiet is not remembered for longer.
     source.open(opening([1, 5, 6], "another"))
     assert source._answers["t"].memory.automaton.states == 1
+
+
+def test_answers_side_by_side_draft_from_each_other() -> None:
+    def beside(source: Suffix, group: str = "g", tenant: str | None = None) -> SuffixSession:
+        return source.open(replace(opening([1, 2], tenant), group=group))
+
+    def follows(session: SuffixSession, path: list[int]) -> list[int]:
+        place: Any = session.start()
+        for token in path:
+            place = session.follow(place, token) if place is not None else None
+        return [] if place is None else [token for token, _ in session.candidates(place)]
+
+    written = list(range(100, 140))
+    for kept in (0, 1000):
+        source = Suffix(SuffixConfig(max_cached_tokens=kept))
+        one, other, stranger, elsewhere = beside(source), beside(source), beside(source, "h"), beside(source, "g", "else")
+        for begin in range(0, 40, 8):
+            one.observe(report(*written[begin : begin + 8]))
+        assert follows(other, written[:30]) == [130]
+        # Each piece is told with what stands before it.
+        assert [follows(other, written[:length]) for length in range(39)] == [[token] for token in written[:32]] + [[]] * 7
+        one.close()
+        assert [follows(other, written[:length])[0] for length in range(39)] == written[:39]
+        assert not follows(stranger, written[:3]) and not follows(elsewhere, written[:3])
+        other.close()
+        del one, other
+        assert set(source._groups) == {(None, "h"), ("else", "g")}
 
 
 def test_tenants_that_are_idle_for_longest_are_forgotten() -> None:

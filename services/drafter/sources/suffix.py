@@ -11,6 +11,8 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from services.drafter.config import DrafterConfig, SuffixConfig
 from services.drafter.native.automaton import CompiledAutomaton
@@ -32,6 +34,8 @@ _BY_SHARE = (0.07, 0.25, 0.35, 0.65, 1.0)
 _MOST_FOLLOWERS = 4
 # Tokens that one call counts, in two or three milliseconds.
 _PIECE = 1024
+# New tokens with which an answer is told to those beside it, and tokens of a group whose tenant's answers are not kept.
+_TOLD, _GROUP_TOKENS = 16, 65_536
 
 # The longest known suffix of a text in the request itself, and in its tenant's answers.
 Place = tuple[Ending, Ending]
@@ -98,14 +102,24 @@ class Suffix:
         self._config = config
         self._clock = clock
         self._answers: OrderedDict[str, _Answers] = OrderedDict()
+        # By tenant and group: what answers that are written side by side tell each other. It goes with the last of them.
+        self._groups: WeakValueDictionary[tuple[str | None, str], _Answers] = WeakValueDictionary()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        answers = _Answers(self._config, self._clock) if message.tenant is None else self._of(message.tenant)
+        answers = self._of(message.tenant)
+        if message.group:
+            answers = self._groups.setdefault((message.tenant, message.group), self._beside(answers))
         left = _PIECE
         for each in self._answers.values():
             each.tidy()
             left = each.memory.work(left)
         return SuffixSession(self._config, answers, message)
+
+    def _beside(self, of_tenant: _Answers) -> _Answers:
+        """Answers for a group: its tenant's, where those are kept."""
+        if self._config.max_cached_tokens:
+            return of_tenant
+        return _Answers(replace(self._config, max_cached_tokens=_GROUP_TOKENS), self._clock)
 
     def remember(self, tenant: str, answers: Iterable[Sequence[int]]) -> None:
         """Take answers that were given to a tenant elsewhere. They are counted a piece at a time, as its own."""
@@ -116,9 +130,13 @@ class Suffix:
 
     def forget(self, tenant: str) -> None:
         self._answers.pop(tenant, None)
+        for key in [key for key in self._groups if key[0] == tenant]:
+            del self._groups[key]
 
-    def _of(self, tenant: str) -> _Answers:
-        """A tenant's answers."""
+    def _of(self, tenant: str | None) -> _Answers:
+        """A tenant's answers; nobody's are kept for nobody."""
+        if tenant is None:
+            return _Answers(self._config, self._clock)
         answers = self._answers.setdefault(tenant, _Answers(self._config, self._clock))
         self._answers.move_to_end(tenant)
         if len(self._answers) > self._config.max_tenants:
@@ -158,18 +176,36 @@ class SuffixSession:
     ... ))
     >>> list(later.candidates(later.start()))
     [(8, 'shared:1:1:0.95')]
+
+    Answers that are written side by side draft from each other, also where no tenant's answers are kept:
+
+    >>> one, other = (
+    ...     source.open(OpenSession(
+    ...         session_id=name, tokens=(4, 5), prompt_length=2, sources=("suffix",), max_nodes=4, group="n"
+    ...     ))
+    ...     for name in ("s.0", "s.1")
+    ... )
+    >>> one.observe(StepReport(
+    ...     session_id="s.0", committed=tuple(range(30, 46)), length=18, prefix_hash=0, accepted_path=(), max_nodes=4
+    ... ))
+    >>> list(other.candidates(other.start()))
+    [(30, 'shared:2:1:0.95')]
     """
 
     def __init__(self, config: SuffixConfig, answers: _Answers, message: OpenSession) -> None:
         self.config = config
         self._answers = answers
+        # Whether other answers to the prompt are written beside this one.
+        self._beside = bool(message.group)
         self._own = Memory(config.depth, _MOST_FOLLOWERS)
         self._recent: deque[int] = deque(maxlen=config.depth)
         # What of the tenant's answers was counted when the text's end was looked up in them, the place of that end, and the
         # tokens since.
         self._shared: tuple[tuple[Automaton | CompiledAutomaton | None, int], Ending] = (None, 0), NOWHERE
         self._unfollowed: list[int] = []
+        # What of the answer is not in ``_answers`` yet; and the tokens before that, without which n-grams would be missing.
         self._answer = list(message.tokens[message.prompt_length :])
+        self._told = message.tokens[max(0, message.prompt_length - config.depth + 1) : message.prompt_length]
         self._read(message.tokens)
 
     @property
@@ -235,13 +271,20 @@ class SuffixSession:
     def observe(self, report: StepReport) -> None:
         self._read(report.committed)
         self._answer += report.committed
+        if self._beside and len(self._answer) >= _TOLD:
+            self._tell()
 
     def close(self) -> None:
-        """Remember the answer for the tenant's next requests, if that is configured."""
-        if self.config.max_cached_tokens and self._answer:
-            self._answers.add(self._answer)
-            self._answers.memory.work(_PIECE)
-            self._answer = []
+        """Remember the answer for those beside it, and for the tenant's next requests, if that is configured."""
+        if self._answer and (self._beside or self.config.max_cached_tokens):
+            self._tell()
+
+    def _tell(self) -> None:
+        before = self._told if self._beside else ()
+        self._answers.add((*before, *self._answer))
+        self._answers.memory.work(_PIECE)
+        self._told = (*before, *self._answer)[1 - self.config.depth :]
+        self._answer = []
 
     def catch_up(self) -> bool:
         """Count another piece of the texts."""

@@ -358,6 +358,7 @@ class LiveRequest:
             tenant=self.tenant if self.tenant == self.message.tenant and not self.message.cache_salt else None,
             traceparent=self.message.traceparent,
             prediction=self.message.prediction,
+            group=self.message.group,
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:

@@ -44,6 +44,8 @@ _AHEAD = 64
 _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
 _SEED_BITS = 52
+# Of the name that the answers to one prompt have in common.
+_GROUP_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     )
     requests, thinking = [], []
     for ids in prompts:
+        group = secrets.token_hex(_GROUP_BYTES) if asked.n > 1 else ""
         thinks = chats and await begins_thought(ids, asked, router, card)
         thinking.append(thinks)
         sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
@@ -130,6 +133,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                     prediction=asked.prediction,
                     cache_salt=asked.cache_salt,
                     priority=asked.priority,
+                    group=group,
                     private=asked.private,
                     skip_special_tokens=asked.skip_special_tokens,
                     how=how,
