@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.grouping import GroupScheduling
-from tests.tiny import make_tiny_model
 
 # What command lines under test learn of tiny models' sources is of no use to whoever runs the tests.
 os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
@@ -23,6 +22,9 @@ os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model."""
+    # It imports transformers' models. The process that hands out the tests, and those that need no model, start without.
+    from tests.tiny import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 

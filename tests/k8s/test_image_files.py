@@ -17,6 +17,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from cluster import ship_native
+
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "k8s" / "images"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -116,6 +118,19 @@ def test_the_context_holds_the_packages_and_no_more() -> None:
     assert not {"tests", "build", ".git", "k8s", "docs", "sdk"} & set(allowed)
     for path in allowed:
         assert (ROOT / path).exists(), path
+
+
+def test_all_c_code_is_compiled_into_an_image(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every library that can be shipped is, by the command that makes an image."""
+    assert re.findall(r"-m (\S+)$", (IMAGES / "finish").read_text(), re.MULTILINE) == [ship_native.__name__]
+    can = {file.parent.parent.name for file in (ROOT / "services").glob("**/native/library.py")}
+    libraries = (ship_native.kernels, ship_native.drafting, ship_native.deciding)
+    assert {Path(library.__file__).parent.parent.name for library in libraries} == can
+    for library in libraries:
+        made = [Path("a"), Path("b")] if library is ship_native.kernels else Path(library.__name__)
+        monkeypatch.setattr(library, "ship", lambda made=made: made)
+    ship_native.main()
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_the_charts_version_is_the_projects() -> None:

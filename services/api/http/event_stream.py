@@ -119,3 +119,12 @@ class EventStream:
                 await self._send_raw(message)
         except TimeoutError:
             raise Cancelled(f"the client has taken nothing for {self._stalled_s:g} s (server.send_timeout_s)") from None
+
+
+class NamedEvents(EventStream):
+    """Events whose names are their types; the last one says that it is."""
+
+    last = b""
+
+    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
+        return event_bytes(content, padding, name=content["type"])

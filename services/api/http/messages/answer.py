@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.api.http.event_stream import EventStream, event_bytes
+from services.api.http.event_stream import NamedEvents
 from services.api.http.messages.content_blocks import ContentBlocks
 from services.api.http.messages.own_names import own_name
 from services.api.http.messages.reading import AskedMessage
@@ -20,16 +20,11 @@ from services.api.messages import Completion, RouterPort, TextChunk
 from speculation.types import FinishReason
 
 
-class MessageStream(EventStream):
-    """A message as server-sent events: each has its name, and the last one says that it is."""
-
-    last = b""
+class MessageStream(NamedEvents):
+    """A message as server-sent events."""
 
     def has_text(self, content: dict[str, Any]) -> bool:
         return bool(content["type"].startswith("content_block"))
-
-    def written(self, content: dict[str, Any], padding: int | None) -> bytes:
-        return event_bytes(content, padding, name=content["type"])
 
     async def ping(self) -> None:
         await self.events([{"type": "ping"}])

@@ -7,7 +7,7 @@ A request goes through these modules in order::
     chat_body         the body -> what the chat door reads, and so ``Asked``
     own_names         errors about that chat -> the body's own names
     output_items      text -> the answer's items, and an event for each change of them
-    response_answer   items -> the response (``response_object``), whole or in events (``response_stream``)
+    response_answer   items -> the response (``response_object``), whole or in events
 
 ``stored_responses`` keeps responses for a while in memory, ``responses_in_redis`` does for several routers, and
 ``forgetting`` deletes a tenant's; ``input_items`` lists what one of them answered. ``response_endpoints`` is what each

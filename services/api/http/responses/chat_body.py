@@ -12,7 +12,7 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT
 from services.api.http.openai.request import Asked
-from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference
+from services.api.http.responses.conversation import Item, ItemsAsChat, read_item, read_reference, type_as_said
 from services.api.http.responses.own_names import OwnNames
 from services.api.http.responses.protocol import AS_IN_CHAT, LOGPROBS, ChosenFunction, CreateResponse, FunctionTool
 from services.api.http.responses.unserved import HINTS, check_unserved
@@ -147,8 +147,7 @@ def _tool(entry: Any, path: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise Refused(path, entry, "an object", "invalid_type")
     if (kind := entry.get("type")) != "function":
-        shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
-        raise Refused(f"{path}.type", shown, "function: there are no built-in tools", "unsupported_value")
+        raise Refused(f"{path}.type", type_as_said(kind), "function: there are no built-in tools", "unsupported_value")
     read_item(FunctionTool, entry, path)
     unshown = ("type", *WITHOUT_EFFECT)
     function = {name: value for name, value in entry.items() if value is not None and name not in unshown}
@@ -159,8 +158,7 @@ def _choice(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     if (kind := given.get("type")) != "function":
-        shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
-        raise Refused("tool_choice.type", shown, "function", "unsupported_value")
+        raise Refused("tool_choice.type", type_as_said(kind), "function", "unsupported_value")
     chosen = read_declared(ChosenFunction, given, "tool_choice")
     return {"type": "function", "function": {"name": chosen.name}}
 

@@ -77,8 +77,9 @@ class ItemsAsChat:
         kind = item.get("type", "message" if "role" in item else None)
         declared = _KINDS.get(kind) if isinstance(kind, str) else None
         if declared is None:
-            shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
-            raise Refused(f"{path}.type", shown, f"one of {', '.join(_KINDS)}, item_reference", "unsupported_value")
+            raise Refused(
+                f"{path}.type", type_as_said(kind), f"one of {', '.join(_KINDS)}, item_reference", "unsupported_value"
+            )
         read = read_item(declared, item, path)
         if isinstance(read, InputMessage) and read.role == "assistant":
             self._assistant(_SAID, path)["content"] = content_of(read.content, f"{path}.content")
@@ -134,6 +135,11 @@ class ItemsAsChat:
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
 
+def type_as_said(kind: Any) -> str:
+    """An item's or part's type, as an error tells it."""
+    return kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
+
+
 def content_of(content: Any, path: str) -> str | list[dict[str, str]]:
     """A content as the chat door has it.
 
@@ -147,9 +153,8 @@ def content_of(content: Any, path: str) -> str | list[dict[str, str]]:
         kind = part.get("type")
         declared = _PARTS.get(kind) if isinstance(kind, str) else None
         if declared is None:
-            shown = kind if isinstance(kind, str) and kind else "unset" if kind is None else "set"
             allowed = "input_text, or output_text of the assistant: the model reads text alone"
-            raise Refused(f"{name}.type", shown, allowed, "unsupported_value")
+            raise Refused(f"{name}.type", type_as_said(kind), allowed, "unsupported_value")
         read_item(declared, part, name)
         texts.append({"type": "text", "text": part["text"]})
     return texts

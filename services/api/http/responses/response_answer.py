@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from services.api.http.event_stream import NamedEvents
 from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece, TextToken
@@ -23,7 +24,6 @@ from services.api.http.responses.response_object import (
     ResponseObject,
     Status,
 )
-from services.api.http.responses.response_stream import ResponseStream
 from services.api.messages import Completion, RouterPort, TextChunk
 from speculation.errors import Cancelled, InvalidArgument, OutriderError
 from speculation.types import FinishReason
@@ -35,6 +35,13 @@ _TEMPERATURE = _TOP_P = 1.0
 
 class ResponseCancelled(OutriderError):
     """The client has cancelled the response."""
+
+
+class ResponseStream(NamedEvents):
+    """A response as server-sent events."""
+
+    def has_text(self, content: dict[str, Any]) -> bool:
+        return "delta" in content
 
 
 class ResponseAnswer(AnswerInProgress):
