@@ -160,10 +160,11 @@ def shape_of(config: TargetConfig) -> Shape:
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
     folder = Path(config.model_path)
-    if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
+    kept = (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config) or format_of(folder) is not None
+    if not kept or not _keeps_stored(config) or not _has_own_names(config):
         return None
     tensors = check_weights(folder, check_config(folder))
-    return sum(tensor.numbers * tensor.bytes_each for tensor in tensors.values()) / parameters
+    return sum(tensor.numbers * tensor.bytes_as_stored for tensor in tensors.values()) / parameters
 
 
 def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
