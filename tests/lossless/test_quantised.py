@@ -100,12 +100,13 @@ def test_layers_multiply_by_blocks_with_the_same_bits(form: str, float_model: Pa
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("link", "sampling"),
     [
         ("in_process", {}),
-        pytest.param("in_process", {"temperature": 0.7, "top_p": 0.9, "seed": 2}, marks=pytest.mark.exhaustive),
-        pytest.param("grpc", {"temperature": 1.0, "seed": 1}, marks=pytest.mark.exhaustive),
+        ("in_process", {"temperature": 0.7, "top_p": 0.9, "seed": 2}),
+        ("grpc", {"temperature": 1.0, "seed": 1}),
     ],
     ids=str,
 )
