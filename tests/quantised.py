@@ -287,6 +287,7 @@ FORMS: Mapping[str, Quantised] = {
     "compressed_w4_groups": compressed(num_bits=4, strategy="group", group_size=32),
     "compressed_w4_zeros": compressed(num_bits=4, strategy="group", group_size=32, symmetric=False),
     "compressed_w4_halves": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32),
+    "compressed_w8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel"),
     "compressed_w3": compressed(num_bits=3, strategy="channel"),
     "compressed_w8": compressed(num_bits=8, strategy="channel"),
     "compressed_fp8": compressed(**FP8, strategy="channel"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.settings.components import VerifierSettings
 from services.model_files.folder import read_json, reading, text_config
-from services.model_files.weights.described import Tensor
+from services.model_files.weights.described import BLOCKS, Tensor
 from services.model_files.weights.headers import check_weights
 from services.model_files.weights.quantised.method import format_of
 from speculation.errors import ConfigurationError
@@ -37,13 +37,13 @@ class Weights:
 
 def count_weights(tensors: Mapping[str, Tensor]) -> Weights:
     """Count the numbers in all tensors. In files with blocks of a few bits, bytes are counted instead."""
-    blocks = any(tensor.dtype == "U8" for tensor in tensors.values())
-    sizes = {name: tensor.numbers * (tensor.bytes_each if blocks else 1) for name, tensor in tensors.items()}
+    blocks = any(tensor.dtype in ("U8", *BLOCKS) for tensor in tensors.values())
+    sizes = {name: int(tensor.numbers * (tensor.bytes_each if blocks else 1)) for name, tensor in tensors.items()}
     in_layers = sum(size for name, size in sizes.items() if _LAYER.search(name))
     return Weights(
         in_layers=in_layers,
         others=sum(sizes.values()) - in_layers,
-        stored=1 if blocks else max((tensor.bytes_each for tensor in tensors.values()), default=1),
+        stored=1 if blocks else max((int(tensor.bytes_each) for tensor in tensors.values()), default=1),
     )
 
 
@@ -58,13 +58,13 @@ def expanded(verifier: VerifierSettings, folder: Path) -> str:
         return ""
     with reading(f"load the model at {folder}", about=folder):
         tensors = check_weights(folder, read_json(folder / "config.json"))
-    halves = verifier.dtype == "float32" and verifier.device == "cpu" and verifier.weights != "float32"
-    sizes = [
-        tensor.numbers * (2 if halves and tensor.dtype == "BF16" else _BYTES[verifier.dtype]) for tensor in tensors.values()
-    ]
+    kept = verifier.dtype == "float32" and verifier.device == "cpu" and verifier.weights != "float32"
+    sizes = [each.numbers * (each.bytes_as_stored if kept else _BYTES[verifier.dtype]) for each in tensors.values()]
+    types = sorted({each.dtype for each in tensors.values() if each.dtype in (*BLOCKS, "BF16")}) if kept else []
+    multiplied = f", linear layers multiplied as {' and '.join(types)} where that is faster" if types else ""
     return (
-        f"{stored.name}, expanded to the numbers that it stands for when it is loaded: {sum(sizes) / 2**20:,.0f} MiB in "
-        f"{verifier.dtype}; what enters a layer is not rounded"
+        f"{stored.name}: the numbers that it stands for take {sum(sizes) / 2**20:,.0f} MiB in {verifier.dtype}{multiplied}; "
+        "what enters a layer is not rounded"
     )
 
 

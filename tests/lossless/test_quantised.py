@@ -12,18 +12,30 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cluster.checks.model_files import expanded
+from cluster.checks.model_files import count_weights, expanded
+from cluster.ray.stage_actors import launch_child
 from cluster.settings.components import VerifierSettings
 from services.drafter.draft_model.loading import load_draft_model
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import check_weights
+from services.model_files.weights.stored_blocks import stored_as
 from services.verifier.config import TargetConfig
-from services.verifier.loading.load_model import load_layers, load_whole
+from services.verifier.kernels.native.library import library
+from services.verifier.loading.load_model import load_layers, load_whole, shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from speculation.sources import SOURCES, STRATEGIES
+from tests.fakes import PLAIN
+from tests.lossless.test_stages import passes
+from tests.lossless.test_strategies import PROMPTS, answers, plan_of, said, verifier
 from tests.mixture import make_mixture
 from tests.quantised import FORMS, configure, make_float_model, make_gpt_oss, quantise
 from tests.refusals import refuses
 
+FILE = "model.safetensors"
+# Symmetric whole numbers with scales of 16 bits.
+KEPT_AS = {"compressed_w4_halves": "Q4_0", "compressed_w8_halves": "Q8_0", "gptq": "Q4_0", "gptq_8_bits": "Q8_0"}
 TEXT = tuple(range(5, 45))
 Change = Callable[[dict[str, torch.Tensor]], None]
 
@@ -50,13 +62,18 @@ def logits(folder: Path, **settings: object) -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_are_the_numbers_of_the_format(form: str, float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS[form])
-    ours = load_whole(of(folder)).state_dict()
+    ours = load_whole(of(folder, weights="float32")).state_dict()
     theirs = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict()
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.equal(ours[name].float(), weight), name
+    # Where blocks hold them, these are the same numbers.
+    with WeightFiles(folder) as files:
+        kinds = {stored_as(files.get(name)) for name in files.names if name.endswith(".up_proj.weight")}
+        assert all(torch.equal(files.numbers(name).float(), weight) for name, weight in load_file(plain / FILE).items())
+    assert kinds == {KEPT_AS.get(form, "bfloat16" if "mxfp4" in form else "float32")}
     # Each stage expands its own layers alone.
-    layers = load_layers(of(folder, stages=2), range(1, 2)).state_dict()
+    layers = load_layers(of(folder, stages=2, weights="float32"), range(1, 2)).state_dict()
     assert torch.equal(layers["model.layers.0.mlp.up_proj.weight"].float(), theirs["model.layers.1.mlp.up_proj.weight"])
     assert not any("embed_tokens" in name for name in layers)
 
@@ -71,11 +88,59 @@ def test_logits_are_those_of_the_float_model(form: str, float_model: Path, tmp_p
     assert torch.equal(made[: len(TEXT)].argmax(-1), reference.argmax(-1))
 
 
+@pytest.mark.parametrize("form", ["compressed_w4_halves", "compressed_w8_halves", "gptq", "compressed_mxfp4"])
+def test_layers_multiply_by_blocks_with_the_same_bits(form: str, float_model: Path, tmp_path: Path) -> None:
+    if library() is None:
+        pytest.skip("no C compiler here")
+    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+    target = TransformersTarget(of(folder, weights="as_stored"))
+    assert target.kernels.weights == "as_stored"
+    assert torch.equal(
+        logits(folder, weights="as_stored"), logits(plain, weights="float32", kernels=target.kernels.instructions)
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("link", "sampling"),
+    [
+        ("in_process", {}),
+        ("in_process", {"temperature": 0.7, "top_p": 0.9, "seed": 2}),
+        ("grpc", {"temperature": 1.0, "seed": 1}),
+    ],
+    ids=str,
+)
+async def test_every_strategy_says_what_the_float_model_says(
+    link: str, sampling: dict[str, object], float_model: Path, tmp_path: Path
+) -> None:
+    folder, plain = quantise(float_model, tmp_path, FORMS["gptq_ordered"])
+    wanted = await answers(plain, "real", "in_process", PLAIN, sampling, together=False)
+    async with verifier(folder, "real", link, "fixed") as running:
+        assert await said(running, PLAIN, sampling, together=True) == wanted
+        for sources in (*((source,) for source in SOURCES), STRATEGIES["blend"]):
+            assert await said(running, plan_of(sources), sampling, together=True) == wanted, sources
+    if not sampling:
+        reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+        for prompt, answer in zip(PROMPTS, wanted, strict=True):
+            theirs = reference.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False, eos_token_id=None)
+            assert theirs[0, len(prompt) :].tolist() == answer
+
+
+@pytest.mark.exhaustive
+def test_two_stages_say_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
+    folder, plain = quantise(float_model, tmp_path, FORMS["awq"])
+    target = TransformersTarget(of(folder, stages=2, threads=1), launch_child)
+    try:
+        assert torch.equal(passes(target), passes(TransformersTarget(of(plain, threads=1))))
+    finally:
+        target.shutdown()
+
+
 def test_a_mixture_is_loaded_by_way_of_transformers(float_model: Path, tmp_path: Path) -> None:
     """Its files have a matrix for each expert, the model one for all."""
     mixture = make_mixture(float_model, tmp_path / "mixture")
     folder, plain = quantise(mixture, tmp_path, FORMS["fp8_blocks_of_128"])
-    assert any(".experts.0." in name for name in load_file(folder / "model.safetensors"))
+    assert any(".experts.0." in name for name in load_file(folder / FILE))
     ours = load_whole(of(folder)).state_dict()
     for name, weight in AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict().items():
         assert torch.equal(ours[name].float(), weight), name
@@ -92,11 +157,25 @@ def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
 
 def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS["fp8_blocks_of_128"])
-    numbers = sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
+    numbers = sum(tensor.numel() for tensor in load_file(plain / FILE).values())
     said = expanded(VerifierSettings(), folder)
-    assert said.startswith("FP8 in blocks of 128 x 128, expanded")
+    assert said.startswith("FP8 in blocks of 128 x 128: the numbers")
     assert f" {numbers * 4 / 2**20:,.0f} MiB in float32" in said
     assert expanded(VerifierSettings(), plain) == ""
+
+
+def test_the_memory_of_blocks_is_known_before_they_are_read(float_model: Path, tmp_path: Path) -> None:
+    if library() is None:
+        pytest.skip("no C compiler here")
+    folder, plain = quantise(float_model, tmp_path, FORMS["gptq"])
+    sizes = {name: tensor.numel() for name, tensor in load_file(plain / FILE).items()}
+    packed = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))
+    taken = packed * 18 / 32 + (sum(sizes.values()) - packed) * 4
+    assert shape_of(of(folder)).kept_bytes == taken / sum(sizes.values())
+    assert shape_of(of(folder, weights="float32")).kept_bytes is None
+    assert count_weights(check_weights(folder, {})).stored == 1
+    said = expanded(VerifierSettings(), folder)
+    assert f" {taken / 2**20:,.0f} MiB in float32, linear layers multiplied as Q4_0 where that is faster" in said
 
 
 def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
@@ -106,9 +185,9 @@ def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
 
 
 def change(folder: Path, how: Change) -> None:
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(folder / FILE)
     how(weights)
-    save_file(weights, folder / "model.safetensors")
+    save_file(weights, folder / FILE)
 
 
 UP = "model.layers.1.mlp.up_proj"
@@ -194,7 +273,7 @@ def test_damaged_experts_are_refused(part: str, float_model: Path, tmp_path: Pat
         load_whole(of(folder))
 
 
-def packed(**changes: object) -> dict[str, object]:
+def with_weights(**changes: object) -> dict[str, object]:
     """A configuration of compressed-tensors with other weights than its files have."""
     config: dict[str, Any] = json.loads(json.dumps(FORMS["compressed_w4_groups"].config))
     config["config_groups"]["group_0"]["weights"] |= changes
@@ -225,13 +304,13 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 48}, "quantised", ""),
     ("gptq", {"quant_method": "gptq", "bits": 8, "group_size": 32}, "quantised", ""),
     ("awq", {"quant_method": "awq", "bits": 4, "group_size": 56}, "quantised", ""),
-    ("compressed_w4_groups", packed(group_size=64), "quantised", ""),
-    ("compressed_w4_groups", packed(symmetric=False), "quantised", ""),
-    ("compressed_w4_groups", packed(num_bits=8), "quantised", ""),
-    ("compressed_w4_groups", {**packed(), "ignore": ["re:.*up_proj"]}, "quantised", ""),
+    ("compressed_w4_groups", with_weights(group_size=64), "quantised", ""),
+    ("compressed_w4_groups", with_weights(symmetric=False), "quantised", ""),
+    ("compressed_w4_groups", with_weights(num_bits=8), "quantised", ""),
+    ("compressed_w4_groups", {**with_weights(), "ignore": ["re:.*up_proj"]}, "quantised", ""),
     (
         "compressed_w4_groups",
-        packed(strategy="block"),
+        with_weights(strategy="block"),
         "quantization_config.config_groups.group_0.weights.strategy",
         "block",
     ),

@@ -11,6 +11,9 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Types of buffers that a model recomputes, of blocks, and of the codes of quantised weights.
 WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 
+# Of GGUF's blocks, which hold the numbers of some quantised weights.
+BLOCKS = {"Q4_0": 18 / 32, "Q8_0": 34 / 32}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
@@ -30,7 +33,7 @@ class Tensor:
         return f"{self.dtype} {list(self.shape)}"
 
     def content(self) -> bytes:
-        """Its bytes, read from the file now.
+        """Its bytes, read from the file now; of bytes alone.
 
         Raises:
             OSError: the file cannot be read.
@@ -39,7 +42,7 @@ class Tensor:
             return b""
         with self.file.open("rb") as opened:
             opened.seek(self.begin)
-            return opened.read(self.numbers * self.bytes_each)
+            return opened.read(self.numbers)
 
     @property
     def numbers(self) -> int:
@@ -47,6 +50,11 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
-    def bytes_each(self) -> int:
+    def bytes_each(self) -> float:
         """Bytes per number; 1 for an unknown type."""
-        return FLOATS.get(self.dtype) or WHOLE.get(self.dtype, 1)
+        return FLOATS.get(self.dtype) or BLOCKS.get(self.dtype) or WHOLE.get(self.dtype, 1)
+
+    @property
+    def bytes_as_stored(self) -> float:
+        """Bytes per number in memory, where linear layers multiply by weights as stored and others are float32."""
+        return self.bytes_each if self.dtype in (*BLOCKS, "BF16", "U8") else 4

@@ -86,7 +86,7 @@ class WeightFiles:
             return self._target.get(self._shared[name])
         if name in self._packed:
             with reading(f"load the model at {self._folder}", about=self._folder):
-                return self._packed[name].numbers(self._stored)
+                return self._packed[name].weight(self._stored)
         if name not in self._read:
             tensor = self._stored(name)
             kind = self._kinds.get(name)

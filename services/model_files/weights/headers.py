@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.model_files.folder import LFS, one_line, read_json, reading
-from services.model_files.weights.described import FLOATS, WHOLE, Tensor
+from services.model_files.weights.described import BLOCKS, FLOATS, WHOLE, Tensor
 from services.model_files.weights.quantised.method import format_of, in_numbers
 from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
@@ -234,7 +234,7 @@ def _check_places(places: Iterable[tuple[int, int, str]], damaged: str) -> int:
 
 def _check_types(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if tensor.dtype not in FLOATS and not name.endswith(_COMPUTED):
+        if tensor.dtype not in (*FLOATS, *BLOCKS) and not name.endswith(_COMPUTED):
             raise ConfigurationError(
                 f"cannot load the model at {folder}: {name} is stored as {tensor.dtype}: {', '.join(FLOATS)} are read, "
                 "and what quantization_config in config.json describes",

@@ -56,7 +56,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         log.info("%s is %s, expanded to the numbers that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config):
         return _load_as_stored(config)
-    if quantised is not None and _has_own_names(config):
+    if quantised is not None and has_own_names(config):
         return _load_as_stored(config)
     with reading(f"load the model at {folder}", about=folder), without_report(), ExitStack() as stack:
         load: Callable[..., Any] = partial(
@@ -87,10 +87,10 @@ def keeps_stored(config: TargetConfig) -> bool:
 
 def stored_in_halves(config: TargetConfig) -> bool:
     """Whether the files hold bfloat16 weights under the model's own names, which need not become float32."""
-    return keeps_stored(config) and read_config(config).dtype == torch.bfloat16 and _has_own_names(config)
+    return keeps_stored(config) and read_config(config).dtype == torch.bfloat16 and has_own_names(config)
 
 
-def _has_own_names(config: TargetConfig) -> bool:
+def has_own_names(config: TargetConfig) -> bool:
     """Whether the files name all weights as the model does, so that transformers need not rename, join or split them."""
     with WeightFiles(Path(config.model_path)) as files:
         model = hollow_model(config)

@@ -12,10 +12,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.model_files.weights.headers import BLOCKS_FILE, check_weights
+from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
 from services.verifier.loading import adapters
-from services.verifier.loading.load_model import hollow_model, keeps_stored, stored_in_halves
+from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
 from services.verifier.loading.memory import Shape, available_bytes, check_fits
 from services.verifier.loading.refusals import check_config
 from services.verifier.model.gpu_here import multiplies_fp8
@@ -69,10 +70,11 @@ def shape_of(config: TargetConfig) -> Shape:
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
     folder = Path(config.model_path)
-    if not keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or stored_in_halves(config)):
+    kept = (folder / BLOCKS_FILE).is_file() or stored_in_halves(config) or format_of(folder) is not None
+    if not kept or not keeps_stored(config) or not has_own_names(config):
         return None
     tensors = check_weights(folder, check_config(folder))
-    return sum(tensor.numbers * tensor.bytes_each for tensor in tensors.values()) / parameters
+    return sum(tensor.numbers * tensor.bytes_as_stored for tensor in tensors.values()) / parameters
 
 
 def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> tuple[int, int]:

@@ -53,7 +53,8 @@ def last_layers(folder: Path, target: TargetShape, count: int, where: str) -> La
         else:
             continue
         names[own], shapes[own] = public, shape
-    fields = {**target.config, "num_hidden_layers": count}
+    # A quantised target's weights are read as the numbers that they stand for.
+    fields = {**target.config, "num_hidden_layers": count, "quantization_config": None}
     if isinstance(kinds := fields.get("layer_types"), list):
         fields["layer_types"] = kinds[first:]
     over = f"{where} over the last {count} layers of {folder}"

@@ -11,6 +11,7 @@ from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.integers import scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, unpacked
+from services.model_files.weights.stored_blocks import Weight
 
 _CODES = ".qweight"
 # Where in a word the codes of eight outputs lie.
@@ -54,9 +55,9 @@ class Awq:
         return Packed(name=f"{layer}.weight", shape=(words * 8, inputs), parts=parts, expand=partial(_expand, size=size))
 
 
-def _expand(stored: Stored, size: int) -> torch.Tensor:
-    codes, zeros = (_in_order(stored[part]) for part in ("codes", "zeros"))
-    return scaled_integers(codes, zeros, stored["scales"].T, size).contiguous()
+def _expand(stored: Stored, size: int) -> Weight:
+    codes, zeros = (_in_order(stored[part]).contiguous() for part in ("codes", "zeros"))
+    return scaled_integers(codes, zeros, stored["scales"].T, size)
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:

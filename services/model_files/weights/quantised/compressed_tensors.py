@@ -14,11 +14,13 @@ import torch
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised import targets
+from services.model_files.weights.quantised.as_blocks import likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, floats, mx_numbers
 from services.model_files.weights.quantised.fp8 import CODES, scaled
-from services.model_files.weights.quantised.integers import check_groups, scaled_integers
+from services.model_files.weights.quantised.integers import groups_in_order, scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, spread, unpacked
+from services.model_files.weights.stored_blocks import Weight
 
 _PACKED = ".weight_packed"
 _FORMATS = (
@@ -120,7 +122,9 @@ class _Group:
         outputs, inputs = _matrix(tensors, codes)
         self._check_scales(tensors, parts, (outputs, inputs), ("I8",))
         expand = partial(_bytes, size=self.size or inputs, layer=layer)
-        return Packed(name=codes, shape=(outputs, inputs), parts=parts, expand=expand)
+        return Packed(
+            name=codes, shape=(outputs, inputs), parts=parts, expand=expand, dtype=self._kind(tensors, parts, inputs)
+        )
 
     def words(self, tensors: Mapping[str, Tensor], layer: str) -> Packed:
         """A weight whose codes are packed into words."""
@@ -131,7 +135,8 @@ class _Group:
         expect(tensors, parts["codes"], ("I32",), [(outputs, words)])
         self._check_scales(tensors, parts, shape, ("I32",))
         expand = partial(_words, bits=self.bits, shape=shape, size=self.size or shape[1], layer=layer)
-        return Packed(name=f"{layer}.weight", shape=shape, parts=parts, expand=expand)
+        kind = self._kind(tensors, parts, shape[1])
+        return Packed(name=f"{layer}.weight", shape=shape, parts=parts, expand=expand, dtype=kind)
 
     def four_bits(self, tensors: Mapping[str, Tensor], layer: str) -> Packed:
         """A weight of floats with four bits."""
@@ -151,6 +156,10 @@ class _Group:
             expect(tensors, whole, ("F32",), [(1,), ()])
         expand, dtype = (_nvfp4, "F32") if nvidia else (_mxfp4, "BF16")
         return Packed(name=f"{layer}.weight", shape=(outputs, half * 2), parts=parts, expand=expand, dtype=dtype)
+
+    def _kind(self, tensors: Mapping[str, Tensor], parts: Mapping[str, str], inputs: int) -> str:
+        in_order = self.symmetric and "groups" not in parts
+        return likely_kind(self.bits, in_order, self.size or inputs, tensors[parts["scales"]].dtype)
 
     def _zeros(self, layer: str) -> dict[str, str]:
         return {} if self.symmetric else {"zeros": f"{layer}.weight_zero_point"}
@@ -181,14 +190,14 @@ def _matrix(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
     return tensors[name].shape[0], tensors[name].shape[1]
 
 
-def _bytes(stored: Stored, size: int, layer: str) -> torch.Tensor:
+def _bytes(stored: Stored, size: int, layer: str) -> Weight:
     codes, zeros = stored["codes"], stored.get("zeros")
     scales = _for_outputs(stored["scales"], len(codes))
     groups = _groups(stored, scales, size, layer)
     return scaled_integers(codes, 0 if zeros is None else _for_outputs(zeros, len(codes)), scales, groups)
 
 
-def _words(stored: Stored, bits: int, shape: tuple[int, int], size: int, layer: str) -> torch.Tensor:
+def _words(stored: Stored, bits: int, shape: tuple[int, int], size: int, layer: str) -> Weight:
     said = tuple(stored["shape"].tolist())
     if said != shape:
         raise ValueError(
@@ -208,7 +217,7 @@ def _for_outputs(values: torch.Tensor, outputs: int) -> torch.Tensor:
 
 def _groups(stored: Stored, scales: torch.Tensor, size: int, layer: str) -> torch.Tensor | int:
     named = stored.get("groups")
-    return size if named is None else check_groups(named, scales.shape[1], f"{layer}.weight_g_idx")
+    return size if named is None else groups_in_order(named, scales.shape[1], size, f"{layer}.weight_g_idx")
 
 
 def _nvfp4(stored: Stored) -> torch.Tensor:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import torch
-
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.as_blocks import likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.integers import check_groups, scaled_integers
+from services.model_files.weights.quantised.integers import groups_in_order, scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, unpacked
+from services.model_files.weights.stored_blocks import Weight
 
 _CODES = ".qweight"
 
@@ -30,6 +30,7 @@ class Gptq:
         self._bits: int = fields.one_of("bits", (2, 3, 4, 8))
         self._size = None if fields.get("group_size") == -1 else fields.count("group_size", 128)
         self._ordered: bool = fields.one_of("desc_act", (False, True), False)
+        self._symmetric: bool = fields.one_of("sym", (True, False), False)
         self._less: int = 1 if fields.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
         fields.empty("dynamic", "layers with fields of their own are not read")
         fields.empty("is_marlin_format", "the layout of the Marlin kernels is not read")
@@ -63,13 +64,14 @@ class Gptq:
         if "groups" in parts:
             expect(tensors, parts["groups"], ("I32", "I64"), [(inputs,)], why)
         expand = partial(_expand, bits=self._bits, size=size, less=self._less, layer=layer)
-        return Packed(name=f"{layer}.weight", shape=(outputs, inputs), parts=parts, expand=expand)
+        kind = likely_kind(self._bits, self._symmetric and not self._ordered, size, tensors[parts["scales"]].dtype)
+        return Packed(name=f"{layer}.weight", shape=(outputs, inputs), parts=parts, expand=expand, dtype=kind)
 
 
-def _expand(stored: Stored, bits: int, size: int, less: int, layer: str) -> torch.Tensor:
+def _expand(stored: Stored, bits: int, size: int, less: int, layer: str) -> Weight:
     scales = stored["scales"].T
     codes = unpacked(stored["codes"].T, bits)
     zeros = (unpacked(stored["zeros"], bits)[:, : len(scales)].T + less) & ((1 << bits) - 1)
     named = stored.get("groups")
-    groups = size if named is None else check_groups(named, scales.shape[1], f"{layer}.g_idx")
+    groups = size if named is None else groups_in_order(named, scales.shape[1], size, f"{layer}.g_idx")
     return scaled_integers(codes, zeros, scales, groups)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from services.model_files.weights.quantised.as_blocks import as_blocks
+from services.model_files.weights.stored_blocks import Weight
+
 
 def scaled_integers(
     codes: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, groups: torch.Tensor | int
-) -> torch.Tensor:
-    """(code - zero point) x scale, [outputs, inputs] in float32.
+) -> Weight:
+    """(code - zero point) x scale, [outputs, inputs]: in blocks that hold these numbers, else in float32.
 
     The difference is exact, and so is its product with a scale of 16 bits.
 
@@ -18,6 +21,8 @@ def scaled_integers(
         scales: [outputs, groups].
         groups: the group of each input, [inputs]; or the number of inputs in a group.
     """
+    if isinstance(groups, int) and (blocks := as_blocks(codes, zeros, scales, groups)) is not None:
+        return blocks
     made = codes.float() - (zeros if isinstance(zeros, int) else _of_inputs(zeros.float(), groups))
     return made.mul_(_of_inputs(scales.float(), groups))
 
@@ -29,8 +34,8 @@ def _of_inputs(values: torch.Tensor, groups: torch.Tensor | int) -> torch.Tensor
     return values[:, groups]
 
 
-def check_groups(groups: torch.Tensor, count: int, name: str) -> torch.Tensor:
-    """The group of each input, as int64.
+def groups_in_order(groups: torch.Tensor, count: int, size: int, name: str) -> torch.Tensor | int:
+    """The group of each input, as int64; or ``size``, if the groups follow one another.
 
     Raises:
         ValueError: there is no such group.
@@ -38,4 +43,4 @@ def check_groups(groups: torch.Tensor, count: int, name: str) -> torch.Tensor:
     wide = groups.long()
     if len(wide) and not 0 <= int(wide.min()) <= int(wide.max()) < count:
         raise ValueError(f"{name} names groups from {int(wide.min())} to {int(wide.max())}: must be from 0 to {count - 1}")
-    return wide
+    return size if torch.equal(wide, torch.arange(len(wide)) // size) else wide

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.stored_blocks import Weight
 
 # Stored tensors by their part in a weight, such as ``codes`` and ``scales``.
 Stored = Mapping[str, torch.Tensor]
@@ -22,18 +23,18 @@ class Packed:
         name: the weight's name in the float model.
         shape: its shape there.
         parts: the names of the stored tensors; the part ``codes`` holds a code for each number.
-        expand: makes the numbers of the stored tensors, in float32, or in the type that ``dtype`` names.
-        dtype: safetensors' name of the type that holds the numbers exactly.
+        expand: makes the weight of the stored tensors: its numbers in float32 or bfloat16, or blocks that hold them.
+        dtype: safetensors' or GGUF's name of the type that holds the numbers exactly, as far as headers tell.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: Mapping[str, str]
-    expand: Callable[[Stored], torch.Tensor]
+    expand: Callable[[Stored], Weight]
     dtype: str = "F32"
 
-    def numbers(self, get: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """The weight's numbers, from the stored tensors that ``get`` gives by name.
+    def weight(self, get: Callable[[str], torch.Tensor]) -> Weight:
+        """The weight, from the stored tensors that ``get`` gives by name.
 
         Raises:
             ValueError: a scale is infinite or NaN, or the tensors contradict each other; names the tensor.
