@@ -44,19 +44,20 @@ class GlooWay:
 
     Args:
         group: gloo's; others may use it as well, in the same order on both sides.
+        tag: what is sent under one does not wait for what is sent under another.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, tag: int = 0) -> None:
+        self._group, self._tag = group, tag
 
     def send(self, tensor: torch.Tensor, rank: int) -> dist.Work:
-        work: dist.Work = self._group.send([tensor], rank, 0)
+        work: dist.Work = self._group.send([tensor], rank, self._tag)
         return work
 
     def receive(self, tensor: torch.Tensor, rank: int, timeout: timedelta) -> None:
-        self._group.recv([tensor], rank, 0).wait(timeout)
+        self._group.recv([tensor], rank, self._tag).wait(timeout)
 
 
 class NcclWay:
