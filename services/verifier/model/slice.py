@@ -320,7 +320,8 @@ class ModelSlice:
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
+        graphs = Graphs(buckets, run, given, required=config.kernels == "triton")
         largest = largest_pass(config)
         count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)

@@ -148,6 +148,10 @@ class Exchange:
         self._receive(self._shards, made, rank, within_s)
         return made
 
+    def close(self) -> None:
+        """Leave, without a wait for others."""
+        self._activations.close()
+
     def _sent(self, way: Way, tensor: torch.Tensor, rank: int) -> Sent:
         name = self._name(rank)
         try:

@@ -144,7 +144,10 @@ def serve(spec: StageSpec) -> None:
         return
     if part.shards is not None:
         part.shards.connect(RankExchange(exchange))
-    Stage(part, exchange).run()
+    try:
+        Stage(part, exchange).run()
+    finally:
+        exchange.close()
 
 
 def spec_to_json(spec: StageSpec) -> str:

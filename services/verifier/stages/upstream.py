@@ -238,7 +238,9 @@ class Upstream:
         deadline = time.monotonic() + _PATIENCE_S
         while self._stages:
             self._stages.pop(0).stop(max(0.0, deadline - time.monotonic()))
-        self._exchange = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def _tell(self) -> list[Sent]:
         assert self._exchange is not None

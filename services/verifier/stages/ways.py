@@ -38,6 +38,10 @@ class Way(Protocol):
         """Fill ``tensor`` with the next one from ``rank``; RuntimeError if that is gone, or takes longer."""
         ...
 
+    def close(self) -> None:
+        """Give up what is under way, without a wait for the other side, which may be gone."""
+        ...
+
 
 class GlooWay:
     """Implements ``Way`` through the processors' memory.
@@ -58,6 +62,8 @@ class GlooWay:
 
     def receive(self, tensor: torch.Tensor, rank: int, timeout: timedelta) -> None:
         self._group.recv([tensor], rank, self._tag).wait(timeout)
+
+    def close(self) -> None: ...
 
 
 class NcclWay:
@@ -84,6 +90,10 @@ class NcclWay:
                 raise RuntimeError(f"nothing has come from stage {rank}")
             time.sleep(_POLL_S)
         work.wait()
+
+    def close(self) -> None:
+        # Else the group's destructor waits for what never comes.
+        self._group.abort()
 
 
 def nccl_group(store: Store, rank: int, size: int) -> Any:
