@@ -103,9 +103,11 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
     if (ops := settings.server.ops) is not None:
         where = f"{settings.server.ops_host}:{ops}" if ops else f"{settings.server.ops_host}, any port"
         console.print(f"numbers and health for those who operate it: http://{where}/metrics, /health, /ready", markup=False)
-    if verifier.stages > 1:
+    if verifier.processes > 1:
+        ranks = verifier.tensor_parallel_size
+        split = f", as {ranks} ranks in each of {verifier.stages} stages" if ranks > 1 else ""
         console.print(
-            f"verifier: its layers in {verifier.stages} processes, each with these CPUs and GPUs, "
+            f"verifier: its layers in {verifier.processes} processes{split}, each with these CPUs and GPUs, "
             f"{'on one node' if settings.cluster.placement.stages == 'STRICT_PACK' else 'on as few nodes as have room'}, "
             f"which find each other at {verifier.stage_host}, any port"
         )

@@ -42,7 +42,7 @@ def listeners(settings: Settings) -> tuple[Listener, ...]:
     if settings.retrieval.enabled and drafter.address is None:
         host = settings.retrieval.host
         found.append(Listener(component="retrieval", name="lookups", host=host, port=None, callers="components"))
-    if verifier.stages > 1:
+    if verifier.processes > 1:
         host = verifier.stage_host
         found.append(Listener(component="verifier", name="stages", host=host, port=None, callers="components"))
     return tuple(found)

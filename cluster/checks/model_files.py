@@ -106,8 +106,8 @@ def check_fits(
     """Check that weights and cache can fit. The verifier, which counts exactly, may still refuse what passes here.
 
     Args:
-        available: free bytes for all stages on this machine together.
-        here: number of stages on this machine.
+        available: free bytes for all processes of the target on this machine together.
+        here: number of these.
         drafting: bytes that models which draft take of it.
 
     Raises:
@@ -117,17 +117,18 @@ def check_fits(
     if cache is None:
         return
     # Weights stay as stored or are converted to verifier.dtype; the smaller of the two is a lower bound.
-    least = weights.in_layers / verifier.stages + weights.others
+    parts, what = verifier.processes, "stages" if verifier.tensor_parallel_size == 1 else "processes"
+    least = weights.in_layers / parts + weights.others / verifier.tensor_parallel_size
     held = least * min(_BYTES[verifier.dtype], weights.stored)
-    taken, share = held + cache / verifier.stages, (available - drafting) / here
+    taken, share = held + cache / parts, (available - drafting) / here
     if taken <= share:
         return
     beside = f" beside the models that draft, {drafting / _GIB:.1f} GiB (drafter.models)" if drafting else ""
-    room = (share - held) / (cache / verifier.stages) * verifier.kv_cache_tokens
+    room = (share - held) / (cache / parts) * verifier.kv_cache_tokens
     tokens = 1 << max(0, int(room)).bit_length() - 1 if room >= 64 else 0
     raise ConfigurationError(
-        f"the model does not fit: at least {held / _GIB:.1f} GiB of weights and {cache / verifier.stages / _GIB:.1f} GiB of "
-        f"cache (verifier.kv_cache_tokens: {verifier.kv_cache_tokens}) in each of {verifier.stages} stages, "
+        f"the model does not fit: at least {held / _GIB:.1f} GiB of weights and {cache / parts / _GIB:.1f} GiB of "
+        f"cache (verifier.kv_cache_tokens: {verifier.kv_cache_tokens}) in each of {parts} {what}, "
         f"{max(0.0, share) / _GIB:.1f} GiB are free{beside}; "
         + (
             f"kv_cache_tokens: {tokens} would fit"

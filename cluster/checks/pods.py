@@ -167,9 +167,9 @@ def _stages_of_a_pod(settings: Settings, group: GroupOffer) -> int:
     """Processes of verifiers in one pod: as many as its GPUs allow, else one verifier's."""
     verifier = settings.verifier
     if not group.gpus or not verifier.num_gpus:
-        return verifier.stages
+        return verifier.processes
     most = int(group.gpus / verifier.num_gpus)
-    return most - most % verifier.stages if verifier.stages <= most else most
+    return most - most % verifier.processes if verifier.processes <= most else most
 
 
 def _gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]:
@@ -206,7 +206,7 @@ def _gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]
         return
     if not on_gpu:
         return
-    together = each * verifier.stages
+    together = each * verifier.processes
     what = f"a verifier takes {together:g} (settings.verifier.stages {verifier.stages} x num_gpus {each:g})"
     if together <= has:
         if has % together:
@@ -266,7 +266,7 @@ def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[
             given = f"{group.shared_memory} of it sharedMemory"
             refused = partial(ConfigurationError, field="groups.verifier.memory", value=group.memory, given=given)
             room = amount(group.memory) - amount(group.shared_memory)
-            model_files.check_fits(verifier, config, weights, room, verifier.stages, drafting if beside else 0)
+            model_files.check_fits(verifier, config, weights, room, verifier.processes, drafting if beside else 0)
         elif group.gpu_memory is not None:
             refused = partial(ConfigurationError, field="groups.verifier.gpuMemory", value=group.gpu_memory)
             model_files.check_fits(verifier, config, weights, amount(group.gpu_memory) * verifier.num_gpus, 1)

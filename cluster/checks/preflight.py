@@ -181,7 +181,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     verifier, folder = settings.verifier, model.path
     with reading(f"load the model at {folder}", about=folder):
         config = check_config(folder)
-        build.check_stages(verifier.stages, folder)
+        build.check_split(verifier, folder)
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)
@@ -195,9 +195,9 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     if verifier.device != "cpu":
         return ("the GPU's memory",)
     # Stages connected over loopback share this machine.
-    stages = verifier.stages if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
+    processes = verifier.processes if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
     drafting = memory_here(settings, model)
-    model_files.check_fits(verifier, config, weights, free_memory(), stages, drafting)
+    model_files.check_fits(verifier, config, weights, free_memory(), processes, drafting)
     return ()
 
 

@@ -188,7 +188,7 @@ class VerifierDeployment(_Process):
             settings = with_own_stage_host(settings)
             config, own = build.verifier_config(settings, model), settings.verifier
             launch = None
-            if own.stages > 1:
+            if own.processes > 1:
                 from cluster.ray.stage_actors import launcher_in
 
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)

@@ -51,7 +51,7 @@ class VerifierSettings(_OfVerifier):
 
     @property
     def processes(self) -> int:
-        return self.stages
+        return self.stages * self.tensor_parallel_size
 
 
 class DrafterSettings(_OfDrafter):

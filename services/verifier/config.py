@@ -81,7 +81,10 @@ class TargetConfig:
     ] = None
     threads: Annotated[
         int | None,
-        Setting("torch's threads in each stage; null: the cores that the process may use, shared by the stages", ge=1),
+        Setting(
+            "torch's threads in each stage, and in each rank of it; null: the cores that the process may use, shared by all",
+            ge=1,
+        ),
     ] = None
     enable_prefix_caching: Annotated[
         bool, Setting("whether requests of one API key share the KV cache of their common prefixes")
@@ -89,8 +92,16 @@ class TargetConfig:
     stages: Annotated[
         int, Setting("pipeline stages: processes that the model's layers are split over, each with its share", ge=1)
     ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Setting(
+            "ranks of each stage: processes that share each layer's products and heads, and the vocabulary; answers are the "
+            "same for any number; on a CPU alone so far",
+            ge=1,
+        ),
+    ] = 1
     stage_host: Annotated[
-        str, Setting("address of the interface on which stages find each other; 0.0.0.0: the node's own")
+        str, Setting("address of the interface on which stages and ranks find each other; 0.0.0.0: the node's own")
     ] = "127.0.0.1"
     pass_rows: int = 256
     pass_requests: int = 16
@@ -99,7 +110,11 @@ class TargetConfig:
     # parameters take most of a minute on two cores. A stage that dies is noticed at once.
     pass_timeout_s: Annotated[
         float,
-        Setting("with several stages, seconds after which a pass counts as hung and the target is rebuilt", gt=0, le=3600),
+        Setting(
+            "with several stages or ranks, seconds after which a pass counts as hung and the target is rebuilt",
+            gt=0,
+            le=3600,
+        ),
     ] = 120.0
     generation_config: Annotated[
         str,
@@ -117,6 +132,11 @@ class TargetConfig:
     def quantised(self) -> bool:
         """Whether the weights of decoder layers are rounded to eight bits."""
         return self.dtype in ("int8", "fp8")
+
+    @property
+    def processes(self) -> int:
+        """Of the target: the ranks of all its stages."""
+        return self.stages * self.tensor_parallel_size
 
 
 def check_backends(config: TargetConfig) -> None:
@@ -155,6 +175,26 @@ def check_backends(config: TargetConfig) -> None:
             given=f"which needs a GPU, and verifier.device is {config.device}",
             allowed="auto or torch",
         )
+    _check_ranks(config, on_gpu=on_gpu)
+
+
+def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
+    """Only our kernels for a CPU give a column of a product the same bits whatever columns are beside it, as tested."""
+    if config.tensor_parallel_size == 1:
+        return
+    for field_name, found, refused in (
+        ("device", config.device, on_gpu),
+        ("dtype", config.dtype, config.dtype == "bfloat16"),
+        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
+        ("attention_backend", config.attention_backend, config.attention_backend != "auto"),
+    ):
+        if refused:
+            raise ConfigurationError(
+                field="verifier.tensor_parallel_size",
+                value=config.tensor_parallel_size,
+                given=f"and verifier.{field_name} is {found}",
+                allowed="1 there; more on a CPU in float32 or int8, by our own kernels and attention",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

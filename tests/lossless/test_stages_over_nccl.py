@@ -103,7 +103,9 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
         target.begin([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
         with pytest.raises(TargetLost, match=said):
             target.finish()
+        left = group_of(target)
         target.recover()
+        assert left.aborted and not group_of(target).aborted
     assert torch.equal(passes(target), whole)
 
 

@@ -17,6 +17,7 @@ from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 
 CPU = torch.device("cpu")
 LARGEST = Largest(rows=100, requests=3, positions=1500)
@@ -158,6 +159,18 @@ def test_what_cannot_be_captured_is_launched(
     assert f"cannot be captured, so each takes longer: {type(failure).__name__}: {failure}" in caplog.text
     found = made.run([Rows(request_id="a", context=0, tokens=(5, 6), logits=1)], None)
     assert found is not None and found.rows.flatten().tolist() == [10, 12]
+
+
+def test_where_our_kernels_are_asked_for_by_name_a_capture_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    made = graphs(OneRow())
+    monkeypatch.setattr(made, "_captures", True)
+    monkeypatch.setattr(made, "_required", True)
+    monkeypatch.setattr(made, "_record", fails)
+    with refuses(ConfigurationError, "verifier.kernels", "triton", "not permitted when stream is capturing"):
+        made.capture(Largest(rows=2, requests=1, positions=9), {()})
 
 
 def test_what_graphs_keep_lies_in_one_place() -> None:

@@ -97,6 +97,27 @@ class WeightFiles:
         tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
         return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a weight, as numbers."""
+        if name in self._shared:
+            return self._target.shape(self._shared[name])
+        if name in self._packed:
+            return self._packed[name].shape
+        found = tuple(self._open(self._files[name]).get_slice(name).get_shape())
+        return found if name not in self._kinds else (found[0], self._kinds[name][1])
+
+    def part(self, name: str, begin: int, end: int) -> Weight:
+        """The rows from ``begin`` to before ``end`` of a weight as stored; no other one is read, unless it is quantised."""
+        if name in self._shared:
+            return self._target.part(self._shared[name], begin, end)
+        if name in self._packed:
+            whole = self.get(name)
+            rows = (whole.raw if isinstance(whole, StoredBlocks) else whole)[begin:end]
+            return StoredBlocks(rows, whole.kind, whole.in_features) if isinstance(whole, StoredBlocks) else rows
+        tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
+        kind = self._kinds.get(name)
+        return tensor if kind is None else StoredBlocks(tensor, *kind)
+
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""
         weight = self.get(name)

@@ -184,7 +184,7 @@ def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dic
         "dtype": config.dtype,
         "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
         "threads": torch.get_num_threads(),
-        "stages": config.stages,
+        "stages": [config.stages, config.tensor_parallel_size],
         "torch": torch.__version__,
         "kernels": target.kernels.about,
         "rows": list(plan.rows),

@@ -148,6 +148,15 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
         key, value = ("weights", "as_stored") if config.weights == "as_stored" else ("dtype", "int8")
         why = "on a CPU that needs a C compiler (cc); use float32"
         raise ConfigurationError(why, field=f"verifier.{key}", value=value)
+    if config.tensor_parallel_size > 1:
+        # Others need not give a column the same bits beside other columns.
+        if not found:
+            raise ConfigurationError(
+                "more than 1 needs our kernels: a C compiler (cc) and a processor that has them; see the log",
+                field="verifier.tensor_parallel_size",
+                value=config.tensor_parallel_size,
+            )
+        return found
     # Only our kernels read other stored types.
     if config.weights != "as_stored" and config.dtype != "int8" and config.kernels in ("auto", "onednn"):
         available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,24 +18,26 @@ from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.for_transformers import from_pretrained
 from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
-from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.attention import calls as attention
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
 from services.verifier.loading.complete import (
-    mismatched,
-    missing,
     refuse_incomplete,
     refuse_nonsense,
     refuse_unused,
     without_report,
 )
+from services.verifier.loading.cut_layers import Cut, cut_layers, gather_between
 from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
+from services.verifier.loading.read_weights import WantedWeights, read_weights
+from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
+
+_WHOLE: Mapping[str, Cut] = {}
 
 # What the module after the last layer is called.
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
@@ -112,7 +114,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
         )
         with WeightFiles(folder, config.shared_with) as files:
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
-        _read_weights(model, config, "", 0)
+        _read(model, config)
         refuse_nonsense(model, folder)
     return model
 
@@ -141,20 +143,23 @@ def split_layers(config: TargetConfig) -> list[range]:
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+def load_layers(config: TargetConfig, layers: range, shards: StageRanks | None = None) -> PreTrainedModel:
     """A model with ``layers`` only; the first stage also has the embeddings, the last one the output layer.
 
     No other weight is read.
+
+    Args:
+        shards: those of the stage, of which this process gets its own; None: the whole layers.
 
     Raises:
         ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
     with reading(f"load the model at {config.model_path}", about=config.model_path):
-        return _load_layers(config, layers)
+        return _load_layers(config, layers, shards)
 
 
-def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None) -> PreTrainedModel:
     model, folder = _skeleton(config), Path(config.model_path)
     with WeightFiles(folder) as files:
         # A name that the model does not have is often a weight in another layout.
@@ -171,7 +176,8 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
         setattr(decoder, final_norm(decoder), nn.Identity())
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
-    _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
+    cuts = {} if shards is None else cut_layers(model, shards, config)
+    _read(model, config, f"{model.base_model_prefix}.layers.", layers.start, cuts)
     refuse_nonsense(model, folder)
     # Rebuilt, since a skeleton has not computed it and files do not store it.
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
@@ -179,6 +185,8 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     if hollow:
         raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
     _check_passes_through(model, dtype)
+    if shards is not None:
+        gather_between(model, shards)
     return model
 
 
@@ -215,7 +223,8 @@ def final_norm(decoder: nn.Module) -> str:
 
 
 def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
-    return ConfigurationError(why, field="stages", value=config.stages)
+    field = "stages" if config.stages > 1 or config.tensor_parallel_size == 1 else "tensor_parallel_size"
+    return ConfigurationError(why, field=field, value=getattr(config, field))
 
 
 def hollow_model(config: TargetConfig) -> PreTrainedModel:
@@ -237,62 +246,14 @@ def hollow_model(config: TargetConfig) -> PreTrainedModel:
     return model
 
 
-def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
-    """Load the weights that the skeleton still has, by their names in the whole model; its first layer is number ``offset``.
-
-    Raises:
-        ConfigurationError: a weight is missing, or has another shape.
-    """
-    folder, tied = Path(config.model_path), model.all_tied_weights_keys
-    state: dict[str, torch.Tensor] = {}
-    lacking: list[str] = []
-    with WeightFiles(folder, config.shared_with) as files:
-        for name, place in list(model.state_dict().items()):
-            stored = name
-            if layer_prefix and name.startswith(layer_prefix):
-                number, _, rest = name.removeprefix(layer_prefix).partition(".")
-                stored = f"{layer_prefix}{int(number) + offset}.{rest}"
-            if stored not in files:
-                stored = tied.get(stored, stored)
-            if stored not in files:
-                lacking.append(stored)
-                continue
-            weight = files.get(stored)
-            if tuple(weight.shape) != tuple(place.shape):
-                raise mismatched(stored, weight.shape, place.shape, folder)
-            if isinstance(weight, StoredBlocks) and keeps_stored(config) and _make_room(model, name, weight):
-                continue
-            state[name] = _as_tensor(weight, name, model, config)
-    if lacking:
-        raise missing(model, lacking, folder)
-    # Layers with weights in blocks have no torch weight any more, so strict loading would fail.
-    model.load_state_dict(state, assign=True, strict=False)
-
-
-def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:
-    """Parent and name of the linear layer that has the weight; None: it is not the weight of a linear layer."""
-    if not weight_name.endswith(".weight"):
-        return None
-    parent_name, _, own = weight_name.removesuffix(".weight").rpartition(".")
-    parent = model.get_submodule(parent_name)
-    return (parent, own) if type(getattr(parent, own, None)) is nn.Linear else None
-
-
-def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
-    """Replace the layer by one that keeps its weight in blocks; False: it is not a linear layer."""
-    if (place := _linear(model, name)) is None:
-        return False
-    parent, own = place
-    setattr(parent, own, StoredLinear(weight, getattr(parent, own).bias))
-    return True
-
-
-def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, config: TargetConfig) -> torch.Tensor:
-    if isinstance(weight, StoredBlocks):
-        return weight.float().to(load_dtype(config))
-    if weight.dtype == torch.bfloat16 and keeps_stored(config) and _linear(model, name) is not None:
-        return weight
-    return weight.to(load_dtype(config))
+def _read(
+    model: PreTrainedModel, config: TargetConfig, prefix: str = "", offset: int = 0, cuts: Mapping[str, Cut] = _WHOLE
+) -> None:
+    wanted = WantedWeights(
+        folder=Path(config.model_path), target=config.shared_with, dtype=load_dtype(config), stored=keeps_stored(config),
+        layer_prefix=prefix, offset=offset, cuts=cuts,
+    )  # fmt: skip
+    read_weights(model, wanted)
 
 
 @torch.inference_mode()

@@ -48,6 +48,7 @@ class Shape:
         cache_values_per_token: numbers per token in the key-value pool.
         state_values_per_request: numbers per request in the states of layers, in float32.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
+        kv_heads: key-value heads of a layer; 0: not known.
     """
 
     layers: int
@@ -58,9 +59,15 @@ class Shape:
     cache_values_per_token: int
     state_values_per_request: int = 0
     kept_bytes: float | None = None
+    kv_heads: int = 0
 
     def weights(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's weights: during loading on a CPU; on a GPU, which gets them as they are used."""
+        """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""
+        if config.tensor_parallel_size > 1:
+            parts = {
+                name: getattr(self, name) // config.tensor_parallel_size for name in ("per_layer", "others", "embeddings")
+            }
+            return replace(self, **parts).weights(replace(config, tensor_parallel_size=1))
         layers = self.per_layer * -(-self.layers // config.stages)
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
@@ -78,8 +85,10 @@ class Shape:
         return read * (_BYTES[config.dtype] if self.kept_bytes is None else self.kept_bytes)
 
     def cache(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's key-value cache."""
-        return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / config.stages
+        """Bytes of the key-value cache of a rank of the largest stage."""
+        # Ranks beyond the number of key heads hold the same ones.
+        parts = config.stages * min(config.tensor_parallel_size, self.kv_heads or config.tensor_parallel_size)
+        return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / parts
 
     def states(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's states of requests."""
@@ -130,7 +139,8 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens})"
         + (f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs)," if states else "")
         + (f", {graphs / _GIB:.1f} GiB of captured passes," if graphs else "")
-        + f" in each of {config.stages} stages, {available / _GIB:.1f} GiB are free; "
+        + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
+        f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
         + (
             f"one of these would fit: {'; '.join(ways)}"
             if ways

@@ -34,7 +34,7 @@ def check_memory(config: TargetConfig) -> Shape:
     device = torch.device(config.device)
     # Stages connected over loopback share this machine, though not a GPU.
     shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
-    free = available_bytes(device) / (config.stages if shared else 1)
+    free = available_bytes(device) / (config.processes if shared else 1)
     shape = shape_of(config)
     check_fits(config, shape, free, fp8=multiplies_fp8(device))
     return shape
@@ -64,6 +64,7 @@ def shape_of(config: TargetConfig) -> Shape:
         cache_values_per_token=cache_values,
         state_values_per_request=state_values,
         kept_bytes=_kept_bytes(config, total),
+        kv_heads=getattr(text, "num_key_value_heads", None) or 0,
     )
 
 

@@ -1,6 +1,6 @@
 """CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
 
-Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself.
+Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class Graphs:
         buckets: which passes share a graph, and how they are laid out.
         run: runs the model; what it launches must not depend on a pass's contents.
         given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
+        required: a pass that cannot be captured is refused, not launched.
     """
 
-    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor) -> None:
+    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: bool = False) -> None:
         self._kind = buckets
         self._run = run
-        self._given = given
+        self._given, self._required = given, required
         self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
         # The sets of layers that were captured, the smallest first.
         self._layers: list[tuple[int, ...]] = []
@@ -87,7 +88,8 @@ class Graphs:
         Later none is captured: a pass that no graph holds is launched.
 
         Raises:
-            ConfigurationError: there is not enough memory; says which settings to lower.
+            ConfigurationError: there is not enough memory, or graphs are required and the model cannot be captured; says
+                what to do.
         """
         self._layers = sorted(set(layers), key=len)
         keys = self._kind.allowed(largest)
@@ -142,6 +144,12 @@ class Graphs:
             if _is_memory(error):
                 raise
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if self._required:
+                raise ConfigurationError(
+                    f"passes of this model cannot be captured, so each would take longer ({said}); use auto to serve it so",
+                    field="verifier.kernels",
+                    value="triton",
+                ) from error
             log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
             self._captures = False
 

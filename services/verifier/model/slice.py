@@ -1,4 +1,4 @@
-"""The layers that one pipeline stage of a target computes; all of them if there is a single stage."""
+"""The layers that one pipeline stage of a target computes, or a rank's shard of them; all if there is a single process."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
 from services.verifier.recurrence.state_pool import states_of
+from services.verifier.stages.stage_ranks import StageRanks
 from services.verifier.stages.ways import device_of_stage
 from speculation.errors import ConfigurationError
 
@@ -52,7 +53,7 @@ _TRIAL_ROWS = 8
 
 
 class ModelSlice:
-    """Pipeline stage ``stage`` of the target, with its part of the KV cache.
+    """Rank ``rank`` of pipeline stage ``stage`` of the target, with its part of the KV cache.
 
     Args:
         streams: streams that its passes may hold; only the last stage's.
@@ -63,6 +64,7 @@ class ModelSlice:
         ConfigurationError: the model cannot be loaded or served; says why.
 
     Attributes:
+        shards: the stage's ranks, which must be connected before a pass; None: this is the only one.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
     """
@@ -74,17 +76,21 @@ class ModelSlice:
         streams: StreamWeights | None = None,
         outputs: Sequence[int] | None = None,
         means: TargetMeans = MEANS,
+        rank: int = 0,
     ) -> None:
         self._means = means
+        ranks = config.tensor_parallel_size
+        self.shards = StageRanks(rank, ranks) if ranks > 1 else None
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
-        torch.set_num_threads(config.threads or max(1, cores() // config.stages))
+        torch.set_num_threads(config.threads or max(1, cores() // config.processes))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
         config = replace(config, device=device_of_stage(config.device, stage, config.stages))
         self.device = torch.device(config.device)
         self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
-        self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
+        whole = config.processes == 1
+        self.model: PreTrainedModel = load_whole(config) if whole else load_layers(config, layers, self.shards)
         self.model.eval().requires_grad_(False)
         if outputs is not None:
             cut_output(self.model, outputs)
@@ -124,6 +130,12 @@ class ModelSlice:
                 about=streams.where,
             )
         if streams is not None:
+            if self.shards is not None:
+                raise ConfigurationError(
+                    "streams in the target's pass need 1; use drafter.streaming_form: two_steps",
+                    field="verifier.tensor_parallel_size",
+                    value=ranks,
+                )
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
         if self.device.type == "cuda" and self.dtype != torch.float32:
             self._graphs = self._captured(config)
@@ -197,6 +209,8 @@ class ModelSlice:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self._make_current()
+        if self.shards is not None:
+            self.shards.agree(batch)
         self.pool.settle()
         self.likeliest = None
         made = self._replay(batch, hidden, earlier)
@@ -321,7 +335,8 @@ class ModelSlice:
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
+        graphs = Graphs(buckets, run, given, required=config.kernels == "triton")
         largest = largest_pass(config)
         count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)

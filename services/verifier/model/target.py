@@ -1,4 +1,4 @@
-"""The target: a transformers causal language model over our own KV cache, in one process or several pipeline stages."""
+"""The target: a transformers causal language model over our own KV cache, in one process or several."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_stage
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, OutriderError, TargetLost
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
 
 class TransformersTarget:
-    """Implements ``target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
+    """Implements ``target_port.Target``. The last pipeline stage is here, or its last rank; ``launch`` starts the others.
 
     Args:
         streams: streams that its passes may hold.
@@ -108,13 +108,14 @@ class TransformersTarget:
             # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}", about=config.model_path):
-                    part = ModelSlice(config, config.stages - 1, self._streams, means=self._means)
+                    rank = config.tensor_parallel_size - 1
+                    part = ModelSlice(config, config.stages - 1, self._streams, means=self._means, rank=rank)
                 check_slice(part, config.stages)
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
             part.memory.clear()
             self.blocks = BlockAllocator(self.pool.total_blocks)
-            self._earlier.join(part.device)
+            self._earlier.join(part)
             self.exact = is_exact(self)
         except BaseException:
             self.shutdown()
@@ -222,7 +223,17 @@ class TransformersTarget:
     def end_pass(self) -> torch.Tensor:
         """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32."""
         batch = self._under_way.popleft()
-        return self._part.run(batch, *self._earlier.finish(self._part))
+        part = self._part
+        entering = self._earlier.finish(part)
+        try:
+            return part.run(batch, *entering)
+        except OutriderError:
+            raise
+        except Exception as error:
+            if part.shards is None:
+                raise
+            # The other ranks wait within the pass.
+            raise TargetLost(f"a pass failed in the verifier's rank of the target: {error}") from error
 
     def check_layers(self, layers: Sequence[int]) -> None:
         self._part.hidden_states.check(layers)
@@ -242,7 +253,7 @@ class TransformersTarget:
         return list(torch.split(self.end_pass().cpu(), [rows.read for rows in batch]))
 
     def beat(self) -> None:
-        self._earlier.beat()
+        self._earlier.beat(self._part)
 
     def recover(self) -> None:
         self.shutdown()

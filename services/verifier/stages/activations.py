@@ -46,10 +46,10 @@ def send_activations(exchange: Exchange, health: Health, made: Activations) -> N
     Raises:
         TargetLost: the next stage is gone.
     """
-    exchange.send(torch.tensor([health, 0 if made.hidden is None else len(made.hidden)]), exchange.rank + 1).wait()
+    exchange.send(torch.tensor([health, 0 if made.hidden is None else len(made.hidden)]), exchange.behind).wait()
     for tensor in made:
         if tensor is not None:
-            exchange.send_activation(tensor, exchange.rank + 1).wait()
+            exchange.send_activation(tensor, exchange.behind).wait()
 
 
 def receive_beat(exchange: Exchange, within_s: float | None = None) -> None:
@@ -62,7 +62,7 @@ def receive_beat(exchange: Exchange, within_s: float | None = None) -> None:
         TargetLost: it does not answer, or says something else.
     """
     header = torch.empty(2, dtype=torch.int64)
-    exchange.receive(header, exchange.rank - 1, within_s)
+    exchange.receive(header, exchange.before, within_s)
     if header.any():
         raise TargetLost("the stages of the target disagree on what is being asked")
 
@@ -75,16 +75,16 @@ def receive_activations(exchange: Exchange, part: ModelSlice, batch: Sequence[Ro
         TargetLost: the stages disagree on what was committed, or the stage before is gone.
     """
     header = torch.empty(2, dtype=torch.int64)
-    exchange.receive(header, exchange.rank - 1)
+    exchange.receive(header, exchange.before)
     health, count = Health(int(header[0])), int(header[1])
     if health is Health.FAILED:
         raise Internal("a stage of the target failed; its log says why")
     rows = sum(len(own.tokens) for own in batch)
     if health is Health.DISAGREES or count != rows:
         raise TargetLost("the stages of the target disagree on what was committed")
-    hidden = exchange.receive_activation((rows, part.hidden_size), part.dtype, exchange.rank - 1)
+    hidden = exchange.receive_activation((rows, part.hidden_size), part.dtype, exchange.before)
     layers, asked = part.hidden_states.expected(batch)
     if not layers:
         return Activations(hidden)
-    kept = exchange.receive_activation((layers, asked, part.hidden_size), part.dtype, exchange.rank - 1)
+    kept = exchange.receive_activation((layers, asked, part.hidden_size), part.dtype, exchange.before)
     return Activations(hidden, kept)

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 # A stage other than the verifier's waits for orders as long as there are no requests. If the verifier or another stage dies,
 # it notices at once; if one hangs, the verifier ends all of them.
-_IDLE_TIMEOUT = timedelta(days=365)
+IDLE_S = 365 * 86_400.0
+_IDLE_TIMEOUT = timedelta(seconds=IDLE_S)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.05
 _CPU = torch.device("cpu")
@@ -35,8 +36,8 @@ _CPU = torch.device("cpu")
 class Sent:
     """A tensor on its way. It must not change before ``wait`` has returned."""
 
-    def __init__(self, work: dist.Work, tensor: torch.Tensor, rank: int) -> None:
-        self._work, self._tensor, self._rank = work, tensor, rank
+    def __init__(self, work: dist.Work, tensor: torch.Tensor, to: str) -> None:
+        self._work, self._tensor, self._to = work, tensor, to
 
     def wait(self) -> None:
         """Wait until the tensor has arrived.
@@ -47,27 +48,53 @@ class Sent:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise TargetLost(f"stage {self._rank} cannot be reached") from error
+            raise TargetLost(f"{self._to} cannot be reached") from error
 
 
 class Exchange:
-    """A member of a group of ``size`` stages. Rank 0 is the first stage; the last one is the verifier itself.
+    """A member of a group of ``size`` processes: the ranks of the first stage, then those of the next one, and so on.
+
+    The last rank of the last stage is the verifier itself.
 
     Args:
+        ranks: of each stage.
         timeout: longest wait for another stage during a pass.
         way: by which activations travel, ``GLOO`` or ``NCCL``.
         device: where this stage computes.
     """
 
     def __init__(
-        self, store: TCPStore, rank: int, size: int, timeout: timedelta, way: str = GLOO, device: torch.device = _CPU
+        self,
+        store: TCPStore,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        way: str = GLOO,
+        device: torch.device = _CPU,
+        ranks: int = 1,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._ranks = rank, size, ranks
         self._timeout = timeout
         # Its own methods are missing in torch's types.
         group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._orders = GlooWay(group)
+        self._orders, self._shards = GlooWay(group), GlooWay(group, tag=1)
         self._activations: Way = NcclWay(store, rank, size, device) if way == NCCL else self._orders
+
+    @property
+    def siblings(self) -> range:
+        """The ranks of this stage, this one included."""
+        first = self.rank - self.rank % self._ranks
+        return range(first, first + self._ranks)
+
+    @property
+    def before(self) -> int:
+        """The process with the same shard in the stage before."""
+        return self.rank - self._ranks
+
+    @property
+    def behind(self) -> int:
+        """The process with the same shard in the next stage."""
+        return self.rank + self._ranks
 
     def send(self, tensor: torch.Tensor, rank: int) -> Sent:
         """Start to send a contiguous CPU tensor; it leaves when the other side receives.
@@ -111,12 +138,30 @@ class Exchange:
         self._receive(self._activations, made, rank, None)
         return made
 
-    @staticmethod
-    def _sent(way: Way, tensor: torch.Tensor, rank: int) -> Sent:
+    def send_shard(self, own: torch.Tensor, rank: int) -> Sent:
+        """As ``send``, of what the ranks of a stage gather; apart from orders, which may be on their way already."""
+        return self._sent(self._shards, own, rank)
+
+    def receive_shard(self, like: torch.Tensor, rank: int, within_s: float | None) -> torch.Tensor:
+        """What ``rank`` has sent by ``send_shard``; as ``receive``."""
+        made = torch.empty_like(like)
+        self._receive(self._shards, made, rank, within_s)
+        return made
+
+    def close(self) -> None:
+        """Leave, without a wait for others."""
+        self._activations.close()
+
+    def _sent(self, way: Way, tensor: torch.Tensor, rank: int) -> Sent:
+        name = self._name(rank)
         try:
-            return Sent(way.send(tensor, rank), tensor, rank)
+            return Sent(way.send(tensor, rank), tensor, name)
         except RuntimeError as error:
-            raise TargetLost(f"stage {rank} cannot be reached") from error
+            raise TargetLost(f"{name} cannot be reached") from error
+
+    def _name(self, rank: int) -> str:
+        stage = f"stage {rank // self._ranks}"
+        return stage if self._ranks == 1 else f"rank {rank % self._ranks} of {stage}"
 
     def _receive(self, way: Way, tensor: torch.Tensor, rank: int, within_s: float | None) -> None:
         start = time.monotonic()
@@ -127,7 +172,7 @@ class Exchange:
             waited = timedelta(seconds=time.monotonic() - start)
             setting = " (pass_timeout_s)" if within_s is None else ""
             late = f"has not answered for {timeout.total_seconds():g} s{setting}"
-            raise TargetLost(f"stage {rank} {late if waited >= timeout else 'is gone'}") from error
+            raise TargetLost(f"{self._name(rank)} {late if waited >= timeout else 'is gone'}") from error
 
 
 class Meeting:
@@ -144,16 +189,28 @@ class Meeting:
         """Claim a GPU before anything is loaded there; see ``claim_gpu``, which the other stages call."""
         _claim(self._store, rank, size, identity(device))
 
-    def join(self, size: int, alive: Callable[[int], bool], timeout_s: float, device: torch.device = _CPU) -> Exchange:
+    def join(
+        self,
+        size: int,
+        alive: Callable[[int], bool],
+        timeout_s: float,
+        device: torch.device = _CPU,
+        *,
+        ranks: int = 1,
+        weights: str = "",
+    ) -> Exchange:
         """Wait, without a limit, until every stage has loaded its layers.
 
         Args:
+            size: number of processes, this one included.
+            ranks: of each stage.
+            weights: tells the verifier's files of weights from others.
             alive: whether a stage's process still runs.
             timeout_s: longest wait for a stage during a pass, in seconds; after that the stage counts as lost.
             device: where the last stage computes.
 
         Raises:
-            ConfigurationError: a stage cannot serve, or two are on one GPU; gives the reason.
+            ConfigurationError: a stage cannot serve, two are on one GPU, or one has other weights; gives the reason.
             TargetLost: a stage has died.
         """
         try:
@@ -164,12 +221,28 @@ class Meeting:
                     time.sleep(_POLL_S)
                 if reason := self._store.get(f"ready/{rank}").decode():
                     raise ConfigurationError(f"stage {rank}: {reason}", about=f"stage {rank}")
+            self._check_weights(size, weights)
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
-            log.info("activations travel between %d stages by %s", size, way)
+            log.info("activations travel between %d processes by %s", size, way)
             _choose_interface(self.host, self.port)
-            return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s), way, device)
+            return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s), way, device, ranks)
         except RuntimeError as error:
             raise TargetLost("a stage has died while the stages were connecting") from error
+
+    def _check_weights(self, size: int, own: str) -> None:
+        """Check that all have loaded the same files.
+
+        Raises:
+            ConfigurationError: they have not; the stages are told to end.
+        """
+        for rank in range(size - 1):
+            if (found := self._store.get(f"weights/{rank}").decode()) != own:
+                self._store.set("way", "")
+                raise ConfigurationError(
+                    f"process {rank} of the target has other weights ({found[:12]}) than the verifier ({own[:12]}); "
+                    "copy the model's folder to its machine again",
+                    about="model",
+                )
 
     def _way(self, identities: Sequence[str]) -> str:
         """What every stage is told about how activations travel.
@@ -208,7 +281,15 @@ def _claim(store: TCPStore, rank: int, size: int, own: str) -> None:
 
 
 def attend_meeting(
-    host: str, port: int, rank: int, size: int, device: torch.device = _CPU, refusal: str = ""
+    host: str,
+    port: int,
+    rank: int,
+    size: int,
+    device: torch.device = _CPU,
+    refusal: str = "",
+    *,
+    ranks: int = 1,
+    weights: str = "",
 ) -> Exchange | None:
     """A stage's side of ``Meeting.join``; None if the stages cannot serve together.
 
@@ -216,6 +297,7 @@ def attend_meeting(
 
     Args:
         device: where the stage computes.
+        ranks, weights: see there.
 
     Raises:
         TargetLost: the verifier cannot be reached.
@@ -223,6 +305,7 @@ def attend_meeting(
     try:
         store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
         store.set(f"gpu/{rank}", "" if refusal else identity(device))
+        store.set(f"weights/{rank}", weights)
         store.set(f"ready/{rank}", refusal)
         if refusal:
             return None
@@ -231,7 +314,7 @@ def attend_meeting(
         if not (way := store.get("way").decode()):
             return None
         _choose_interface(host, port)
-        return Exchange(store, rank, size, _IDLE_TIMEOUT, way, device)
+        return Exchange(store, rank, size, _IDLE_TIMEOUT, way, device, ranks)
     except RuntimeError as error:
         raise TargetLost(f"no verifier at {host}:{port}") from error
 

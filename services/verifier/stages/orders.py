@@ -59,7 +59,7 @@ class Orders:
         self.numbers += (Op.PASS, len(batch))
         for rows in batch:
             self.numbers += (self._requests[rows.request_id], rows.context)
-            self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers))
+            self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers), rows.read)
             self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
 
     def beat(self) -> None:
@@ -94,14 +94,14 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         if op is Op.PASS:
             batch = []
             for _ in range(some(1)[0]):
-                request, context, tokens, parents, layers = some(5)
+                request, context, tokens, parents, layers, read = some(6)
                 batch.append(
                     Rows(
                         request_id=str(request),
                         context=context,
                         tokens=some(tokens),
                         parents=some(parents),
-                        logits=0,
+                        logits=read,
                         layers=some(layers),
                     )
                 )

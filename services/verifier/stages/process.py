@@ -1,4 +1,4 @@
-"""The process of one pipeline stage of a target, other than the last. It follows the verifier's orders.
+"""A process of a target other than the verifier's own: a rank of a pipeline stage. It follows the verifier's orders.
 
 python -m services.verifier.stages.process SPECIFICATION      (JSON; only the verifier starts it)
 """
@@ -14,14 +14,16 @@ from pathlib import Path
 import torch
 
 from services.clean_logs import clean_logs
+from services.model_files.folder import model_fingerprint
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
-from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
+from services.verifier.stages.exchange import IDLE_S, Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
+from services.verifier.stages.stage_ranks import RankExchange
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.stages.ways import device_of_stage
 from speculation.errors import ConfigurationError, Internal, TargetLost
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Stage:
-    """Follows orders until it is stopped or another stage is gone."""
+    """Follows orders until it is stopped or another process is gone."""
 
     def __init__(self, part: ModelSlice, exchange: Exchange) -> None:
         self._part = part
@@ -60,7 +62,10 @@ class Stage:
         if op is Op.BEAT:
             if not self._part.is_first:
                 receive_beat(self._exchange)
-            send_activations(self._exchange, Health.FINE, Activations())
+            if self._part.shards is not None:
+                self._part.shards.beat(IDLE_S)
+            if not self._part.is_last:
+                send_activations(self._exchange, Health.FINE, Activations())
             return
         request = str(arguments[0])
         memory = self._part.memory
@@ -79,7 +84,11 @@ class Stage:
             self._lengths.pop(request, None)
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:
-        """Run one pass; in any case the next stage is told how it went."""
+        """Run one pass; in any case the next stage is told how it went.
+
+        Raises:
+            TargetLost: it failed, and other ranks of the stage wait within it.
+        """
         health, made = Health.FINE, Activations()
         try:
             entering = Activations()
@@ -88,17 +97,23 @@ class Stage:
             for rows in batch:
                 if self._lengths.get(rows.request_id) != rows.context:
                     raise TargetLost(f"{self._lengths.get(rows.request_id)} tokens committed here, {rows.context} there")
-            hidden, kept = self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch)
+            hidden = self._part.run(batch, *entering)
+            if self._part.is_last:
+                return
+            kept = self._part.hidden_states.handed_on(batch)
             made = Activations(self._exchange.ready(hidden), self._exchange.ready(kept))
         except TargetLost as error:
-            log.error("stage %d is out of step with the verifier: %s", self._exchange.rank, error)
+            log.error("process %d is out of step with the verifier: %s", self._exchange.rank, error)
             health = Health.DISAGREES
         except Internal:
             health = Health.FAILED
         except Exception:
-            log.exception("a pass failed in stage %d", self._exchange.rank)
+            log.exception("a pass failed in process %d", self._exchange.rank)
             health = Health.FAILED
-        send_activations(self._exchange, health, made)
+        if not self._part.is_last:
+            send_activations(self._exchange, health, made)
+        if health is not Health.FINE and self._part.shards is not None:
+            raise TargetLost("a pass failed here, so this rank is out of step with the others of its stage")
 
 
 def serve(spec: StageSpec) -> None:
@@ -110,19 +125,28 @@ def serve(spec: StageSpec) -> None:
     config = spec.config
     try:
         device = device_of_stage(config.device, spec.stage, config.stages)
-        claim_gpu(spec.host, spec.port, spec.stage, config.stages, torch.device(device))
-        part = ModelSlice(config, spec.stage)
+        claim_gpu(spec.host, spec.port, spec.process, config.processes, torch.device(device))
+        part = ModelSlice(config, spec.stage, rank=spec.rank)
         check_slice(part, config.stages)
     except TargetLost:
         raise
     except Exception as error:
         if not isinstance(error, ConfigurationError):
-            log.exception("stage %d cannot load its layers", spec.stage)
-        attend_meeting(spec.host, spec.port, spec.stage, config.stages, refusal=str(error) or type(error).__name__)
+            log.exception("process %d cannot load its layers", spec.process)
+        attend_meeting(spec.host, spec.port, spec.process, config.processes, refusal=str(error) or type(error).__name__)
         return
-    exchange = attend_meeting(spec.host, spec.port, spec.stage, config.stages, part.device)
-    if exchange is not None:
+    exchange = attend_meeting(
+        spec.host, spec.port, spec.process, config.processes, part.device,
+        ranks=config.tensor_parallel_size, weights=model_fingerprint(Path(config.model_path)),
+    )  # fmt: skip
+    if exchange is None:
+        return
+    if part.shards is not None:
+        part.shards.connect(RankExchange(exchange))
+    try:
         Stage(part, exchange).run()
+    finally:
+        exchange.close()
 
 
 def spec_to_json(spec: StageSpec) -> str:

@@ -1,4 +1,4 @@
-"""The pipeline stages before the last one, as one object. The last one is in the verifier's process."""
+"""All processes of a target but the verifier's own, as one object: earlier stages, and further ranks of the last one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from services.model_files.folder import model_fingerprint
 from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
+from services.verifier.stages.stage_ranks import RankExchange
 from speculation.errors import ConfigurationError, TargetLost
 
 if TYPE_CHECKING:
@@ -29,12 +32,18 @@ _BEAT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
-    """What a process must know to be pipeline stage ``stage``."""
+    """What a process must know to be a rank of pipeline stage ``stage``."""
 
     config: TargetConfig
     stage: int
     host: str
     port: int
+    rank: int = 0
+
+    @property
+    def process(self) -> int:
+        """Its number among the target's processes, see ``Exchange``."""
+        return self.stage * self.config.tensor_parallel_size + self.rank
 
 
 class StageHandle(Protocol):
@@ -53,7 +62,8 @@ Launch = Callable[[StageSpec], StageHandle]
 
 
 class EarlierStages(Protocol):
-    """The pipeline stages before the last one, as the last one sees them; requests and rows as in ``Target``."""
+    """The pipeline stages before the last one, and its further ranks, as the verifier sees them; requests and rows as in
+    ``Target``."""
 
     def claim(self, device: torch.device) -> None:
         """Claim the last stage's GPU, before it is loaded there.
@@ -63,11 +73,11 @@ class EarlierStages(Protocol):
         """
         ...
 
-    def join(self, device: torch.device) -> None:
-        """Wait until every stage is loaded.
+    def join(self, part: ModelSlice) -> None:
+        """Wait until every stage is loaded, and connect the ranks of the last one.
 
         Args:
-            device: of the last stage.
+            part: the verifier's part of the last stage.
 
         Raises:
             ConfigurationError: a stage cannot serve, or two are on one GPU; gives the reason.
@@ -104,8 +114,8 @@ class EarlierStages(Protocol):
         """
         ...
 
-    def beat(self) -> None:
-        """Make sure that all stages answer; no pass is under way.
+    def beat(self, part: ModelSlice) -> None:
+        """Make sure that all stages and ranks answer; no pass is under way. ``part``: as in ``join``.
 
         Raises:
             TargetLost: one has died or does not answer.
@@ -118,11 +128,11 @@ class EarlierStages(Protocol):
 
 
 class NoStages:
-    """Implements ``EarlierStages`` for a target of a single stage: there is nobody to tell, and tokens enter the model."""
+    """Implements ``EarlierStages`` for a target of a single process: there is nobody to tell, and tokens enter the model."""
 
     def claim(self, device: torch.device) -> None: ...
 
-    def join(self, device: torch.device) -> None: ...
+    def join(self, part: ModelSlice) -> None: ...
 
     def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None: ...
 
@@ -137,7 +147,7 @@ class NoStages:
     def finish(self, part: ModelSlice) -> Activations:
         return Activations()
 
-    def beat(self) -> None: ...
+    def beat(self, part: ModelSlice) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -152,14 +162,17 @@ class Upstream:
         self._orders = Orders()
         self._meeting = Meeting(config.stage_host)
         self._timeout_s = config.pass_timeout_s
+        self._ranks, self._weights = config.tensor_parallel_size, model_fingerprint(Path(config.model_path))
+        places = [(stage, rank) for stage in range(config.stages) for rank in range(self._ranks)]
+        # The last one is the verifier's own.
         specs = [
-            StageSpec(config=config, stage=stage, host=self._meeting.host, port=self._meeting.port)
-            for stage in range(config.stages - 1)
+            StageSpec(config=config, stage=stage, rank=rank, host=self._meeting.host, port=self._meeting.port)
+            for stage, rank in places[:-1]
         ]
         self._stages: list[StageHandle] = []
         self._exchange: Exchange | None = None
         self._under_way: deque[tuple[Sequence[Rows], list[Sent]]] = deque()
-        self._size = config.stages
+        self._size = config.processes
         try:
             for spec in specs:
                 self._stages.append(launch(spec))
@@ -170,8 +183,13 @@ class Upstream:
     def claim(self, device: torch.device) -> None:
         self._meeting.claim(self._size - 1, self._size, device)
 
-    def join(self, device: torch.device) -> None:
-        self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, device)
+    def join(self, part: ModelSlice) -> None:
+        self._exchange = self._meeting.join(
+            self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, part.device,
+            ranks=self._ranks, weights=self._weights,
+        )  # fmt: skip
+        if part.shards is not None:
+            part.shards.connect(RankExchange(self._exchange))
 
     def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
         self._orders.open(request_id, shared, blocks)
@@ -193,16 +211,19 @@ class Upstream:
     def finish(self, part: ModelSlice) -> Activations:
         assert self._exchange is not None
         batch, sent = self._under_way.popleft()
-        made = receive_activations(self._exchange, part, batch)
+        made = Activations() if part.is_first else receive_activations(self._exchange, part, batch)
         for order in sent:
             order.wait()
         return made
 
-    def beat(self) -> None:
+    def beat(self, part: ModelSlice) -> None:
         assert self._exchange is not None
         self._orders.beat()
         sent = self._tell()
-        receive_beat(self._exchange, _BEAT_S)
+        if not part.is_first:
+            receive_beat(self._exchange, _BEAT_S)
+        if part.shards is not None:
+            part.shards.beat(_BEAT_S)
         # Each stage has passed the answer on, so it has the question.
         for order in sent:
             order.wait()
@@ -217,7 +238,9 @@ class Upstream:
         deadline = time.monotonic() + _PATIENCE_S
         while self._stages:
             self._stages.pop(0).stop(max(0.0, deadline - time.monotonic()))
-        self._exchange = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def _tell(self) -> list[Sent]:
         assert self._exchange is not None
@@ -232,8 +255,9 @@ def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages
     Raises:
         ConfigurationError: there are some, but no ``launch`` to start them with.
     """
-    if config.stages == 1:
+    if config.processes == 1:
         return NoStages()
     if launch is None:
-        raise ConfigurationError("nothing here can start processes for them", field="stages", value=config.stages)
+        field = "stages" if config.stages > 1 else "tensor_parallel_size"
+        raise ConfigurationError("nothing here can start processes for them", field=field, value=getattr(config, field))
     return Upstream(config, launch)

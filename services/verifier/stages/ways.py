@@ -38,25 +38,32 @@ class Way(Protocol):
         """Fill ``tensor`` with the next one from ``rank``; RuntimeError if that is gone, or takes longer."""
         ...
 
+    def close(self) -> None:
+        """Give up what is under way, without a wait for the other side, which may be gone."""
+        ...
+
 
 class GlooWay:
     """Implements ``Way`` through the processors' memory.
 
     Args:
         group: gloo's; others may use it as well, in the same order on both sides.
+        tag: what is sent under one does not wait for what is sent under another.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, tag: int = 0) -> None:
+        self._group, self._tag = group, tag
 
     def send(self, tensor: torch.Tensor, rank: int) -> dist.Work:
-        work: dist.Work = self._group.send([tensor], rank, 0)
+        work: dist.Work = self._group.send([tensor], rank, self._tag)
         return work
 
     def receive(self, tensor: torch.Tensor, rank: int, timeout: timedelta) -> None:
-        self._group.recv([tensor], rank, 0).wait(timeout)
+        self._group.recv([tensor], rank, self._tag).wait(timeout)
+
+    def close(self) -> None: ...
 
 
 class NcclWay:
@@ -83,6 +90,10 @@ class NcclWay:
                 raise RuntimeError(f"nothing has come from stage {rank}")
             time.sleep(_POLL_S)
         work.wait()
+
+    def close(self) -> None:
+        # Else the group's destructor waits for what never comes.
+        self._group.abort()
 
 
 def nccl_group(store: Store, rank: int, size: int) -> Any:

@@ -120,14 +120,14 @@ static void adapt(const struct adapter *adapter, const struct adapters *streams,
     outrider_linear(&adapter->up, streams->rows, streams->inner, changed, changed, out_row);
 }
 
-/* in and out: [rows, hidden]; `attention` lacks what this layer makes itself: query, key, value, their strides and out.
- * `streams` may be none. */
-void outrider_layer(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
-                    const struct room *room, const struct adapters *streams, int64_t rows, const float *in, float *out) {
+/* Up to what the heads make, room->attended. in: [rows, hidden]; `attention` lacks what this layer makes itself: query, key,
+ * value, their strides and out. `streams` may be none. */
+void outrider_layer_attend(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
+                           const struct room *room, const struct adapters *streams, int64_t rows, const float *in) {
     const struct parts *parts = &layer->query_key_value;
-    const int64_t size = layer->size, hidden = layer->hidden;
+    const int64_t size = layer->size;
     struct layer attending = *attention;
-    normalise_rows(&layer->before_attention, rows, hidden, in, room->normed);
+    normalise_rows(&layer->before_attention, rows, layer->hidden, in, room->normed);
     multiply_parts(parts, rows, room->normed, room->query_key_value);
     if (streams) adapt(&streams->query_key_value, streams, rows, room->normed, room->query_key_value, parts->width);
     place_heads(layer, rows, room);
@@ -138,11 +138,23 @@ void outrider_layer(const struct decoder_layer *layer, const struct layout *pass
     attending.query_row = attending.key_row = attending.value_row = parts->width;
     attending.out = room->attended;
     outrider_attend(pass, &attending);
-    outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
-    if (streams) adapt(&streams->attention_out, streams, rows, room->attended, out, hidden);
-    normalise_rows(&layer->before_mlp, rows, hidden, out, room->normed);
+}
+
+/* From what attention has added to, [rows, hidden], to what the gate lets through, room->active. */
+void outrider_layer_gate(const struct decoder_layer *layer, const struct room *room, int64_t rows, const float *in) {
+    normalise_rows(&layer->before_mlp, rows, layer->hidden, in, room->normed);
     multiply_parts(&layer->gate_up, rows, room->normed, room->gate_up);
     activate(layer, rows, room);
+}
+
+/* All of it. in and out: [rows, hidden]. */
+void outrider_layer(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
+                    const struct room *room, const struct adapters *streams, int64_t rows, const float *in, float *out) {
+    const int64_t hidden = layer->hidden;
+    outrider_layer_attend(layer, pass, attention, room, streams, rows, in);
+    outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
+    if (streams) adapt(&streams->attention_out, streams, rows, room->attended, out, hidden);
+    outrider_layer_gate(layer, room, rows, out);
     outrider_linear(&layer->down, rows, room->active, out, out, hidden);
     if (streams) adapt(&streams->mlp_down, streams, rows, room->active, out, hidden);
 }

@@ -14,8 +14,10 @@ from services.verifier.attention.calls import Calls, Running, asked
 from services.verifier.kernels.native.attention_kernel import AttentionLayer, NativePass
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
+from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import shared_product
 from services.verifier.kernels.whole_layers import only_call, part_of
+from services.verifier.stages.stage_ranks import StageRanks
 
 # Sizes must be whole vectors of the widest instruction set.
 _COLUMNS = 16
@@ -89,17 +91,21 @@ class FusedLayer:
     def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
         self._kernels = kernels
         self._call = kernels.functions.outrider_layer
-        self._call.restype = None
+        # Its two parts before a product that ranks have a shard of.
+        self._attend, self._gate = kernels.functions.outrider_layer_attend, kernels.functions.outrider_layer_gate
+        for function in (self._call, self._attend, self._gate):
+            function.restype = None
         attention, mlp = part_of(layer, "self_attn"), part_of(layer, "mlp")
-        out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
+        (out, self._shards), (down, _) = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
+        ranks = 1 if self._shards is None else self._shards.count
         if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
             raise ValueError("its activation is not SiLU")
         call = only_call(layer, calls)
         query_heads, kv_heads, size = call.heads, call.kv_heads, call.key_size
-        hidden, intermediate = out.out_features, down.in_features
+        hidden, intermediate = out.out_features * ranks, down.in_features // ranks
         if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
             raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
-        if out.in_features != query_heads * size or call.value_size != size:
+        if out.in_features != query_heads * size * ranks or call.value_size != size:
             raise ValueError("its projections are not those of its heads")
         widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
         query_key_value, projections = _parts(attention, widths)
@@ -112,7 +118,7 @@ class FusedLayer:
             *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
         )
         self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
-        self._attention, self._size = call, size
+        self._attention, self._size, self._out, self._down = call, size, out, down
         self._adapters: _Adapters | None = None
 
     def adapt(self, adapters: Mapping[str, LowRank]) -> None:
@@ -158,7 +164,6 @@ class FusedLayer:
         cosine, sine = (table.contiguous() for table in position_embeddings)
         if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
             raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
-        made = torch.empty_like(given)
         room = laid_out.room(self._widths)
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
         attention: AttentionLayer = laid_out.layer(self._attention)
@@ -168,10 +173,18 @@ class FusedLayer:
             adapters = self._adapters
             assert adapters is not None
             adapters.rows, adapters.inner = laid_out.stream_rows, laid_out.room((self._rank,))[0].data_ptr()
-        self._call(
+        arguments = (
             by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapters is None else by(adapters),
-            ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
+            ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()),
         )  # fmt: skip
+        if self._shards is not None:
+            _, _, attended, _, active = room
+            self._attend(*arguments)
+            after = self._shards.columns(self._out(self._shards.columns(attended))) + given
+            self._gate(by(layer), by(pointers), ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
+            return self._shards.columns(self._down(self._shards.columns(active))) + after
+        made = torch.empty_like(given)
+        self._call(*arguments, ctypes.c_void_p(made.data_ptr()))
         return made
 
 
@@ -194,8 +207,12 @@ def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[Nati
     return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products
 
 
-def _linear(module: nn.Module, name: str) -> NativeLinear:
-    return _native(part_of(module, name), name)
+def _linear(module: nn.Module, name: str) -> tuple[NativeLinear, StageRanks | None]:
+    """A product, and the ranks that have a shard of it; None: it is whole."""
+    part = part_of(module, name)
+    if isinstance(part, ShardedLinear):
+        return _native(part_of(part, "own"), name), part.shards
+    return _native(part, name), None
 
 
 def _native(part: nn.Module, name: str) -> NativeLinear:

@@ -1,0 +1,49 @@
+"""Layers of which one rank holds a shard: what they are given and give is whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from services.model_files.weights.stored_blocks import StoredLinear
+from services.verifier.stages.stage_ranks import StageRanks
+
+Linear = nn.Linear | StoredLinear
+
+
+class ShardedLinear(nn.Module):
+    """A linear layer behind which rows are whole: own columns of the product, then those of all ranks.
+
+    Args:
+        own: of this rank, [columns of it, in_features].
+        gathers: whether rows arrive in shards as well, such as what a rank's heads have made.
+    """
+
+    def __init__(self, own: Linear, shards: StageRanks, *, gathers: bool) -> None:
+        super().__init__()
+        self.own: nn.Module = own
+        self.shards, self._gathers = shards, gathers
+        self.in_features, self.out_features = own.in_features, own.out_features * shards.count
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features], or this rank's part of them, to [..., out_features]."""
+        return self.shards.columns(self.own(self.shards.columns(rows) if self._gathers else rows))
+
+
+class ShardedEmbedding(nn.Module):
+    """Embeddings of which a rank holds those of its part of the vocabulary."""
+
+    def __init__(self, own: nn.Embedding, shards: StageRanks) -> None:
+        super().__init__()
+        self.own, self._shards = own, shards
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[...] ids to [..., hidden size]: each row is a copy of its owner's.
+
+        Raises:
+            IndexError: an id is not in the vocabulary.
+        """
+        size = self.own.num_embeddings
+        here = (tokens - self._shards.index * size).clamp(0, size - 1)
+        rows = self._shards.rows(self.own(here))
+        return rows.flatten(1, -2)[tokens.flatten() // size, torch.arange(tokens.numel())].view(*tokens.shape, -1)

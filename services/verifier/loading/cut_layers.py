@@ -1,0 +1,114 @@
+"""Cuts a model without weights down to one rank's shard of it: heads, columns of products, and part of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.model_files.weights.stored_blocks import StoredLinear
+from services.verifier.config import TargetConfig
+from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear
+from services.verifier.loading.rank_sizes import check_rank_sizes
+from services.verifier.stages.stage_ranks import StageRanks
+from speculation.errors import ConfigurationError
+
+_ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+# What gets rows in shards.
+_GATHERING = (("self_attn", "o_proj"), ("mlp", "down_proj"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """The rows of a stored weight, or the numbers of a bias, that a rank holds.
+
+    Attributes:
+        whole: number of all of them.
+    """
+
+    begin: int
+    end: int
+    whole: int
+
+
+def cut_layers(model: PreTrainedModel, shards: StageRanks, config: TargetConfig) -> dict[str, Cut]:
+    """Make the layers of a model without weights as small as one rank's; returns which part each weight is, by its name.
+
+    Raises:
+        ConfigurationError: it cannot be cut, or not into so many; says what can be.
+    """
+    text, found = model.config.get_text_config(), dict[str, Cut]()
+    heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    check_rank_sizes(shards.count, text.to_dict())
+    decoder, count, index = model.get_decoder(), shards.count, shards.index
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # Where there are fewer key heads than ranks, several ranks hold the same one.
+    first, some = (index * kv_heads // count, kv_heads // count) if kv_heads >= count else (index * kv_heads // count, 1)
+    keys = Cut(begin=first * head_size, end=(first + some) * head_size, whole=kv_heads * head_size)
+    prefix = f"{model.base_model_prefix}."
+    for number, layer in enumerate(decoder.layers):
+        _check_parts(model, layer, head_size, config)
+        layer.self_attn.num_key_value_groups = heads // count // some
+        for part, names in (("self_attn", _ATTENTION), ("mlp", _MLP)):
+            for name in names:
+                cut = keys if name in ("k_proj", "v_proj") else None
+                place = f"{prefix}layers.{number}.{part}.{name}"
+                found |= _cut(getattr(layer, part), name, place, shards, cut)
+    if isinstance(decoder.embed_tokens, nn.Embedding):
+        found |= _cut(decoder, "embed_tokens", f"{prefix}embed_tokens", shards, None)
+    if not isinstance(model.lm_head, nn.Identity):
+        found |= _cut(model, "lm_head", "lm_head", shards, None)
+    return found
+
+
+def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
+    """Let the layers of a model that has been cut, and read, exchange what they make with the other ranks."""
+    decoder = model.get_decoder()
+    for layer in decoder.layers:
+        for part, name in _GATHERING:
+            parent = getattr(layer, part)
+            setattr(parent, name, ShardedLinear(getattr(parent, name), shards, gathers=True))
+    if isinstance(decoder.embed_tokens, nn.Embedding):
+        decoder.embed_tokens = ShardedEmbedding(decoder.embed_tokens, shards)
+    if isinstance(model.lm_head, (nn.Linear, StoredLinear)):
+        model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
+
+
+def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None) -> Iterator[tuple[str, Cut]]:
+    """Replace a layer by a smaller one on the meta device; by default all ranks get as much."""
+    layer = getattr(parent, name)
+    whole, other = layer.weight.shape
+    each = whole // shards.count
+    cut = cut or Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=whole)
+    size = cut.end - cut.begin
+    made: nn.Module
+    if isinstance(layer, nn.Embedding):
+        made = nn.Embedding(size, other, device="meta", dtype=layer.weight.dtype)
+    else:
+        made = nn.Linear(other, size, bias=layer.bias is not None, device="meta", dtype=layer.weight.dtype)
+    setattr(parent, name, made)
+    return ((f"{place}.{own}", cut) for own, _ in made.named_parameters())
+
+
+def _check_parts(model: PreTrainedModel, layer: nn.Module, head_size: int, config: TargetConfig) -> None:
+    """Every weight of a layer is cut, or a norm that each rank has whole.
+
+    Raises:
+        ConfigurationError: one is neither.
+    """
+    cut = {f"self_attn.{name}" for name in _ATTENTION} | {f"mlp.{name}" for name in _MLP}
+    kinds = {name: type(module) for name, module in layer.named_modules()}
+    lacking = [name for name in cut if kinds.get(name) is not nn.Linear]
+    for name, parameter in layer.named_parameters():
+        if name.rpartition(".")[0] not in cut and (
+            parameter.dim() != 1 or (name.startswith("self_attn.") and parameter.numel() != head_size)
+        ):
+            lacking.append(name)
+    if lacking:
+        raise ConfigurationError(
+            f"{type(model).__name__} has layers that are not cut ({min(lacking)}); use 1, and stages to split it",
+            field="verifier.tensor_parallel_size",
+            value=config.tensor_parallel_size,
+        )

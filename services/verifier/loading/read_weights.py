@@ -1,0 +1,97 @@
+"""Reads a model's weights into a skeleton, by their names in the whole model: all of a weight, or a rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
+from services.verifier.loading.complete import mismatched, missing
+from services.verifier.loading.cut_layers import Cut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedWeights:
+    """Which weights a skeleton gets, and how.
+
+    Attributes:
+        folder, target: see ``WeightFiles``.
+        dtype: in which they are held.
+        stored: linear layers keep theirs as stored.
+        layer_prefix: of the names of layers; the skeleton's first one is number ``offset``.
+        cuts: of some weights, by their names in the skeleton, the part that is wanted.
+    """
+
+    folder: Path
+    target: Path | None
+    dtype: torch.dtype
+    stored: bool
+    layer_prefix: str
+    offset: int
+    cuts: Mapping[str, Cut]
+
+
+def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
+    """Load the weights that a skeleton still has.
+
+    Raises:
+        ConfigurationError: a weight is missing, or has another shape.
+    """
+    folder, tied, layer_prefix = wanted.folder, model.all_tied_weights_keys, wanted.layer_prefix
+    state: dict[str, torch.Tensor] = {}
+    lacking: list[str] = []
+    with WeightFiles(folder, wanted.target) as files:
+        for name, place in list(model.state_dict().items()):
+            stored = name
+            if layer_prefix and name.startswith(layer_prefix):
+                number, _, rest = name.removeprefix(layer_prefix).partition(".")
+                stored = f"{layer_prefix}{int(number) + wanted.offset}.{rest}"
+            if stored not in files:
+                stored = tied.get(stored, stored)
+            if stored not in files:
+                lacking.append(stored)
+                continue
+            shape, cut = tuple(place.shape), wanted.cuts.get(name)
+            whole = shape if cut is None else (cut.whole, *shape[1:])
+            if files.shape(stored) != whole:
+                raise mismatched(stored, files.shape(stored), whole, folder)
+            weight = files.get(stored) if cut is None else files.part(stored, cut.begin, cut.end)
+            if isinstance(weight, StoredBlocks) and wanted.stored and _make_room(model, name, weight):
+                continue
+            state[name] = _as_tensor(weight, name, model, wanted)
+    if lacking:
+        raise missing(model, lacking, folder)
+    # Layers with weights in blocks have no torch weight any more, so strict loading would fail.
+    model.load_state_dict(state, assign=True, strict=False)
+
+
+def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:
+    """Parent and name of the linear layer that has the weight; None: it is not the weight of a linear layer."""
+    if not weight_name.endswith(".weight"):
+        return None
+    parent_name, _, own = weight_name.removesuffix(".weight").rpartition(".")
+    parent = model.get_submodule(parent_name)
+    return (parent, own) if type(getattr(parent, own, None)) is nn.Linear else None
+
+
+def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
+    """Replace the layer by one that keeps its weight in blocks; False: it is not a linear layer."""
+    if (place := _linear(model, name)) is None:
+        return False
+    parent, own = place
+    setattr(parent, own, StoredLinear(weight, getattr(parent, own).bias))
+    return True
+
+
+def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, wanted: WantedWeights) -> torch.Tensor:
+    if isinstance(weight, StoredBlocks):
+        return weight.float().to(wanted.dtype)
+    if weight.dtype == torch.bfloat16 and wanted.stored and _linear(model, name) is not None:
+        return weight
+    return weight.to(wanted.dtype)

@@ -1,0 +1,106 @@
+"""The ranks of one pipeline stage, each with a shard of every layer (tensor parallelism), and what they exchange.
+
+Products are split by output columns, attention by heads, the vocabulary by ids. So every number is computed by one rank, as
+one process would compute it, and only copies of numbers cross ranks, never sums: the bits do not depend on their number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from services.verifier.model.target_port import Rows
+from services.verifier.stages.exchange import Exchange
+from speculation.errors import TargetLost
+
+
+class Gathers(Protocol):
+    """Carries tensors between all ranks of a stage."""
+
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
+        """What every rank gives, which all have one shape and type, in the order of the ranks.
+
+        Args:
+            within_s: longest wait for another rank, in seconds; None: as long as a pass may take.
+
+        Raises:
+            TargetLost: a rank is gone, or takes longer.
+        """
+        ...
+
+
+class _Repeated:
+    """Until the ranks are connected: as if all of them made the same. Shapes are right, and a model computes something."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
+        return [own] * self._count
+
+
+class RankExchange:
+    """Implements ``Gathers`` between processes; see ``Exchange``."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
+        exchange, own = self._exchange, own.contiguous()
+        sent = [exchange.send_shard(own, rank) for rank in exchange.siblings if rank != exchange.rank]
+        made = [own if rank == exchange.rank else exchange.receive_shard(own, rank, within_s) for rank in exchange.siblings]
+        for one in sent:
+            one.wait()
+        return made
+
+
+class StageRanks:
+    """One rank's view of its stage. Every rank calls the same methods in the same order.
+
+    Args:
+        index: of this rank.
+        count: of the stage's ranks, at least 2.
+    """
+
+    def __init__(self, index: int, count: int) -> None:
+        self.index, self.count = index, count
+        self._ranks: Gathers = _Repeated(count)
+        self._passes = 0
+
+    def connect(self, ranks: Gathers) -> None:
+        """From now on, exchange with the others."""
+        self._ranks, self._passes = ranks, 0
+
+    def rows(self, own: torch.Tensor) -> torch.Tensor:
+        """What all ranks give, [ranks, ...]."""
+        return torch.stack(self._ranks.gather(own))
+
+    def columns(self, own: torch.Tensor) -> torch.Tensor:
+        """The columns of all ranks, [..., columns of a rank], side by side."""
+        return torch.cat(self._ranks.gather(own), dim=-1)
+
+    def agree(self, batch: Sequence[Rows]) -> None:
+        """Make sure that all ranks are to compute the same pass.
+
+        Raises:
+            TargetLost: they are not.
+        """
+        told = [(rows.context, rows.tokens, rows.parents, rows.read, rows.layers) for rows in batch]
+        self._agree_on(zlib.crc32(repr(told).encode()))
+
+    def beat(self, within_s: float) -> None:
+        """Make sure that all ranks answer.
+
+        Raises:
+            TargetLost: one does not, or has seen other passes.
+        """
+        self._agree_on(0, within_s)
+
+    def _agree_on(self, number: int, within_s: float | None = None) -> None:
+        self._passes += 1
+        own = torch.tensor([self._passes, number])
+        if any(not torch.equal(own, other) for other in self._ranks.gather(own, within_s)):
+            raise TargetLost("the ranks of a stage of the target disagree on what is to be computed")
