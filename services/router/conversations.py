@@ -9,7 +9,7 @@ from typing import Any
 from services.api.messages import ChatMessage, ChatOptions
 from services.router import generic_tools
 from services.router.named_templates import ChatTemplates
-from services.router.template_traits import TemplateTraits, thoughts_of, traits_of
+from services.router.template_traits import TemplateTraits, thoughts_of, traits_of, with_thought
 from services.router.templates import ChatTemplate
 from services.tool_formats import harmony
 from services.tool_formats.raw_json import begun_members, members
@@ -18,6 +18,9 @@ from speculation.errors import InvalidArgument
 
 # Names that a template has already, or that other fields of a request set.
 _TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+
+# Where a message has what the assistant thought, until it is put where the template reads it.
+_THOUGHT = "reasoning_content"
 
 Messages = list[dict[str, Any]]
 
@@ -108,6 +111,7 @@ class Conversations:
         shown = [_as_dict(message, index, traits) for index, message in enumerate(messages)]
         given = _template_options(options, template)
         shown, given = self._with_tools(shown, given, options, traits)
+        shown = [_with_thought(entry, traits) for entry in shown]
 
         def rendered(messages: Messages) -> str:
             return template.render(messages, given, continue_final_message=options.continue_final_message)
@@ -156,13 +160,20 @@ def _as_dict(message: ChatMessage, index: int, traits: TemplateTraits) -> dict[s
     if message.reasoning:
         if not traits.thought_field:
             raise _no_place(f"messages[{index}].reasoning_content", message.reasoning, "thoughts")
-        entry[traits.thought_field] = message.reasoning
+        entry[_THOUGHT] = message.reasoning
     if message.tool_calls:
         calls = json.loads(message.tool_calls)
         entry["tool_calls"] = [_written(call, traits) for call in calls]
     if message.tool_call_id:
         entry["tool_call_id"] = message.tool_call_id
     return entry
+
+
+def _with_thought(entry: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    thought = entry.get(_THOUGHT)
+    if thought is None:
+        return entry
+    return with_thought({k: v for k, v in entry.items() if k != _THOUGHT}, traits.thought_field, thought)
 
 
 def _written(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:

@@ -23,8 +23,9 @@ _ASKED = {"role": "user", "content": "Where is Bern?"}
 # Nine letters and digits, which is what Mistral's templates take; and what Kimi's write in place of the name.
 _IDS = ("abcdef123", f"functions.{_NAME}:0")
 _CUT = '{"place": "Be'
-# Names under which templates read thoughts.
-_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# Where templates read thoughts: under a name of the message, or in its content, as Mistral's do.
+_PART, _PART_OF_TEXTS = "content[].thinking", "content[].thinking[].text"
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking", _PART, _PART_OF_TEXTS)
 _THOUGHT = "Outrider7thought"
 # Of messages that may have a name; a tool's says which call it answers.
 _ROLES = ("system", "developer", "user", "assistant")
@@ -43,7 +44,7 @@ class TemplateTraits:
         tool_format: the form in which it writes a call and its reader reads that call back; empty: none.
         text_arguments: it reads the arguments of calls as a text.
         cut_arguments: it writes arguments that are no JSON, as those of a call that was cut short, as they are.
-        thought_field: the name under which it reads what the assistant thought; empty: it does not.
+        thought_field: where it reads what the assistant thought, as ``with_thought`` has it; empty: it does not.
         named_roles: those whose messages it shows with the name of who said them.
     """
 
@@ -106,12 +107,23 @@ def _called(call_id: str, arguments: Any) -> dict[str, Any]:
 def _thought_field(template: ChatTemplate) -> str:
     """Of an answer, or of a call that was answered: some templates show the thoughts of one of them alone."""
     for field in _THOUGHT_FIELDS:
-        said = {"role": "assistant", "content": "Here.", field: _THOUGHT}
+        said = with_thought({"role": "assistant", "content": "Here."}, field, _THOUGHT)
         answered = {"role": "tool", "content": "Here.", "tool_call_id": _IDS[0], "name": _NAME}
-        for more in ([said], [{**_called(_IDS[0], _ARGUMENTS), field: _THOUGHT}, answered]):
-            if _THOUGHT in (_rendered(template, *more, tools=True) or _rendered(template, *more, tools=False) or ""):
+        for more in ([said], [with_thought(_called(_IDS[0], _ARGUMENTS), field, _THOUGHT), answered]):
+            text = _rendered(template, *more, tools=True) or _rendered(template, *more, tools=False) or ""
+            # A list that is written as it is has not been read.
+            if _THOUGHT in text and not any(mark + _THOUGHT + mark in text for mark in "'\""):
                 return field
     return ""
+
+
+def with_thought(message: dict[str, Any], field: str, thought: str) -> dict[str, Any]:
+    """A message of the assistant with what it thought where a template reads it."""
+    if field not in (_PART, _PART_OF_TEXTS):
+        return {**message, field: thought}
+    part = {"type": "thinking", "thinking": thought if field == _PART else [{"type": "text", "text": thought}]}
+    said = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    return {**message, "content": [part, *said]}
 
 
 def _rendered(template: ChatTemplate, *more: dict[str, Any], tools: bool, begun: bool = False) -> str | None:

@@ -61,10 +61,11 @@ class ChatTemplate:
         """
         shown = [dict(message) for message in messages]
         if continue_final_message:
-            shown[-1]["content"] += _TAG
+            shown[-1]["content"] = _tagged(shown[-1]["content"])
         if self.reads_parts:
             for message in shown:
-                message["content"] = [{"type": "text", "text": message["content"]}] if message["content"] else []
+                if isinstance(message["content"], str):
+                    message["content"] = [{"type": "text", "text": message["content"]}] if message["content"] else []
         text = self._written(shown, options or {})
         return _before_tag(text) if continue_final_message else text
 
@@ -85,6 +86,16 @@ class ChatTemplate:
     def _written(self, shown: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **options}
         return _processes.render(self._source, {**given, "messages": list(shown)})
+
+
+def _tagged(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A content whose end is marked; one of parts ends with a text, or its thought is continued by one."""
+    if isinstance(content, str):
+        return content + _TAG
+    *parts, last = content
+    if last["type"] == "text":
+        return [*parts, {**last, "text": last["text"] + _TAG}]
+    return [*content, {"type": "text", "text": _TAG}]
 
 
 def _before_tag(text: str) -> str:

@@ -232,6 +232,31 @@ def test_thoughts_go_by_the_name_that_the_template_reads(tmp_path: Path) -> None
     assert "<think>\nhm\n</think>\n\nyes" in rendered(tmp_path, USER, thought, USER)
 
 
+# As Mistral's templates read thoughts: in the content, as a text or as a list of texts.
+IN_CONTENT = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'thinking' %}[THINK]{{ READ }}[/THINK]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("read", ["part.thinking", "part.thinking[0].text", "part.thinking | map(attribute='text') | join"])
+def test_thoughts_go_into_the_content_where_the_template_reads_them_there(tmp_path: Path, read: str) -> None:
+    thought = ChatMessage(role="assistant", content="yes", reasoning="hm")
+    with_settings(tmp_path, IN_CONTENT.replace("READ", read))
+    assert rendered(tmp_path, USER, thought, USER) == "<user>Is it safe?<assistant>[THINK]hm[/THINK]yes<user>Is it safe?"
+    begun = ChatOptions(continue_final_message=True, add_generation_prompt=False)
+    tokens = Tokens(str(tmp_path))
+    assert tokens.decode(tokens.encode_chat([USER, thought], begun)) == "<user>Is it safe?<assistant>[THINK]hm[/THINK]yes"
+    only = ChatMessage(role="assistant", content="", reasoning="hm")
+    assert tokens.decode(tokens.encode_chat([USER, only], begun)) == "<user>Is it safe?<assistant>[THINK]hm[/THINK]"
+
+
+@pytest.mark.parametrize("written", ["{{ m.content }}", "{{ m.content | tojson }}", "{{ m.content | string }}"])
+def test_a_content_that_is_written_as_it_is_is_no_place_for_thoughts(tmp_path: Path, written: str) -> None:
+    with_settings(tmp_path, "{% for m in messages %}" + written + "{% endfor %}")
+    assert not Tokens(str(tmp_path)).reads_thoughts
+
+
 MARKED: list[tuple[str, str, bool]] = [
     (THINKING, "think", True),
     (CUTTING, "think", False),
