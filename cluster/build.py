@@ -16,7 +16,7 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
 from services.drafter.config import DrafterConfig
-from services.model_files.folder import read_json, text_config
+from services.model_files.folder import known_tokenizer, read_json, text_config
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.rules.rule_book import rules_of
@@ -69,7 +69,7 @@ async def in_process(
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.observing import Observing
-    from cluster.outside_link import outside_link
+    from cluster.outside_links import outside_link
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
@@ -284,7 +284,14 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
     check_backends(target)
-    return filled(VerifierConfig, verifier, model_name=model.name, target=target, costs_dir=settings.cache_dir / "costs")
+    return filled(
+        VerifierConfig,
+        verifier,
+        model_name=model.name,
+        target=target,
+        costs_dir=settings.cache_dir / "costs",
+        tokenizer=known_tokenizer(model.path),
+    )
 
 
 def check_stages(stages: int, model: Path) -> None:
@@ -347,6 +354,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         generic_tools=settings.server.tools == "any",
         thoughts=settings.server.reasoning == "auto",
         names=settings.server.served_model_name or (public_name(model),),
+        tokenizer=known_tokenizer(model.path) if settings.router.verifiers else "",
     )
     rules_of(config)
     return config

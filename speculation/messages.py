@@ -30,7 +30,8 @@ class GenerationRequest:
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
-    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known.
+    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``tokenizer``: a digest of the one
+    that the prompt's tokens are of; empty: not told, since all components are of one service.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     arithmetic: str = ""
+    tokenizer: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------

@@ -252,6 +252,7 @@ class RouterService:
             cache_salt=request.cache_salt,
             priority=request.priority,
             traceparent=request.traceparent,
+            tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )

@@ -1,4 +1,5 @@
-"""Answers of one arithmetic: no answer begins at a verifier with some weights and goes on at one with others."""
+"""Answers of one arithmetic: no answer begins at a verifier with some weights and goes on at one with others. And of one
+tokenizer: no verifier takes token ids that another one's mean."""
 
 from __future__ import annotations
 
@@ -8,6 +9,22 @@ from dataclasses import replace
 
 from speculation.errors import NotBegun
 from speculation.messages import Finished, GenerationRequest, Progress
+
+
+def check_tokenizer(own: str, request: GenerationRequest) -> None:
+    """Check that a router means the same by token ids as this verifier's model.
+
+    Args:
+        own: digest of this model's tokenizer; empty: not known.
+
+    Raises:
+        NotBegun: it does not.
+    """
+    if own and request.tokenizer not in ("", own):
+        raise NotBegun(
+            f"the router's model has another tokenizer ({request.tokenizer[:16]}) than this verifier's ({own[:16]}): "
+            "their settings must name one model"
+        )
 
 
 async def of_one_arithmetic(
