@@ -21,7 +21,7 @@ from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.identity import check_tokenizer, of_one_arithmetic
+from services.verifier.identity import of_one_arithmetic
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
@@ -107,10 +107,10 @@ class VerifierService:
         return self.loop.alive
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        check_tokenizer(self._config.tokenizer, request)
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
-        return of_one_arithmetic(self._arithmetic, request, self._check.watched(request, self.loop.generate(request)))
+        events = self._check.watched(request, self.loop.generate(request))
+        return of_one_arithmetic(self._arithmetic, request, events, self._config.tokenizer)
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)

@@ -23,7 +23,8 @@ from cluster.ray.resources import components
 from cluster.routing import Routing, routing
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
-from services.verifier.identity import check_tokenizer
+from services.links.grpc_verifier import GrpcVerifierLink
+from services.model_files.folder import known_tokenizer
 from speculation.errors import ConfigurationError, NotBegun, Unavailable
 from tests.component_certificates import tls_flags, write_certificates
 from tests.fakes import request
@@ -166,13 +167,16 @@ async def test_a_stranger_is_refused(tiny_model: Path, tls: list[str], tmp_path:
             assert not await running.router.ready()
 
 
-def test_a_router_of_another_tokenizer_is_not_answered() -> None:
-    wanted = replace(request("r", [1]), tokenizer="0123")
-    check_tokenizer("0123", wanted)
-    check_tokenizer("", wanted)
-    check_tokenizer("4567", replace(wanted, tokenizer=""))
-    with pytest.raises(NotBegun, match="another tokenizer"):
-        check_tokenizer("4567", wanted)
+async def test_a_router_of_another_tokenizer_is_not_answered(tiny_model: Path) -> None:
+    own = known_tokenizer(tiny_model)
+    async with verifying(settings_of(), ResolvedModel(name="tiny", path=tiny_model)) as address:
+        link = GrpcVerifierLink(address, TOKEN)
+        for told in ("", own):
+            wanted = replace(request("r", [1], max_tokens=2), tokenizer=told)
+            assert [event async for event in link.generate(wanted)]
+        with pytest.raises(NotBegun, match="another tokenizer"):
+            await anext(link.generate(replace(wanted, tokenizer="0123")))
+        await link.close()
 
 
 def test_what_both_sides_must_be_told(tiny_model: Path, tls: list[str]) -> None:
