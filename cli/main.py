@@ -15,9 +15,9 @@ from cli import (
     bench_commands,
     canary_command,
     disco_command,
-    draft_command,
     index_commands,
     operator_commands,
+    outside_commands,
     plan_command,
     stopping_command,
     tau_command,
@@ -266,7 +266,7 @@ def forget(
 
 
 for _panel, _commands in (
-    (_SERVE, (draft_command.draft, plan_command.plan, operator_commands.doctor)),
+    (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
     (_MEASURE, (bench_commands.replay,)),
 ):

@@ -86,6 +86,8 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
     if settings.retrieval.enabled:
         source = settings.retrieval.index or without_password(settings.retrieval.redis_url or "")
         rows += ((settings.retrieval, "retrieval", f"{settings.retrieval.host}, any port", f"looks up in {source}"),)
+    running = resources.components(settings)
+    rows = tuple(row for row in rows if row[1] in running)
     for component, name, where, what in rows:
         table.add_row(name, _replicas(component), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
     console = Console()
@@ -94,6 +96,11 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         console.print(line, markup=False)
     if http is not None:
         console.print(f"router: OpenAI's API over HTTP at {http.host}:{http.port}, in the same process")
+    if settings.router.verifiers:
+        console.print(f"verifiers: {', '.join(settings.router.verifiers)}, run by `outrider verify`", markup=False)
+        for what in examined.unchecked:
+            console.print(f"not checked: {what}")
+        return
     longest = "" if verifier.max_wait_s is None else f" for {verifier.max_wait_s:g} s at most"
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting{longest}; "

@@ -17,7 +17,7 @@ from cluster.settings.components import VerifierSettings
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
 from services.drafter.config import DrafterConfig, SuffixConfig
-from services.model_files.folder import read_json, text_config
+from services.model_files.folder import known_tokenizer, read_json, text_config
 from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.rules.rule_book import rules_of
@@ -71,7 +71,7 @@ async def in_process(
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.observing import Observing
-    from cluster.outside_link import outside_link
+    from cluster.outside_links import outside_link
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
@@ -286,7 +286,14 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
     check_backends(target)
-    return filled(VerifierConfig, verifier, model_name=model.name, target=target, costs_dir=settings.cache_dir / "costs")
+    return filled(
+        VerifierConfig,
+        verifier,
+        model_name=model.name,
+        target=target,
+        costs_dir=settings.cache_dir / "costs",
+        tokenizer=known_tokenizer(model.path),
+    )
 
 
 def check_split(verifier: VerifierSettings, model: Path) -> None:
@@ -353,6 +360,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         generic_tools=settings.server.tools == "any",
         thoughts=settings.server.reasoning == "auto",
         names=settings.server.served_model_name or (public_name(model),),
+        tokenizer=known_tokenizer(model.path) if settings.router.verifiers else "",
     )
     rules_of(config)
     return config

@@ -12,6 +12,7 @@ from cluster import build
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
 from cluster.public_entry import Addresses, open_entry
+from cluster.routing import routing
 from cluster.settings.config import Settings
 from speculation.ports import DraftLink
 
@@ -52,8 +53,9 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     try:
-        async with build.in_process(settings, model, between=between) as pipeline:
-            entry = await open_entry(pipeline.router, settings, pipeline.observing)
+        elsewhere = bool(settings.router.verifiers)
+        async with routing(settings, model) if elsewhere else build.in_process(settings, model, between=between) as running:
+            entry = await open_entry(running.router, settings, running.observing)
             try:
                 ready.set_result((entry.addresses, asyncio.get_running_loop(), stop))
                 await stop.wait()

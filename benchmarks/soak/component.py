@@ -111,7 +111,7 @@ async def _verifier(place: _Place) -> object:
 
 
 async def _router(place: _Place) -> object:
-    from benchmarks.soak.chosen_verifier import ChosenVerifier
+    from cluster.chosen_verifier import ChosenVerifier
     from cluster.public_entry import open_entry
     from services.links.grpc_verifier import GrpcVerifierLink
     from services.router.service import RouterService

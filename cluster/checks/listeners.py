@@ -36,6 +36,8 @@ def listeners(settings: Settings) -> tuple[Listener, ...]:
     if server.ops is not None:
         port = server.ops or None
         found.append(Listener(component="router", name="ops", host=server.ops_host, port=port, callers="operators"))
+    if settings.router.verifiers:
+        return tuple(found)
     drafter = settings.drafter
     if drafter.address is None:
         found.append(Listener(component="drafter", name="drafts", host=drafter.host, port=None, callers="components"))

@@ -72,8 +72,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
-    if settings.drafter.address is not None:
-        check_shared_secrets(settings, host=settings.drafter.address.rpartition(":")[0])
+    for address in settings.router.verifiers or ([settings.drafter.address] if settings.drafter.address is not None else ()):
+        check_shared_secrets(settings, host=address.rpartition(":")[0])
     host.check_folder("cache_dir", settings.cache_dir)
     if settings.drafting_dir is not None:
         host.check_folder("drafting_dir", settings.drafting_dir)
@@ -88,6 +88,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     if (port := settings.server.ops) is not None:
         bind_ops(settings.server.ops_host, port).close()
     check_tls_files(settings)
+    if settings.router.verifiers:
+        return
     host.check_device(settings.verifier.device)
     if settings.drafter.address is not None:
         return
@@ -190,6 +192,8 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     # Tokenisers that need transformers are left to the router.
     open_file(folder)
     _check_index(settings, folder)
+    if settings.router.verifiers:
+        return ("the verifiers of router.verifiers, which are not asked",)
     if not here:
         return ("memory, ports and devices of the machines of that Ray",)
     if verifier.device != "cpu":

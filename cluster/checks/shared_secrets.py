@@ -1,4 +1,4 @@
-"""What a service and a drafter outside of it must both be told."""
+"""What a service and a component outside of it must both be told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_shared_secrets(settings: Settings, *, host: str) -> None:
     """
     if settings.internal_token is None and settings.internal_token_file is None:
         raise ConfigurationError(
-            "a drafter elsewhere cannot know a token that is drawn at start; name the same one on both sides",
+            "a component elsewhere cannot know a token that is drawn at start; name the same one on both sides",
             field="internal_token_file",
             value="null",
         )

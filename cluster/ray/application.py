@@ -25,7 +25,11 @@ _OTHERS_STOP_S = 5.0
 
 
 def application(settings: Settings, model: ResolvedModel) -> serve.Application:
-    """The application: router, verifier, drafter (unless that runs elsewhere) and, if there is an index, retrieval."""
+    """The application: router, verifier, drafter (unless these run elsewhere) and, if there is an index, retrieval."""
+    drain_s = settings.server.drain_delay_s + settings.server.drain_grace_s
+    router = _placed(RouterDeployment, settings, drain_s + _OTHERS_STOP_S)
+    if settings.router.verifiers:
+        return router.bind(settings, model, None, None)
     drafter = None
     if settings.drafter.address is None:
         retrieval = None
@@ -35,8 +39,7 @@ def application(settings: Settings, model: ResolvedModel) -> serve.Application:
     verifier = _placed(
         VerifierDeployment, settings, settings.verifier.drain_s, request_router_config=_sticky(settings.verifier)
     ).bind(settings, model, drafter)
-    drain_s = settings.server.drain_delay_s + settings.server.drain_grace_s
-    return _placed(RouterDeployment, settings, drain_s + _OTHERS_STOP_S).bind(settings, model, verifier, drafter)
+    return router.bind(settings, model, verifier, drafter)
 
 
 def _sticky(verifier: Placed) -> RequestRouterConfig:

@@ -26,10 +26,11 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build
+from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.outside_link import outside_link
+from cluster.outside_links import outside_link, verifier_links
 from cluster.process.logs import start_logging
 from cluster.public_entry import Addresses, open_entry
 from cluster.ray.callers import Callers
@@ -267,13 +268,14 @@ class RouterDeployment(_Process):
     """A router with the public servers."""
 
     async def __init__(  # type: ignore[misc]
-        self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle, drafter: DeploymentHandle | None
+        self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle | None, drafter: DeploymentHandle | None
     ) -> None:
         with _telling_why(settings):
             from services.router.service import RouterService
 
             observing = Observing(settings, on_ray=True, component="router")
-            self._link = ServeVerifierLink(verifier, drafter)
+            outside = verifier is None
+            self._link = ChosenVerifier(verifier_links(settings)) if outside else ServeVerifierLink(verifier, drafter)
             self._lag = LoopLag()
             router = observing.router(
                 RouterService(build.router_config(settings, model), self._link, observing.metrics), model.name

@@ -21,6 +21,9 @@ Nodes = Sequence[Mapping[str, float]]
 
 def components(settings: Settings) -> dict[str, Placed]:
     """The components that run, by their names."""
+    if settings.router.verifiers:
+        # Those are elsewhere, and bring their own drafters.
+        return {"router": settings.router}
     found: dict[str, Placed] = {"router": settings.router, "drafter": settings.drafter, "verifier": settings.verifier}
     if settings.drafter.address is not None:
         # It runs elsewhere, and looks up in an index of its own.

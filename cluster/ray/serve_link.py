@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.ray.callers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
-from cluster.ray.verifier_choice import session_of
+from cluster.ray.verifier_choice import attempt_of, session_of
 from services.links import serialised
 from speculation import limits
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
@@ -54,7 +54,7 @@ class ServeVerifierLink:
             self._beating = asyncio.create_task(self._beat(), name="router-lives")
         began = False
         try:
-            attempt = _attempt_of(request)
+            attempt = attempt_of(request.request_id)
             try:
                 async with aclosing(self._generate(request, attempt)) as events:
                     async for event in events:
@@ -179,12 +179,6 @@ def translate(error: Exception) -> OutriderError:
         return Unavailable("the verifier is gone or restarting; try again")
     log.error("the verifier failed", exc_info=error)
     return Internal("the verifier failed; the router's log says why")
-
-
-def _attempt_of(request: GenerationRequest) -> int:
-    """How often the router has moved the request, the last part of its id."""
-    moved = request.request_id.rpartition(".")[2]
-    return int(moved) if moved.isdecimal() else 0
 
 
 # In these states a replica holds nothing of any request.

@@ -17,6 +17,12 @@ _BEGINNING = 128
 _Replica = TypeVar("_Replica")
 
 
+def attempt_of(request_id: str) -> int:
+    """How often the router has moved a request, the last part of its id."""
+    moved = request_id.rpartition(".")[2]
+    return int(moved) if moved.isdecimal() else 0
+
+
 def session_of(tenant: str | None, prompt: Sequence[int], attempt: int = 0) -> str:
     """Name of what should stay together: one tenant's prompts that begin alike.
 

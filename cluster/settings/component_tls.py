@@ -37,8 +37,8 @@ def check_tls_files(settings: Settings) -> None:
     Raises:
         ConfigurationError: one cannot be used; says why.
     """
-    roles = ["verifier"]
-    if settings.drafter.address is None:
+    roles = ["router"] if settings.router.verifiers else ["verifier"]
+    if not settings.router.verifiers and settings.drafter.address is None:
         roles += ["drafter", *(["retrieval"] if settings.retrieval.enabled else [])]
     for role in roles:
         if (files := server_tls(settings, role)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -34,8 +34,17 @@ else:
     _OfRetrieval = marked(RetrievalConfig, Placed)
 
 
+_ADDRESS = r"^[^:/ ]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
+
+
 class RouterSettings(_OfRouter):
     """The public entry, and defaults for requests that leave values unset."""
+
+    verifiers: tuple[Annotated[str, Field(pattern=_ADDRESS)], ...] = Field(
+        (),
+        description="HOST:PORT of each verifier that `outrider verify` runs elsewhere, outside of Ray, with a drafter of "
+        "its own or at its drafter.address; the service then starts routers alone; none: it starts its verifiers itself",
+    )
 
 
 class VerifierSettings(_OfVerifier):
@@ -48,6 +57,8 @@ class VerifierSettings(_OfVerifier):
         le=86_400,
         description="seconds that answers have to finish when a verifier stops; the rest moves to others",
     )
+    host: str = Field("127.0.0.1", description="interface on which a verifier that `outrider verify` runs serves routers")
+    port: int = Field(0, ge=0, le=65535, description="port of such a verifier; 0: any free one")
 
     @property
     def processes(self) -> int:
@@ -95,7 +106,7 @@ class DrafterSettings(_OfDrafter):
     port: int = Field(0, ge=0, le=65535, description="port of a drafter that `outrider draft` runs; 0: any free one")
     address: str | None = Field(
         None,
-        pattern=r"^[^:/ ]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$",
+        pattern=_ADDRESS,
         description="HOST:PORT of a drafter that `outrider draft` runs elsewhere, outside of Ray, with an index of its own; "
         "the service then starts none; null: it starts its drafters itself",
     )

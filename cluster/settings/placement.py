@@ -72,8 +72,8 @@ class Placed(Section):
 
 class MutualTlsSettings(Section):
     """PEM files with which components prove to each other what they are. ``{role}`` in a path is verifier, drafter or
-    retrieval. A certificate must name ROLE.outrider.internal (subject alternative name, DNS) for each role it may play.
-    Changed files are read at the next connection."""
+    retrieval, and router where router.verifiers are set. A certificate must name ROLE.outrider.internal (subject alternative
+    name, DNS) for each role it may play. Changed files are read at the next connection."""
 
     certificate: Path = Field(description="certificate chain of the component in {role}, such as /etc/outrider/{role}.pem")
     key: Path = Field(description="private key of that certificate, without password")

@@ -20,7 +20,7 @@ class RefusedComponents:
     """Where a component's server says whom it has refused.
 
     Args:
-        component: whose server it is: drafter or retrieval.
+        component: whose server it is: verifier, drafter or retrieval.
         audit: gets a line for each call; None: none.
         clock: seconds, never going back.
     """

@@ -1,10 +1,11 @@
 """The link from router to verifier over gRPC: one server-streaming call per generation.
 
-On Ray, Serve's handles take its place. This is for processes without Ray (``outrider bench soak``).
+On Ray, Serve's handles take its place. This is for verifiers outside of Ray (``router.verifiers``).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from google.protobuf.message import DecodeError
 
 from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from outrider.v1 import generation_pb2
-from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
-from services.links.auth import TokenInterceptor, bearer
-from services.links.channel import bind, client_options, make_server
+from services.links.auth import bearer
+from services.links.channel import client_options
 from services.links.codec import verification as codec
+from services.links.internal import Guard, guard_of, serve_internal
 from services.links.status import DETAIL_KEY, aborting
+from services.links.tls.component_files import ComponentTls
+from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
@@ -30,20 +33,45 @@ from speculation.types import Plan
 _BEGUN, _REFUSED = "outrider-begun", "outrider-not-begun"
 
 
+class _Connection:
+    """A channel to a verifier, which lives as long as it is referred to: calls under way outlive a newer one."""
+
+    def __init__(self, address: str, tls: CallerTls | None) -> None:
+        options = client_options(limits.MAX_VERIFY_MESSAGE_BYTES)
+        insecure = grpc.aio.insecure_channel
+        self.channel = insecure(address, options=options) if tls is None else tls.channel(address, options)
+        self.stub = verification_pb2_grpc.VerificationServiceStub(self.channel)
+
+
 class GrpcVerifierLink:
     """Implements ``speculation.ports.VerifierPort`` for the verifier at "host:port".
 
     Args:
         token: the token that the verifier's server asks for; None: it asks for none.
+        tls: the router's credentials; None: plain text.
     """
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(self, address: str, token: str | None = None, tls: CallerTls | None = None) -> None:
+        self._address = address
         self._metadata = bearer(token)
-        self._channel = grpc.aio.insecure_channel(address, options=client_options(limits.MAX_VERIFY_MESSAGE_BYTES))
-        self._stub = verification_pb2_grpc.VerificationServiceStub(self._channel)
+        self._tls = tls
+        self._connection = _Connection(address, tls)
+        self._following: asyncio.Task[None] | None = None
+
+    def _connected(self) -> _Connection:
+        """The present connection; with the first call, the certificate begins to be followed."""
+        if self._tls is not None and self._following is None:
+            self._following = asyncio.create_task(self._follow(self._tls), name="renewed-certificate")
+        return self._connection
+
+    async def _follow(self, tls: CallerTls) -> None:
+        while True:
+            await tls.renewed()
+            self._connection = _Connection(self._address, tls)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        call = self._stub.Verify(codec.encode_generation(request), metadata=self._metadata)
+        connection = self._connected()
+        call = connection.stub.Verify(codec.encode_generation(request), metadata=self._metadata)
         try:
             async for event in call:
                 yield codec.decode_generation_event(event)
@@ -55,14 +83,14 @@ class GrpcVerifierLink:
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         try:
             wanted = codec.encode_comparing(request, plans)
-            return codec.decode_comparisons(await self._stub.Compare(wanted, metadata=self._metadata))
+            return codec.decode_comparisons(await self._connected().stub.Compare(wanted, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error) from error
 
     async def describe(self) -> VerifierCard:
         # A verifier that has just come is not reported as missing while gRPC pauses between its tries to connect.
         try:
-            answer = await self._stub.Describe(
+            answer = await self._connected().stub.Describe(
                 verification_pb2.DescribeRequest(),
                 timeout=limits.DESCRIBE_S,
                 wait_for_ready=True,
@@ -74,13 +102,17 @@ class GrpcVerifierLink:
 
     async def forget(self, tenant: str) -> None:
         try:
-            await self._stub.Forget(codec.encode_forget(tenant), timeout=limits.FORGET_S, metadata=self._metadata)
+            await self._connected().stub.Forget(
+                codec.encode_forget(tenant), timeout=limits.FORGET_S, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.FORGET_S) from error
 
     async def close(self) -> None:
         """Close the channel."""
-        await self._channel.close()
+        if self._following is not None:
+            self._following.cancel()
+        await self._connection.channel.close()
 
 
 def _lost(error: grpc.aio.AioRpcError) -> OutriderError:
@@ -136,13 +168,15 @@ def _late(error: grpc.aio.AioRpcError, deadline_s: float) -> OutriderError:
 
 
 class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
-    def __init__(self, verifier: VerifierPort) -> None:
+    def __init__(self, verifier: VerifierPort, guard: Guard) -> None:
         self._verifier = verifier
+        self._guard = guard
 
     async def Verify(
         self, request: verification_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[verification_pb2.VerifyResponse]:
         async with aborting(context):
+            self._guard(context)
             await context.send_initial_metadata(((_BEGUN, "1"),))
             events = self._verifier.generate(codec.decode_generation(request))
             try:
@@ -157,31 +191,46 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
         self, request: verification_pb2.CompareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.CompareResponse:
         async with aborting(context):
+            self._guard(context)
             return codec.encode_comparisons(await self._verifier.compare(*codec.decode_comparing(request)))
 
     async def Describe(
         self, request: verification_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.DescribeResponse:
         async with aborting(context):
+            self._guard(context)
             return codec.encode_card(await self._verifier.describe())
 
     async def Forget(
         self, request: verification_pb2.ForgetRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.ForgetResponse:
         async with aborting(context):
+            self._guard(context)
             await self._verifier.forget(codec.decode_forget(request))
             return verification_pb2.ForgetResponse()
 
 
-async def serve_verifier(verifier: VerifierPort, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
+async def serve_verifier(
+    verifier: VerifierPort,
+    address: str,
+    token: str | None = None,
+    tls: ComponentTls | None = None,
+    refused: RefusedComponents | None = None,
+) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``verifier`` at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
         token: asked for on every call; None: nothing is asked for.
+        tls: the verifier's files for mutual TLS; None: plain text.
+        refused: where refused calls are told; None: the log alone.
     """
-    guards = [TokenInterceptor(hash_key(token), RefusedComponents("verifier"))] if token else []
-    server = make_server(limits.MAX_VERIFY_MESSAGE_BYTES, interceptors=guards)
-    verification_pb2_grpc.add_VerificationServiceServicer_to_server(_VerificationServicer(verifier), server)
-    port = bind(server, address)
-    await server.start()
-    return server, port
+    refused = refused or RefusedComponents("verifier")
+    servicer = _VerificationServicer(verifier, guard_of(tls, refused))
+    return await serve_internal(
+        lambda server: verification_pb2_grpc.add_VerificationServiceServicer_to_server(servicer, server),
+        address,
+        token,
+        tls,
+        refused,
+        limits.MAX_VERIFY_MESSAGE_BYTES,
+    )

@@ -24,6 +24,7 @@ async def serve_internal(
     token: str | None,
     tls: ComponentTls | None,
     refused: RefusedComponents,
+    max_bytes: int = limits.MAX_DRAFT_MESSAGE_BYTES,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server at "host:port" (port 0: any free one). Returns it and its port.
 
@@ -32,9 +33,10 @@ async def serve_internal(
         token: asked for on every call; None: nothing is asked for.
         tls: the server's files; None: plain text.
         refused: where refused calls are told.
+        max_bytes: largest message.
     """
     guards = [TokenInterceptor(hash_key(token), refused)] if token else []
-    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
+    server = make_server(max_bytes, interceptors=guards)
     add(server)
     port = bind(server, address, None if tls is None else server_credentials(tls))
     await server.start()

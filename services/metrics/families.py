@@ -182,8 +182,8 @@ _RETRIEVAL = (
 _COMPONENTS = (
     _counter(
         "component_auth_failures_total",
-        "Calls between components that were refused, by the component that refused them (drafter, retrieval) and why "
-        "(no_token, unknown_token, wrong_certificate).",
+        "Calls between components that were refused, by the component that refused them (verifier, drafter, retrieval) and "
+        "why (no_token, unknown_token, wrong_certificate).",
         "component",
         "reason",
     ),

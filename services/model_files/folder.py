@@ -170,6 +170,14 @@ def tokenizer_digest(folder: Path) -> str:
         raise ConfigurationError(f"cannot read tokenizer.json ({one_line(error)})", field=folder) from error
 
 
+def known_tokenizer(folder: Path) -> str:
+    """``tokenizer_digest``; empty: there is no tokenizer.json that says."""
+    try:
+        return tokenizer_digest(folder)
+    except ConfigurationError:
+        return ""
+
+
 @lru_cache(maxsize=8)
 def _tokenizer_digest(file: Path, modified: int, size: int) -> str:
     content = json.loads(file.read_text(encoding="utf-8"))

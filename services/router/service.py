@@ -255,6 +255,7 @@ class RouterService:
             # A private request drafts from no other's text.
             group="" if request.private else request.group,
             traceparent=request.traceparent,
+            tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )

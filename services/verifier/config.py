@@ -203,6 +203,7 @@ class VerifierConfig:
 
     Attributes:
         costs_dir: where measured costs are kept; None: they are measured at every start.
+        tokenizer: digest of the model's tokenizer, which requests that tell of theirs must have; empty: not known.
     """
 
     model_name: str
@@ -228,6 +229,7 @@ class VerifierConfig:
         ),
     ] = 0.5
     costs_dir: Path | None = None
+    tokenizer: str = ""
     check_every: Annotated[
         int,
         Setting("one in so many drafted answers is decoded again, plainly, while nobody waits, and compared; 0: none", ge=0),

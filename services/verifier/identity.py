@@ -1,4 +1,5 @@
-"""Answers of one arithmetic: no answer begins at a verifier with some weights and goes on at one with others."""
+"""Answers of one arithmetic: no answer begins at a verifier with some weights and goes on at one with others. And of one
+tokenizer: no verifier takes token ids that another one's mean."""
 
 from __future__ import annotations
 
@@ -11,17 +12,23 @@ from speculation.messages import Finished, GenerationRequest, Progress
 
 
 async def of_one_arithmetic(
-    arithmetic: str, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None]
+    arithmetic: str, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None], tokenizer: str = ""
 ) -> AsyncGenerator[Progress | Finished, None]:
     """The events of an answer; the first tokens say by which arithmetic they were chosen.
 
     Args:
         arithmetic: this verifier's own, see ``arithmetic_of``.
+        tokenizer: the digest of this verifier's own; empty: not known.
 
     Raises:
-        NotBegun: the answer was begun by another one.
+        NotBegun: the answer was begun by another arithmetic, or the router's tokens are of another tokenizer.
     """
     async with aclosing(events):
+        if tokenizer and request.tokenizer not in ("", tokenizer):
+            raise NotBegun(
+                f"the router's model has another tokenizer ({request.tokenizer[:16]}) than this verifier's "
+                f"({tokenizer[:16]}): their settings must name one model"
+            )
         if request.committed and request.arithmetic not in ("", arithmetic):
             raise NotBegun(
                 f"the answer was begun by a verifier with other weights, dtype or kernels ({request.arithmetic}), "

@@ -109,7 +109,8 @@ class VerifierService:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
-        return of_one_arithmetic(self._arithmetic, request, self._check.watched(request, self.loop.generate(request)))
+        events = self._check.watched(request, self.loop.generate(request))
+        return of_one_arithmetic(self._arithmetic, request, events, self._config.tokenizer)
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)

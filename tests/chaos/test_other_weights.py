@@ -16,8 +16,8 @@ import grpc.aio
 import pytest
 
 import outrider
-from benchmarks.soak.chosen_verifier import ChosenVerifier
 from cluster import build
+from cluster.chosen_verifier import ChosenVerifier
 from cluster.settings.config import load
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public

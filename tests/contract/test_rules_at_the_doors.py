@@ -31,7 +31,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "by-length", "when": {"prompt_tokens": {"min": 40}}, "set": {"strategy": "spectra_core", "num_speculative_tokens": 9}},
     {"name": "by-key", "when": {"key": "batch", "sampled": True}, "set": {"strategy": "autoregressive"}},
 ]  # fmt: skip
-SAMPLED = {"temperature": 0.8, "seed": 5}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5}
 KEY = "a key of some length"
 
 
@@ -88,7 +88,7 @@ def test_texts_and_the_other_doors(ruled: HttpService) -> None:
     assert chat(ruled, COMPLETIONS, prompt="fox", metadata={"task": "edit"})[1]["rule"] == "by-metadata"
     assert chat(ruled, COMPLETIONS, prompt="fox " * 60)[1]["rule"] == "by-length"
     with outrider.Client(ruled.grpc) as client:
-        poet = [{"role": "system", "content": "A poet."}, USER]
+        poet = [outrider.Message(role="system", content="A poet."), outrider.Message(role="user", content=USER["content"])]
         found = client.generate(messages=poet, max_tokens=8).speculative_decoding
         assert (found.rule, found.strategy) == ("by-system", "lookahead")
         assert client.generate("fox", max_tokens=8).speculative_decoding.rule == ""
@@ -122,7 +122,13 @@ def test_a_key_is_known_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_among_the_headers() -> None:
-    given = [("Authorization", "Bearer x"), ("X-Job", "a"), ("x-job", "b"), ("cookie", "c"), ("trace-bin", b"\x00")]
+    given: list[tuple[str, str | bytes]] = [
+        ("Authorization", "Bearer x"),
+        ("X-Job", "a"),
+        ("x-job", "b"),
+        ("cookie", "c"),
+        ("trace-bin", b"\x00"),
+    ]
     assert told_headers(given) == {"x-job": "a, b"}
 
 

@@ -1,4 +1,4 @@
-"""One suite over both ways from router to verifier; what each case observes is compared for equality."""
+"""One suite over the ways from router to verifier; what each case observes is compared for equality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 from tests.simulated import PASS_S, SimulatedBudget
-from tests.verifier_links import in_process, over_grpc
+from tests.verifier_links import in_process, outside, over_grpc
 
 Observed = list[object]
 
@@ -160,19 +160,19 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_both_links_behave_alike(case: Callable[[VerifierPort, ToyTarget], Awaitable[Observed]]) -> None:
+async def test_all_links_behave_alike(case: Callable[[VerifierPort, ToyTarget], Awaitable[Observed]]) -> None:
     observed = []
-    for connect in (in_process, over_grpc):
+    for connect in (in_process, over_grpc, outside):
         target = ToyTarget()
         draft_link = InProcessDraftLink(RandomDrafter(mood="good"))
         async with decoding(target, draft_link) as loop, connect(Toy(loop)) as link:
             async with asyncio.timeout(PATIENCE_S):
                 observed.append(await case(link, target))
     assert observed[0]
-    assert observed[0] == observed[1]
+    assert observed[0] == observed[1] == observed[2]
 
 
-@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+@pytest.mark.parametrize("connect", [in_process, over_grpc, outside], ids=["in_process", "grpc", "outside"])
 async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
     target, drafter = ToyTarget(), RandomDrafter()
     target.delay_s = 0.002
@@ -183,7 +183,7 @@ async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
         await until(lambda: not (target.kept or drafter.sessions or loop.running))
 
 
-@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+@pytest.mark.parametrize("connect", [in_process, over_grpc, outside], ids=["in_process", "grpc", "outside"])
 async def test_what_the_steps_saved_is_what_the_answer_says(connect: Callable[..., object]) -> None:
     wanted = request("r", [1, 2, 3], max_tokens=60, ignore_eos=True)
     answer = Answer(wanted, "r", Detokenizer(Mute()), 0.0)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.soak.chosen_verifier import ChosenVerifier
+from cluster.chosen_verifier import ChosenVerifier
 from speculation.errors import ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.types import FinishReason

@@ -144,6 +144,7 @@ GENERATION = GenerationRequest(
     cache_salt="s",
     priority=-3,
     arithmetic="0123456789abcdef",
+    tokenizer="0c1d",
 )
 QUERY = RetrievalQuery(
     suffix=(1, 2),

@@ -11,8 +11,10 @@ from services.links.tls.trial import refusal
 from speculation.errors import ConfigurationError
 
 _DOMAIN = "outrider.internal"
-# Who may call whom: server's role -> callers' roles. The router reaches verifiers through Ray, which has TLS of its own.
-CALLERS = {"drafter": ("verifier",), "retrieval": ("drafter",)}
+# Who may call whom: server's role -> callers' roles. On Ray the router's calls to verifiers are Ray's, with TLS of its own.
+CALLERS = {"drafter": ("verifier",), "retrieval": ("drafter",), "verifier": ("router",)}
+# Roles that always have a server; a verifier has one outside of Ray alone.
+_SERVERS = ("drafter", "retrieval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,16 +22,18 @@ class ComponentTls:
     """PEM files of one component, and its role.
 
     Attributes:
-        role: verifier, drafter or retrieval; its certificate names ``ROLE.outrider.internal``.
+        role: router, verifier, drafter or retrieval; its certificate names ``ROLE.outrider.internal``.
         certificate: certificate chain.
         key: its private key, without password.
         ca: certificates of the authority that signs all components' certificates.
+        serves: it has a server, although not all of its role have one.
     """
 
     role: str
     certificate: Path
     key: Path
     ca: Path
+    serves: bool = False
 
 
 def name_of(role: str) -> str:
@@ -70,7 +74,7 @@ def check_files(files: ComponentTls) -> None:
 
 def mismatch(files: ComponentTls) -> str | None:
     """Why other components would refuse who shows these files; None if they would not."""
-    called = files.role in CALLERS
+    called = files.serves or files.role in _SERVERS
     calls = any(files.role in callers for callers in CALLERS.values())
     try:
         for serving, plays in ((True, called), (False, calls)):

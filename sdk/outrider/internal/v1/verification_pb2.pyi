@@ -56,6 +56,7 @@ class VerifyRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """No other live request's. It begins with what the user knows the request by."""
     tenant: _builtins.str
@@ -76,6 +77,8 @@ class VerifyRequest(_message.Message):
     """
     group: _builtins.str
     """What answers that are written beside this one to the same prompt have, too: drafts of one come from the others. Empty: none."""
+    tokenizer: _builtins.str
+    """A digest of the tokenizer that the prompt's tokens are of. A verifier with another one refuses to begin. Empty: not told."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -106,10 +109,11 @@ class VerifyRequest(_message.Message):
         priority: _builtins.int = ...,
         arithmetic: _builtins.str = ...,
         group: _builtins.str = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "plan", b"plan", "sampling", b"sampling", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "arithmetic", b"arithmetic", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "group", b"group", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "arithmetic", b"arithmetic", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "group", b"group", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokenizer", b"tokenizer", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015

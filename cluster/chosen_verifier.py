@@ -1,4 +1,4 @@
-"""A router's link to several verifiers, which chooses among them as the one on Ray does."""
+"""A router's link to verifiers outside of Ray, which chooses among them as the one on Ray does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from cluster.ray.verifier_choice import choices, place_of, session_of
-from speculation.errors import OutriderError, ResourceExhausted, Unavailable
+from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
+from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan
@@ -18,6 +18,9 @@ class ChosenVerifier:
     """Implements ``speculation.ports.VerifierLink``.
 
     A request goes to the verifier that its beginning belongs to, each further attempt to the next one.
+
+    Args:
+        verifiers: at least one.
     """
 
     def __init__(self, verifiers: Sequence[VerifierPort]) -> None:
@@ -25,21 +28,25 @@ class ChosenVerifier:
         self._open: Counter[int] = Counter()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        attempt = int(request.request_id.rpartition(".")[2])
-        order = self._order(session_of(request.tenant, request.prompt, attempt))
+        order = self._order(session_of(request.tenant, request.prompt, attempt_of(request.request_id)))
         began = False
         try:
             async with aclosing(self._asked(order[0], request)) as events:
                 async for event in events:
                     began = True
                     yield event
-        except ResourceExhausted:
+        except (NotBegun, ResourceExhausted):
             if began:
                 raise
-            # One of the others may have room.
+            # One of the others may be there, or have room.
             async with aclosing(self._asked(order[1 % len(order)], request)) as events:
                 async for event in events:
                     yield event
+
+    @property
+    def streams(self) -> int:
+        """Open calls of ``generate``."""
+        return self._open.total()
 
     def _order(self, session: str) -> list[int]:
         first = int(place_of(session), 16) % len(self._verifiers)
@@ -56,7 +63,14 @@ class ChosenVerifier:
             self._open[index] -= 1
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
-        return await self._verifiers[0].compare(request, plans)
+        """Of the first one that answers."""
+        *others, last = self._verifiers
+        for verifier in others:
+            try:
+                return await verifier.compare(request, plans)
+            except Unavailable:
+                continue
+        return await last.compare(request, plans)
 
     async def describe(self) -> VerifierCard:
         """Of the first one that answers.
@@ -84,7 +98,18 @@ class ChosenVerifier:
 
     async def service_state(self) -> ServiceState:
         answers = await asyncio.gather(*(each.describe() for each in self._verifiers), return_exceptions=True)
-        return ServiceState(verifiers=tuple(card for card in answers if isinstance(card, VerifierCard)))
+        cards = tuple(card for card in answers if isinstance(card, VerifierCard))
+        states = {"running": len(cards), "not answering": len(answers) - len(cards)}
+        return ServiceState(
+            verifiers=cards, components={"verifier": {state: number for state, number in states.items() if number}}
+        )
 
     async def forget(self, tenant: str) -> None:
-        await asyncio.gather(*(each.forget(tenant) for each in self._verifiers))
+        """At every one.
+
+        Raises:
+            Unavailable: not all have confirmed.
+        """
+        answers = await asyncio.gather(*(each.forget(tenant) for each in self._verifiers), return_exceptions=True)
+        if failed := [each for each in answers if isinstance(each, BaseException)]:
+            raise Unavailable(f"{len(failed)} of {len(answers)} verifiers have not confirmed ({failed[0]}); try again")

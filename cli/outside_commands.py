@@ -1,0 +1,75 @@
+"""``outrider draft`` and ``outrider verify``: components outside of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cluster.models.target import ResolvedModel
+    from cluster.settings.config import Settings
+
+_ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
+
+
+def draft(
+    config: _ConfigFile = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The target: its tokenizer is all that most drafters need of it.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as drafter.port=50061. Repeatable.")
+    ] = None,
+) -> None:
+    """Run a drafter outside of Ray, for a service whose drafter.address leads here, until interrupted."""
+    from cluster.outside_drafter import drafting
+
+    _run(drafting, "drafts", config, model, settings)
+
+
+def verify(
+    config: _ConfigFile = None,
+    model: Annotated[str | None, typer.Option("--model", help="The target.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as verifier.port=50071. Repeatable.")
+    ] = None,
+) -> None:
+    """Run a verifier outside of Ray, for a service whose router.verifiers lead here, until interrupted."""
+    from cluster.outside_verifier import verifying
+
+    _run(verifying, "verifies", config, model, settings)
+
+
+def _run(
+    serving: Callable[[Settings, ResolvedModel], AbstractAsyncContextManager[str]],
+    does: str,
+    config: Path | None,
+    model: str | None,
+    settings: list[str] | None,
+) -> None:
+    """Serve until interrupted; ``serving`` gives where."""
+    from cluster.models.target import resolve
+    from cluster.process.logs import start_logging
+    from cluster.process.signals import stop_on_signals
+    from cluster.process.terminal import stderr
+    from cluster.settings.config import load
+
+    loaded = load(config, [*(settings or ()), *([f"model={model}"] if model is not None else ())])
+    start_logging(loaded.logging)
+    target = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
+
+    async def run() -> None:
+        async with serving(loaded, target) as address:
+            print(f"Outrider {does} for {loaded.model} at {address} (Ctrl-C stops it)", flush=True)
+            await asyncio.Event().wait()
+
+    stop_on_signals()
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        stderr().print("Stopped")

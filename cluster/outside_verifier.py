@@ -1,0 +1,54 @@
+"""A verifier outside of Ray: a process with a gRPC server, to which ``router.verifiers`` of a service leads.
+
+Its drafter is in the same process, or at its own ``drafter.address``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from cluster import build
+from cluster.checks.shared_secrets import check_shared_secrets
+from cluster.models.target import ResolvedModel
+from cluster.ray.internal_token import with_token
+from cluster.settings.component_tls import server_tls
+from cluster.settings.config import Settings
+from services.links.grpc_verifier import serve_verifier
+from services.links.tls.component_files import check_files
+from speculation.errors import ConfigurationError
+
+
+@asynccontextmanager
+async def verifying(settings: Settings, model: ResolvedModel) -> AsyncIterator[str]:
+    """Verify for routers during the block; gives the "host:port". When it ends, answers have ``verifier.drain_s`` to finish.
+
+    Raises:
+        ConfigurationError: the settings or the model cannot be used, or the address is taken; says why.
+    """
+    own = settings.verifier
+    check_shared_secrets(settings, host=own.host)
+    if (tls := server_tls(settings, "verifier")) is not None:
+        tls = replace(tls, serves=True)
+        check_files(tls)
+    settings = with_token(settings)
+    async with build.in_process(settings, model) as running:
+        observing = running.observing
+        try:
+            server, port = await serve_verifier(
+                observing.verifier(running.verifier),
+                f"{own.host}:{own.port}",
+                settings.internal_token,
+                tls,
+                observing.component(settings, "verifier"),
+            )
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"cannot listen on {own.host}:{own.port}; choose another verifier.port or verifier.host",
+                about="verifier.port",
+            ) from error
+        try:
+            yield f"{own.host}:{port}"
+        finally:
+            await server.stop(own.drain_s)
