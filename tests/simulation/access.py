@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tests.simulation.schedule import LIMITED
 from tests.simulation.users import Call
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ def of_access(world: World) -> Iterator[str]:
         calls = [call for call in world.calls if call.router == router.name and call.reached]
         yield from _audited(router, calls)
         for life in range(1, router.lives + 1):
-            mine = [call for call in calls if call.life == life and call.ask.tenant == "c" and call.begun_at is not None]
-            if setup.max_concurrent is not None:
-                yield from _at_once(mine, setup.max_concurrent)
+            mine = [call for call in calls if call.life == life and call.ask.tenant == LIMITED and call.begun_at is not None]
+            yield from _at_once(mine, world.keys.at_once)
             for name, most, amounts in (
                 ("requests", setup.requests_per_minute, [1] * len(mine)),
                 ("tokens", setup.tokens_per_minute, [_used(call) for call in mine]),
@@ -44,7 +44,7 @@ def _audited(router: RouterMachine, calls: Sequence[Call]) -> Iterator[str]:
         if call.left_at is None:
             # The router died with it.
             fits = len(found) <= 1
-        elif end in ("left", "RouterLost"):
+        elif end in ("left", "given up", "RouterLost"):
             fits = len(found) == 1
         else:
             fits = found == [end]
@@ -52,9 +52,13 @@ def _audited(router: RouterMachine, calls: Sequence[Call]) -> Iterator[str]:
             yield f"{call.name}: ended with {end}, and the audit log of {router.name} says {found}"
 
 
-def _at_once(calls: Sequence[Call], most: int) -> Iterator[str]:
+def _at_once(calls: Sequence[Call], limits: Sequence[tuple[float, int | None]]) -> Iterator[str]:
+    """Nobody is admitted beyond the limit of that moment: those that ran before it was lowered go on."""
     for call in calls:
         assert call.begun_at is not None
+        most = next(most for since, most in reversed(limits) if since <= call.begun_at)
+        if most is None:
+            continue
         others = [each for each in calls if each.begun_at <= call.begun_at < (each.left_at or 1e9)]  # type: ignore
         if len(others) > most:
             yield f"{call.name}: {len(others)} requests of its key at once, of at most {most}"

@@ -39,7 +39,7 @@ from tests.simulation.drafting_thread import SimulatedThread
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
-from tests.simulation.inside import newcomer_first, used_and_free
+from tests.simulation.inside import newcomer_first, used_and_free, waited_too_long
 from tests.simulation.network import Network
 from tests.simulation.patched import STREAMS
 from tests.simulation.schedule import MAX_NODES
@@ -102,24 +102,29 @@ class VerifierMachine(Component):
         blocks: int,
         measured: bool,
         pass_s: float,
+        weights: int,
         tell: Callable[[str], None],
     ) -> None:
         super().__init__(name, loop)
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
-        self._tell = tell
+        self._weights, self._tell = weights, tell
         # Requests that got room, with the time.
         self.opened: list[tuple[float, str]] = []
         self.methods: Any = None
 
     def _opens(self, request_id: str) -> None:
         self.opened.append((self.loop.time(), request_id))
-        for wrong in (newcomer_first(self.engine, request_id), used_and_free(self.target.blocks)):
+        for wrong in (
+            newcomer_first(self.engine, request_id),
+            waited_too_long(self.engine, request_id, self.loop.time()),
+            used_and_free(self.target.blocks),
+        ):
             if wrong is not None:
                 self._tell(f"{self.name}: {wrong}")
 
     async def _start(self) -> None:
-        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens)
+        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights)
         self.worker = Worker(self._pass_s, self._faults)
         tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")
         origins = [
@@ -132,7 +137,7 @@ class VerifierMachine(Component):
         service: Any = VerifierService.__new__(VerifierService)
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
-        service._arithmetic, service._check = "law", SelfCheck(self.engine, 0)
+        service._arithmetic, service._check = f"law {self._weights}", SelfCheck(self.engine, 0)
         await service.start()
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
@@ -224,7 +229,7 @@ class RouterMachine(Component):
         timeout_s: float,
     ) -> None:
         super().__init__(name, loop)
-        self._records, self._handles, self._retrieval, self._timeout_s = records, handles, retrieval, timeout_s
+        self._records, self._handles, self._retrieval, self._timeout_s = list(records), handles, retrieval, timeout_s
         self.audit = Audit(loop.time)
 
     async def _start(self) -> None:
@@ -240,6 +245,12 @@ class RouterMachine(Component):
             migration_timeout_s=self._timeout_s,
         )
         self.service = RouterService(config, link, tokens=assets().tokens)
+
+    def replace_key(self, before: str, record: KeyRecord) -> None:
+        """A key, by its hash, gives way to another one with the same id; who was revoked stays so until the router's end."""
+        self._records = [record if each.hash == before else each for each in self._records]
+        if self.up:
+            self.keys.replace(before, record)
 
 
 def _always(address: str) -> Callable[[], Any]:

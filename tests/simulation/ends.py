@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tests.simulation.schedule import LIMITED
 from tests.simulation.users import Call
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _AFTERMATH_S = 30.0
 def of_end(world: World, call: Call) -> Iterator[str]:
     """What is wrong with an answer's end."""
     (end,) = call.outcomes
-    if end in ("ok", "left"):
+    if end in ("ok", "left", "given up"):
         return
     begun, said = (
         bool(call.tokens),
@@ -30,7 +31,7 @@ def of_end(world: World, call: Call) -> Iterator[str]:
             if not _happened(world, "kill router"):
                 yield f"{said}: no router died"
         case "Unauthenticated":
-            if call.ask.tenant not in world.revoked:
+            if call.ask.tenant not in world.revoked and call.key == world.keys.of(call.ask.tenant):
                 yield f"{said}: the key is valid"
         case "Internal":
             if not _happened(world, "fail pass"):
@@ -70,7 +71,8 @@ def _happened(world: World, kind: str) -> bool:
 def _may_be_full(world: World, call: Call) -> bool:
     """Whether a limit may refuse a call: one of its key's, or of the queue, which is fair to who asks for one answer alone."""
     setup = world.schedule.setup
-    if call.ask.tenant == "c" and (setup.max_concurrent or setup.requests_per_minute or setup.tokens_per_minute):
+    limits = (world.keys.replaced[LIMITED], setup.max_concurrent, setup.requests_per_minute, setup.tokens_per_minute)
+    if call.ask.tenant == LIMITED and any(limits):
         return True
     if setup.max_wait_s is not None:
         return True

@@ -11,7 +11,6 @@ from tests.simulation.assets import assets
 from tests.simulation.calm import kept_of
 from tests.simulation.components import Component, RouterMachine, VerifierMachine
 from tests.simulation.schedule import Event
-from tests.simulation.users import key_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -23,6 +22,12 @@ _UNLISTED_S = 1.0
 async def happen(world: World, event: Event) -> None:
     """Let an event happen at its time, until it is over."""
     await asyncio.sleep(event.at_s)
+    world.disturbing += 1
+    await _happen(world, event)
+    world.disturbing -= 1
+
+
+async def _happen(world: World, event: Event) -> None:
     component, loop, begun_at = world.named(event.on), world.loop, world.loop.time()
     world.counts[event.kind] += 1
     match event.kind.split():
@@ -47,13 +52,24 @@ async def happen(world: World, event: Event) -> None:
             return
         case ["revoke", _]:
             for router in world.routers:
-                router.keys.revoke(hash_key(key_of(event.to)))
+                router.keys.revoke(hash_key(world.keys.of(event.to)))
             world.revoked[event.to] = loop.time()
+            return
+        case ["replace", _]:
+            _replace_key(world, event.to)
             return
         case _:
             _disturb(world, component, event)
     lasts_s = event.lasts_s
     world.faults.append((begun_at, max(loop.time(), begun_at + lasts_s)))
+
+
+def _replace_key(world: World, tenant: str) -> None:
+    """A tenant gets another key in place of its own, at all routers."""
+    before = hash_key(world.keys.of(tenant))
+    world.keys.replace(tenant, world.loop.time())
+    for router in world.routers:
+        router.replace_key(before, world.keys.record(tenant))
 
 
 async def restart(world: World, component: Component, after_s: float) -> None:
@@ -93,7 +109,7 @@ async def _forget(world: World, event: Event) -> None:
     begun_at = world.loop.time()
 
     async def forget() -> None:
-        caller = router.gate.caller(key_of(tenant), "a user")
+        caller = router.gate.caller(world.keys.of(tenant), "a user")
         with router.gate.counted(caller, "Forget", "forget", scope="forget"):
             await router.service.forget(tenant)
 

@@ -24,6 +24,11 @@ class Keys(KeyRing):
         """A key is valid no more."""
         self._records.pop(key_hash, None)
 
+    def replace(self, before: str, record: KeyRecord) -> None:
+        """A record takes the place of another one, if that is valid."""
+        if self._records.pop(before, None) is not None:
+            self._records[record.hash] = record
+
 
 class Audit(AuditLog):
     """An audit log that is kept.

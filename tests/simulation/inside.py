@@ -26,6 +26,15 @@ def newcomer_first(engine: DecodingLoop, request_id: str) -> str | None:
     return None
 
 
+def waited_too_long(engine: DecodingLoop, request_id: str, now_s: float) -> str | None:
+    """What is wrong if this request is admitted now: it is new, and has waited for longer than ``max_wait_s``."""
+    most_s = engine._requests._config.max_wait_s
+    own = next((each for each in engine._requests.waiting if each.id == request_id), None)
+    if most_s is None or own is None or own.message.committed or own.admitted or now_s - own.submitted_at <= most_s:
+        return None
+    return f"{request_id} is admitted after {now_s - own.submitted_at:.1f} s, and may wait for {most_s:g}"
+
+
 def used_and_free(blocks: BlockAllocator) -> str | None:
     """What is wrong with the pool: a block that a request uses is free for others."""
     used = {block for own in blocks._owners.values() for block in own.blocks}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from tests.simulation.assets import GRAMMARS, SharedGrammars
 from tests.simulation.ends import of_end
 from tests.simulation.law import plain_answer
 from tests.simulation.pauses import of_pauses
+from tests.simulation.schedule import OTHER_WEIGHTS
 from tests.simulation.users import Call
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def problems(world: World) -> list[str]:
     """Everything that is wrong with a run."""
     found = list(of_access(world))
     for call in world.calls:
-        found += of_tokens(call)
+        found += of_tokens(call, (0, OTHER_WEIGHTS) if world.schedule.setup.two_weights else (0,))
         if len(call.outcomes) != 1:
             found.append(f"{call.name}: has {len(call.outcomes)} ends: {call.outcomes}")
         else:
@@ -30,27 +31,34 @@ def problems(world: World) -> list[str]:
     return found
 
 
-def of_tokens(call: Call) -> Iterator[str]:
-    """What is wrong with an answer's tokens."""
-    want = list(answer_of(call))
-    if call.tokens != want[: len(call.tokens)]:
-        yield f"{call.name}: {call.tokens} is no beginning of {want}"
-    if call.outcomes == ["ok"] and call.tokens != want:
-        yield f"{call.name}: finished with {len(call.tokens)} of {len(want)} tokens"
+def of_tokens(call: Call, weights: Sequence[int]) -> Iterator[str]:
+    """What is wrong with an answer's tokens: they must be those of a verifier with some of these weights, of one alone."""
+    wants = [list(answer_of(call, each)) for each in weights]
+    fitting = [want for want in wants if call.tokens == want[: len(call.tokens)]]
+    if not fitting:
+        yield f"{call.name}: {call.tokens} is no beginning of {' or '.join(map(str, wants))}"
+    elif call.outcomes == ["ok"] and call.tokens not in fitting:
+        yield f"{call.name}: finished with {len(call.tokens)} of {len(fitting[0])} tokens"
 
 
-def answer_of(call: Call) -> tuple[int, ...]:
+def answer_of(call: Call, weights: int) -> tuple[int, ...]:
     """The whole answer, by plain decoding."""
     ask = call.ask
-    return _answer(ask.prompt, ask.temperature, ask.seed, ask.max_tokens, ask.ignore_eos, ask.grammar)
+    return _answer(ask.prompt, ask.temperature, ask.seed, ask.max_tokens, ask.ignore_eos, ask.grammar, weights)
 
 
 @lru_cache(4096)
 def _answer(
-    prompt: tuple[int, ...], temperature: float, seed: int, max_tokens: int, ignore_eos: bool, grammar: int | None
+    prompt: tuple[int, ...],
+    temperature: float,
+    seed: int,
+    max_tokens: int,
+    ignore_eos: bool,
+    grammar: int | None,
+    weights: int,
 ) -> tuple[int, ...]:
     params = SamplingParams(
         temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos and grammar is None
     )
     allowed = None if grammar is None else SharedGrammars()._open(GRAMMARS[grammar], ()).allowed
-    return tuple(plain_answer(prompt, params, max_tokens, allowed))
+    return tuple(plain_answer(prompt, params, max_tokens, allowed, weights))

@@ -56,14 +56,16 @@ def plain_answer(
     params: SamplingParams,
     most: int,
     allowed: Callable[[Sequence[int]], PackedBits | None] | None = None,
+    weights: int = 0,
 ) -> list[int]:
     """The whole answer by plain decoding, one token after the other.
 
     Args:
         most: longest answer.
         allowed: what a rule allows after the answer so far.
+        weights: those of a verifier; others choose other tokens.
     """
-    state = sum(row_of(token, position) for position, token in enumerate(prompt))
+    state = weights + sum(row_of(token, position) for position, token in enumerate(prompt))
     answer: list[int] = []
     while len(answer) < most:
         position = len(prompt) + len(answer)

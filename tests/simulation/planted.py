@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from services.access.gate import Gate
+from services.access.key_records import KeyRecord
 from services.access.key_use import KeyUse
 from services.router import migration
+from services.verifier import service as verifier_service
 from services.verifier.engine import forgetting
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
@@ -19,6 +22,7 @@ from services.verifier.kv_cache.blocks import BlockAllocator
 from speculation import acceptance
 from speculation.messages import Draft, GenerationRequest
 from tests.simulation.gates import Audit
+from tests.simulation.serve_handles import Stream
 
 
 @contextmanager
@@ -136,6 +140,45 @@ def _newcomers_first() -> Iterator[None]:
 
 
 @contextmanager
+def _answer_moves_to_other_weights() -> Iterator[None]:
+    """A verifier goes on with an answer that one with other weights has begun."""
+    of_one_arithmetic = verifier_service.of_one_arithmetic
+
+    def any_arithmetic(arithmetic: str, request: GenerationRequest, events: Any) -> Any:
+        return of_one_arithmetic(arithmetic, replace(request, arithmetic=""), events)
+
+    with patch.object(verifier_service, "of_one_arithmetic", any_arithmetic):
+        yield
+
+
+@contextmanager
+def _wait_has_no_end() -> Iterator[None]:
+    """A request that has waited for too long is not refused."""
+    with patch.object(Admission, "_end_late", lambda self: None):
+        yield
+
+
+@contextmanager
+def _given_up_and_decoded() -> Iterator[None]:
+    """A verifier does not hear that a router has given a call up."""
+    with patch.object(Stream, "cancel", lambda self: None):
+        yield
+
+
+@contextmanager
+def _new_key_counts_anew() -> Iterator[None]:
+    """A key that takes another one's place does not count the requests that run with that."""
+
+    def use(self: Gate, record: KeyRecord) -> KeyUse:
+        found = self._uses.setdefault(record.hash, self._new_use(record))
+        found.follow(record)
+        return found
+
+    with patch.object(Gate, "_use", use):
+        yield
+
+
+@contextmanager
 def _target_keeps_the_forgotten() -> Iterator[None]:
     def between_passes(self: forgetting.Forgetting) -> None:
         while self._waiting:
@@ -173,6 +216,10 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "a shared block is given back twice": _block_given_back_twice,
     "a begun answer is evicted": _begun_answer_evicted,
     "newcomers go first": _newcomers_first,
+    "an answer moves to other weights": _answer_moves_to_other_weights,
+    "a wait has no end": _wait_has_no_end,
+    "what was given up is decoded": _given_up_and_decoded,
+    "a new key counts anew": _new_key_counts_anew,
     "the target keeps the forgotten": _target_keeps_the_forgotten,
     "tokens are not charged": _tokens_not_charged,
     "a cancelled call is not recorded": _cancelled_call_not_recorded,

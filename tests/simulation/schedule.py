@@ -13,6 +13,8 @@ from tests.simulation.fault_points import drawn
 from tests.simulation.law import LETTERS
 
 TENANTS = ("a", "b", "c")
+# Whose key has limits; and the weights of a verifier that does not have the others'.
+LIMITED, OTHER_WEIGHTS = "c", 12345
 MAX_NODES = 6
 _STRATEGIES = ("autoregressive", "prompt_lookup", "suffix", "suffix", "blend", "auto")
 
@@ -35,6 +37,8 @@ class Setup(NamedTuple):
     max_concurrent: int | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
+    # The second verifier has other weights, as it may while they are changed.
+    two_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +49,7 @@ class Ask:
         at_s: when it comes.
         router: which one is asked first.
         leaves_after: tokens after which the user goes away; None: stays to the end.
+        patience_s: seconds after which it gives up; None: never.
     """
 
     at_s: float
@@ -59,6 +64,7 @@ class Ask:
     grammar: int | None
     priority: int
     leaves_after: int | None
+    patience_s: float | None = None
 
 
 class Event(NamedTuple):
@@ -115,7 +121,18 @@ def schedule_of(seed: int) -> Schedule:
     faults = source.randint(2, 6) if crowd else source.choice((0, 1, 1, 2, 3))
     kinds = ["kill verifier" if crowd and source.random() < 1 / 2 else None for _ in range(faults)]
     events = tuple(sorted(_event(source, setup, spread_s, kind) for kind in kinds))
+    # Drawn apart, so that what stands above is what it was before there was this.
+    later = random.Random(f"later {seed}")
+    asks = tuple(replace(ask, patience_s=later.choice(_PATIENCE_S)) for ask in asks)
+    setup = setup._replace(two_weights=later.random() < _TWO_WEIGHTS)
+    if later.random() < _NEW_KEY:
+        events += (Event(later.random() * spread_s, "replace key", ROUTERS[0], 0.0, later.choice(tenants)),)
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
+
+
+# Who gives up, and after how long; and how often a schedule has verifiers of two weights, or a key that is replaced.
+_PATIENCE_S = (*(None,) * 12, 0.03, 0.3, 3.0)
+_TWO_WEIGHTS, _NEW_KEY = 0.15, 0.15
 
 
 def _setup(source: random.Random, large: bool) -> Setup:

@@ -43,6 +43,7 @@ class LawfulTarget:
     Args:
         blocks: size of the pool.
         opens: told of every request that is about to get room.
+        weights: as of ``plain_answer``.
 
     Attributes:
         fail_next, lose_next: the next pass raises.
@@ -54,8 +55,15 @@ class LawfulTarget:
     eos_token_ids = frozenset({EOS})
 
     def __init__(
-        self, vocab_size: int, max_model_len: int, blocks: int, faults: FaultPoints, opens: Callable[[str], None]
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        blocks: int,
+        faults: FaultPoints,
+        opens: Callable[[str], None],
+        weights: int = 0,
     ) -> None:
+        self._weights = weights
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.generation = GenerationConfig(eos_token_ids=self.eos_token_ids)
@@ -163,7 +171,7 @@ class LawfulTarget:
     def _state(self, request_id: str, context: int) -> int:
         """The sum of the rows that the cache holds of a request's first tokens."""
         blocks, slots = self.blocks.blocks_of(request_id), self._slots
-        return sum(
+        return self._weights + sum(
             sum(slots[block * BLOCK : block * BLOCK + min(BLOCK, context - number * BLOCK)])
             for number, block in enumerate(blocks[: -(-context // BLOCK)])
         )

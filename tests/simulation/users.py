@@ -13,11 +13,14 @@ from tests.simulation.assets import GRAMMARS
 from tests.simulation.components import RouterMachine
 from tests.simulation.network import Connection, Inbox
 from tests.simulation.schedule import Ask
+from tests.simulation.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _MOST_ATTEMPTS = 3
+# Seconds and passes after which whoever works for a user knows that it has given up, and the passes of a slow one.
+_NOTICED_S, _PASSES, _OF_A_SLOW_ONE = 0.3, 2, 20
 
 
 class RouterLost(Exception):
@@ -32,13 +35,15 @@ class Call:
         came_at: when each piece of the answer came, the first entry being the call itself.
         begun_at, left_at: when its router admitted it and was done with it; None: it did not, or died.
         life: which life of the router's that was.
-        outcomes: how it ended: "ok", "left", or the class of an error; exactly one.
+        outcomes: how it ended: "ok", "left", "given up", or the class of an error; exactly one.
+        key: what it was sent with.
         reached: the router has got it.
     """
 
     name: str
     ask: Ask
     router: str
+    key: str
     tokens: list[int] = field(default_factory=list)
     came_at: list[float] = field(default_factory=list)
     begun_at: float | None = None
@@ -49,11 +54,6 @@ class Call:
     errors: list[BaseException] = field(default_factory=list)
     reached: bool = False
     completion: Completion | None = None
-
-
-def key_of(tenant: str) -> str:
-    """A tenant's key."""
-    return f"key of {tenant}"
 
 
 def request_of(ask: Ask, name: str) -> ClientRequest:
@@ -78,7 +78,7 @@ async def user(world: World, number: int, ask: Ask) -> None:
     await asyncio.sleep(ask.at_s)
     for attempt in range(_MOST_ATTEMPTS):
         router = world.routers[(ask.router + attempt) % len(world.routers)]
-        call = Call(name=f"{number}x{attempt}", ask=ask, router=router.name)
+        call = Call(name=f"{number}x{attempt}", ask=ask, router=router.name, key=world.keys.of(ask.tenant))
         world.calls.append(call)
         await _ask(world, router, call)
         if not call.errors or not isinstance(call.errors[-1], Unavailable | ResourceExhausted | RouterLost):
@@ -95,18 +95,11 @@ async def _ask(world: World, router: RouterMachine, call: Call) -> None:
     if router.process.dead:
         connection.end()
     try:
-        while True:
-            event = await inbox.get()
-            if isinstance(event, TextChunk):
-                call.tokens += event.token_ids
-                call.came_at.append(loop.time())
-            elif isinstance(event, Completion):
-                call.completion = event
-                call.outcomes.append("ok")
-                return
-            if call.ask.leaves_after is not None and len(call.tokens) >= call.ask.leaves_after:
-                call.outcomes.append("left")
-                return
+        async with asyncio.timeout(call.ask.patience_s):
+            await _read(call, inbox, loop)
+    except TimeoutError:
+        call.outcomes.append("given up")
+        loop.call_later(_NOTICED_S + _PASSES * world.schedule.setup.pass_s, _still_decoded, world, call)
     except (OutriderError, RouterLost) as error:
         call.errors.append(error)
         call.outcomes.append(type(error).__name__)
@@ -116,6 +109,32 @@ async def _ask(world: World, router: RouterMachine, call: Call) -> None:
     finally:
         call.ended_at = loop.time()
         connection.end()
+
+
+async def _read(call: Call, inbox: Inbox, loop: VirtualLoop) -> None:
+    while True:
+        event = await inbox.get()
+        if isinstance(event, TextChunk):
+            call.tokens += event.token_ids
+            call.came_at.append(loop.time())
+        elif isinstance(event, Completion):
+            call.completion = event
+            call.outcomes.append("ok")
+            return
+        if call.ask.leaves_after is not None and len(call.tokens) >= call.ask.leaves_after:
+            call.outcomes.append("left")
+            return
+
+
+def _still_decoded(world: World, call: Call) -> None:
+    """Nobody works for a user who has given up, once that could be noticed: unless something was wrong meanwhile."""
+    assert call.ended_at is not None
+    if world.disturbed(call.ended_at - _OF_A_SLOW_ONE * world.schedule.setup.pass_s, world.loop.time()):
+        return
+    for verifier in (each for each in world.verifiers if each.up):
+        known = (*verifier.engine._requests.running, *(each.id for each in verifier.engine._requests.waiting))
+        if any(name.startswith(f"{call.name}.") for name in known):
+            world.problems.append(f"{call.name}: given up at second {call.ended_at:.1f}, and {verifier.name} still has it")
 
 
 # --- in the router's process --------------------------------------------------------------------------------------
@@ -132,7 +151,7 @@ async def _serve(router: RouterMachine, call: Call, connection: Connection, inbo
     me = connection.ends[1]
     call.life = router.lives
     try:
-        caller = router.gate.caller(key_of(call.ask.tenant), "a user")
+        caller = router.gate.caller(call.key, "a user")
         async with router.gate.admit(caller, request_of(call.ask, call.name)) as visit:
             call.begun_at = router.loop.time()
             async with aclosing(router.service.generate(visit.request)) as events:

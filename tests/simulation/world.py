@@ -14,7 +14,6 @@ from itertools import count
 from typing import Any
 
 from cluster.ray.open_streams import OpenStreams
-from services.access.key_records import KeyRecord, hash_key
 from services.verifier.engine.config import LoopConfig
 from tests.simulation import judge
 from tests.simulation.assets import assets
@@ -26,10 +25,11 @@ from tests.simulation.grpc_streams import Servers
 from tests.simulation.inside import drafts_watched
 from tests.simulation.network import Network
 from tests.simulation.patched import simulated
-from tests.simulation.schedule import RETRIEVAL, ROUTERS, TENANTS, VERIFIERS, Schedule
+from tests.simulation.schedule import OTHER_WEIGHTS, RETRIEVAL, ROUTERS, TENANTS, VERIFIERS, Schedule
 from tests.simulation.serve_handles import Handle
 from tests.simulation.simulated_redis import SimulatedRedis
-from tests.simulation.users import Call, key_of, user
+from tests.simulation.tenant_keys import TenantKeys
+from tests.simulation.users import Call, user
 from tests.simulation.virtual_loop import Deadlock, Endless, VirtualLoop
 
 # Seconds within which every user has an end, and all is calm after the last one's.
@@ -64,6 +64,7 @@ class World:
         calls: what users saw.
         faults: spans of time in which something was wrong, as (begin, end).
         problems: what was found while it ran.
+        disturbing: how many events last at present.
     """
 
     def __init__(self, schedule: Schedule, loop: VirtualLoop) -> None:
@@ -76,8 +77,10 @@ class World:
         self.calls: list[Call] = []
         self.faults: list[tuple[float, float]] = []
         self.problems: list[str] = []
+        self.disturbing = 0
         self.counts: Counter[str] = Counter()
         self.revoked: dict[str, float] = {}
+        self.keys = TenantKeys(setup)
         self.retrieval = [RetrievalMachine(RETRIEVAL, loop, self.servers)] if setup.retrieval else []
         self.drafters = [self._drafter(kind) for kind in setup.drafters]
         self.verifiers = [self._verifier(name) for name in VERIFIERS]
@@ -112,18 +115,18 @@ class World:
         )
         return VerifierMachine(
             name, self.loop, self.network, self.servers, self.points, setup.drafters, config,
-            blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s, tell=self.problems.append,
+            blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s,
+            weights=OTHER_WEIGHTS if setup.two_weights and name != VERIFIERS[0] else 0, tell=self.problems.append,
         )  # fmt: skip
+
+    def disturbed(self, begin: float, end: float) -> bool:
+        """Whether any fault was at work in a span of time: an event, or a point that fired."""
+        points = any(begin <= at <= end for at, _ in self.points.when)
+        return points or self.disturbing > 0 or any(span[1] >= begin and span[0] <= end for span in self.faults)
 
     def _router(self, name: str) -> RouterMachine:
         setup = self.schedule.setup
-        records = [KeyRecord(hash=hash_key(key_of(tenant)), id=tenant, tenant=tenant) for tenant in TENANTS]
-        records[-1] = replace(
-            records[-1],
-            max_concurrent=setup.max_concurrent,
-            requests_per_minute=setup.requests_per_minute,
-            tokens_per_minute=setup.tokens_per_minute,
-        )
+        records = [self.keys.record(tenant) for tenant in TENANTS]
 
         def handles(streams: OpenStreams) -> tuple[Any, Any]:
             made = [("verifier", lambda: self.verifiers), ("drafter", lambda: self.drafters)]
@@ -197,12 +200,12 @@ class World:
                 prompt=asks[0].prompt[-2:],
                 max_tokens=2,
                 leaves_after=None,
+                patience_s=None,
                 grammar=None,
             )
             before = len(self.calls)
-            key = hash_key(key_of("a"))
-            if router.keys.find(key_of("a")) is None:
-                router.keys._records[key] = KeyRecord(hash=key, id="a", tenant="a")
+            record = self.keys.record("a")
+            router.keys._records[record.hash] = record
             await user(self, len(asks) + number, ask)
             if self.calls[before].outcomes != ["ok"]:
                 self.problems.append(f"after all faults {router.name} answers {self.calls[before].outcomes}")
