@@ -56,6 +56,8 @@ class _Options:
     out: Path | None
     as_json: bool
     drafters: list[Path] | None = None
+    # A task of DISCO needs a prompt for tuning, and one to be measured.
+    quick_per_task: int = 1
 
 
 @app.command()
@@ -80,6 +82,30 @@ def spectra(
         as_json=as_json,
     )  # fmt: skip
     _measure("spectra", options, index=index, unfiltered_index=unfiltered_index)
+
+
+@app.command()
+def disco(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+    classifier: Annotated[Path | None, typer.Option(help="The .safetensors file of outrider train disco.")] = None,
+) -> None:
+    """DISCO: Tables 1 and 2, F1 (Table 4), Figures 2, 5 and 6, for every task that has two prompts.
+
+    Every second prompt of a task is for tuning. The classifier's threshold is the fastest one on these.
+    """
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter, quick_per_task=2,
+    )  # fmt: skip
+    _measure("disco", options, classifier=classifier)
 
 
 @app.command()
@@ -147,7 +173,9 @@ def blog(
 
 @app.command()
 def page(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of outrider paper's results, one for each paper.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of outrider paper's results, one for each paper.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page; its plots come into the folder plots/papers beside it.")] = Path(
         "docs/papers.md"
     ),
@@ -156,7 +184,7 @@ def page(
     from benchmarks.papers.catalogue import NAMES
     from benchmarks.papers.page import write_page
 
-    sections = [_section(folder) for folder in folders]
+    sections = [_section(folder) for folder in folders or ()]
     names = [section.paper.name for section in sections]
     if len(set(names)) < len(names):
         raise ConfigurationError(
@@ -181,7 +209,7 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
 
     # Mistakes are found before anything is loaded.
     check_installed()
-    per_task = options.per_task or (1 if options.quick else None)
+    per_task = options.per_task or (options.quick_per_task if options.quick else None)
     max_tokens = options.max_tokens or (32 if options.quick else 256)
     prompts = read_prompts(options.prompts, per_task)
     named = [] if options.model is None else [f"model={options.model}"]
@@ -189,7 +217,11 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
         named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
     settings = load(flags=[*SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
-    config = PaperConfig(settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed, **inputs)
+    config = PaperConfig(
+        settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
+        repeats=1 if options.quick else 3, index=inputs.get("index"), classifier=inputs.get("classifier"),
+        unfiltered_index=inputs.get("unfiltered_index"),
+    )  # fmt: skip
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
     told = {
@@ -244,6 +276,7 @@ def _identity(name: str, options: _Options, config: PaperConfig) -> dict[str, An
         "processor": processor(),
         "instructions": next(iter(instruction_sets()), "no kernels of our own"),
         "threads": config.settings.verifier.threads or cores(),
+        "classifier": None if config.classifier is None else str(config.classifier),
         "drafters": [str(folder) for folder in options.drafters or ()],
         **versions,
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks.papers.units import Experiment, Paper
 from benchmarks.papers.workbench import Workbench
 
-NAMES = ("spectra", "fspad", "streaming", "blog")
+NAMES = ("spectra", "disco", "fspad", "streaming", "blog")
 
 
 def paper_of(name: str) -> Paper:

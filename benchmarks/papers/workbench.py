@@ -28,6 +28,7 @@ class PaperConfig:
         seed: request number n has the seed ``seed + n``.
         index: folder of an index of low-perplexity documents; ``unfiltered_index``: one of all documents.
         classifier: DISCO's.
+        repeats: of comparisons that are repeated.
     """
 
     settings: Settings
@@ -38,6 +39,7 @@ class PaperConfig:
     index: Path | None = None
     unfiltered_index: Path | None = None
     classifier: Path | None = None
+    repeats: int = 1
 
 
 class Workbench:

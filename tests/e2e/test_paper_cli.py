@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench.records import Request
+from benchmarks.papers.engine import SETTINGS, PaperEngine
+from cluster.models.target import resolve
+from cluster.settings.config import load
+from services.router.tokens import Tokens
+from speculation.types import SamplingParams
 from tests.draft_models import make_tiny_draft
 from tests.e2e.command_line import run_here
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_head, make_medusa, make_streams
+from tests.training_data import make_tiny_data
 
 pytestmark = pytest.mark.exhaustive
 
@@ -129,3 +136,49 @@ def test_what_must_be_trained_first_is_named(
     assert run_here("paper", paper, *small, "--out", str(tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert f"outrider train run --recipe {source} --data DATA" in said and "then --drafter FOLDER" in said
+
+
+def test_disco(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = make_tiny_draft(target, target.parent / "draft")
+    make_tiny_data(target, tmp_path / "data", sequences=12)
+    classifier, options = tmp_path / "disco.safetensors", ["--model", str(target)]
+    made = ["train", "disco", "--data", str(tmp_path / "data"), "--draft", str(draft), "--out", str(classifier)]
+    assert run_here(*made, *options, "--cost-ratio", "0.2", "--steps", "5") == 0
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ["the quick brown", "prompt lookup", "over the lazy dog"]
+    prompts.write_text("\n".join(json.dumps({"turns": [text], "category": "qa", "question_id": text}) for text in texts))
+    options += ["--prompts", str(prompts), "--drafter", str(draft), "--max-tokens", "16", "--quick", "--per-task", "3"]
+    options += ["--out", str(tmp_path / "run")]
+    assert run_here("paper", "disco", *options) == 2
+    assert "--classifier is missing: outrider train disco --data DATA --draft" in capsys.readouterr().err
+    assert run_here("paper", "disco", *options, "--classifier", str(classifier)) == 0
+    tables = rows(tmp_path / "run")
+    speeds = {row["method"]: row for row in tables["Table 1: speed-up over the target alone, greedy"]}
+    assert {"Target", "dynHeur SL", "Static SL-5", "Static SL-opt", "DISCO", "Oracle"} <= speeds.keys()
+    assert {row["= plain"] for row in speeds.values()} == {"all"} and speeds["Target"]["qa"] == "1.00x"
+    assert {path.stem for path in (tmp_path / "run" / "plots").iterdir()} == {
+        "disco-one-answer", "disco-lengths", "disco-over-answers",
+    }  # fmt: skip
+
+
+def test_a_replay_with_the_model_computes_windows(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It takes the passes that the engine takes, which are fewer than without windows; another's answers are refused."""
+    settings = load(flags=[*SETTINGS, f"model={target}"])
+    engine = PaperEngine(settings, resolve(settings.model, settings.cache_dir))
+    prompt = Tokens(str(target)).encode("the quick brown fox")
+    answer = engine.answer(Request(id="a", task="text", prompt=prompt, seed=0), SamplingParams(max_tokens=48, temperature=0))
+    engine.close()
+    run = tmp_path / "traces.jsonl"
+    trace = {"prompt_ids": list(prompt), "output_ids": list(answer.tokens)}
+    run.write_text(json.dumps(trace))
+    capsys.readouterr()
+    taus = []
+    for more in ([], ["--model", str(target)]):
+        assert run_here("replay", str(run), "--strategies", "lookahead", "--budgets", "120", "--json", *more) == 0
+        (table,) = json.loads(capsys.readouterr().out)
+        taus.append(float(table["rows"][0]["all"]))
+    assert taus[1] >= taus[0] >= 1
+    trace["output_ids"][3] = (trace["output_ids"][3] + 1) % 300
+    run.write_text(json.dumps(trace))
+    assert run_here("replay", str(run), "--strategies", "lookahead", "--budgets", "9", "--model", str(target)) == 2
+    assert "its greedy answer to trace 1 is another one from token 3 on" in capsys.readouterr().err
