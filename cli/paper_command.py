@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from speculation.errors import ConfigurationError
 if TYPE_CHECKING:
     from benchmarks.papers.page import PaperSection
     from benchmarks.papers.workbench import PaperConfig
+    from services.drafter.heads.files.kinds import Checkpoint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -231,7 +232,7 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
         "deviations": experiment.deviations,
     }
     out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
-    folder = PaperFolder(out, _identity(name, options, config), told)
+    folder = PaperFolder(out, _identity(name, options, config, bench.checkpoints), told)
     try:
         measure_units(experiment.units, folder, _progress)
     except KeyboardInterrupt:
@@ -249,7 +250,7 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _identity(name: str, options: _Options, config: PaperConfig) -> dict[str, Any]:
+def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
     """All that a result depends on besides the code."""
     from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest
@@ -276,10 +277,20 @@ def _identity(name: str, options: _Options, config: PaperConfig) -> dict[str, An
         "processor": processor(),
         "instructions": next(iter(instruction_sets()), "no kernels of our own"),
         "threads": config.settings.verifier.threads or cores(),
-        "classifier": None if config.classifier is None else str(config.classifier),
-        "drafters": [str(folder) for folder in options.drafters or ()],
+        "classifier": _digest(config.classifier),
+        "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(checkpoints.items())},
         **versions,
     }
+
+
+def _digest(file: Path | None) -> str | None:
+    """Tells versions of a file apart."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigurationError(f"{error.strerror}", field="--classifier", value=file) from error
 
 
 def _section(folder: Path) -> PaperSection:

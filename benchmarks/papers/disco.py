@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench.records import Prompt
-from benchmarks.bench.tables import Table
+from benchmarks.bench.tables import Table, number
 from benchmarks.papers.drafter_weights import needed
 from benchmarks.papers.units import Advance, Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
@@ -73,8 +73,8 @@ def disco(bench: Workbench) -> Experiment:
     for prompt in bench.config.prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     units = [
-        _Task(bench=bench, draft=draft, task=task, prompts=prompts, classifier=bench.config.classifier)
-        for task, prompts in tasks.items()
+        _Task(bench=bench, draft=draft, name=f"task-{at}", task=task, prompts=prompts, classifier=bench.config.classifier)
+        for at, (task, prompts) in enumerate(tasks.items(), 1)
         if len(prompts) > 1
     ]
     if not units:
@@ -89,12 +89,9 @@ class _Task:
     bench: Workbench
     draft: Path
     classifier: Path
+    name: str
     task: str
     prompts: Sequence[Prompt]
-
-    @property
-    def name(self) -> str:
-        return "".join(letter if letter.isalnum() else "_" for letter in self.task)
 
     @property
     def answers(self) -> int:
@@ -132,7 +129,8 @@ def _as_object(task: str, found: Comparison, theta: float, best: int) -> dict[st
         "best": best,
         "policies": [asdict(summary) for summary in summaries(found)],
         "oracle": oracle,
-        "changed": [f"{task}, {name}" for name in found.changed],
+        "changed_policies": list(found.changed),
+        "changed": [f"an answer under {name}" for name in found.changed],
     }
 
 
@@ -143,7 +141,7 @@ def _tables(results: Results) -> list[Table]:
         title="Table 1: speed-up over the target alone, greedy",
         columns=("method", *tasks, "= plain", "in the paper"),
         rows=tuple(
-            (label, *(_speed_up(by_task[task], name) for task in tasks), _same(results, name), paper)
+            (label, *(_speed_up(by_task[task], name) for task in tasks), _same(by_task, results, name), paper)
             for name, (label, paper) in _METHODS.items()
             if any(name in methods for methods in by_task.values())
         ),
@@ -155,7 +153,7 @@ def _tables(results: Results) -> list[Table]:
         rows=tuple(
             (
                 _METHODS[name][0],
-                *(f"{100 * by_task[task][name]['f1']:.0f}" if name in by_task[task] else "–" for task in tasks),
+                *(number(100 * by_task[task][name]["f1"], ".0f") if name in by_task[task] else "–" for task in tasks),
                 paper,
             )
             for name, paper in _F1.items()
@@ -168,7 +166,7 @@ def _tables(results: Results) -> list[Table]:
         rows=(
             (
                 "oracle SL",
-                *(f"{statistics.fmean(each):.1f} ± {statistics.pstdev(each):.1f}" for each in lengths),
+                *(f"{statistics.fmean(each):.1f} ± {statistics.pstdev(each):.1f}" if each else "–" for each in lengths),
                 _ORACLE_LENGTHS,
             ),
         ),
@@ -189,9 +187,11 @@ def _speed_up(methods: Mapping[str, Mapping[str, Any]], name: str) -> str:
     return f"{sum(methods[PLAIN]['seconds']) / sum(methods[name]['seconds']):.2f}x"
 
 
-def _same(results: Results, name: str) -> str:
-    changed = sum(any(each.split(", ")[-1].startswith(name) for each in result["changed"]) for result in results.values())
-    return "all" if not changed else f"**CHANGED** in {changed} tasks"
+def _same(by_task: Mapping[str, Mapping[str, Mapping[str, Any]]], results: Results, name: str) -> str:
+    """Of how many tasks all answers equal plain decoding's."""
+    told = [(by_task[each["task"]][name], each) for each in results.values() if name in by_task[each["task"]]]
+    equal = sum(policy["name"] not in result["changed_policies"] for policy, result in told)
+    return f"{equal} of {len(told)} tasks" + ("" if equal == len(told) else " **CHANGED**")
 
 
 def _plot_histogram(axes: Axes, results: Any) -> bool:

@@ -28,13 +28,15 @@ from speculation.messages import GenerationRequest, Progress
 from speculation.sources import SOURCES
 from speculation.types import Plan, SamplingParams
 
-# What an experiment decides itself. Nothing is kept from request to request.
+# What an experiment decides itself: drafts and look-ups are waited for, and nothing is kept from request to request.
 SETTINGS = (
     "drafter.models_in=drafter",
     "drafter.keep_calibration=false",
+    "drafter.retrieval_deadline_s=1",
     "verifier.max_nodes=128",
     "verifier.enable_prefix_caching=false",
     "verifier.check_every=0",
+    "verifier.named_deadline_s=60",
 )
 
 

@@ -155,7 +155,7 @@ def test_disco(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     tables = rows(tmp_path / "run")
     speeds = {row["method"]: row for row in tables["Table 1: speed-up over the target alone, greedy"]}
     assert {"Target", "dynHeur SL", "Static SL-5", "Static SL-opt", "DISCO", "Oracle"} <= speeds.keys()
-    assert {row["= plain"] for row in speeds.values()} == {"all"} and speeds["Target"]["qa"] == "1.00x"
+    assert {row["= plain"] for row in speeds.values()} == {"1 of 1 tasks"} and speeds["Target"]["qa"] == "1.00x"
     assert {path.stem for path in (tmp_path / "run" / "plots").iterdir()} == {
         "disco-one-answer", "disco-lengths", "disco-over-answers",
     }  # fmt: skip

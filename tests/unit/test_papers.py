@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench.records import Request
-from benchmarks.papers import spectra
+from benchmarks.papers import disco, spectra
 from benchmarks.papers.engine import PLAIN, Decoded, RowDrafting, differs_at
 from benchmarks.papers.page import PaperSection, section_text, write_page
 from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, tau
@@ -148,3 +148,27 @@ def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Pat
     assert "Not measured yet: lookahead." in text and "Not measured: `outrider paper disco` does it." in text
     assert "(plots/papers/spectra-steps.svg)" in text and (page.parent / "plots/papers/spectra-steps.svg").is_file()
     assert json.loads(json.dumps(section(run).as_object()))["tables"][0]["rows"][0]["in the paper"] == "1.43x"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ([], {}),
+        (["static 3 SL-opt"], {"Static SL-opt": "0 of 1 tasks **CHANGED**"}),
+        (["heuristic_transient"], {}),
+        (["disco", "oracle"], {"DISCO": "0 of 1 tasks **CHANGED**", "Oracle": "0 of 1 tasks **CHANGED**"}),
+    ],
+)
+def test_disco_tells_which_policy_changed_an_answer(changed: list[str], told: dict[str, str]) -> None:
+    names = ("plain", "static 5", "static 3 SL-opt", "heuristic", "heuristic_transient", "disco", "oracle")
+    policies = [{"name": name, "seconds": [2.0 if name == "plain" else 1.0], "f1": 0.5} for name in names]
+    result = {
+        "task": "qa", "theta": 0.5, "best": 3, "policies": policies, "oracle": [[2, 4], []], "changed_policies": changed,
+        "changed": changed,
+    }  # fmt: skip
+    speeds, lengths, f1 = disco.PAPER.tables({"task-1": result})
+    same = {row[0]: row[2] for row in speeds.rows}
+    assert {label: same[label] for label in told} == told
+    assert {text for label, text in same.items() if label not in told} == {"1 of 1 tasks"}
+    assert {row[0]: row[1] for row in speeds.rows}["DISCO"] == "2.00x"
+    assert lengths.rows[0][1] == "3.0 ± 1.0" and [row[1] for row in f1.rows] == ["50", "50"]
