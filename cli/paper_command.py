@@ -29,7 +29,9 @@ app = typer.Typer(
 
 Prompts = Annotated[str, typer.Option(help="builtin, or a file; outrider bench --help names the forms.")]
 Model = Annotated[str | None, typer.Option(help="The target: Hugging Face name, folder or .gguf file.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One prompt of each task, 32 tokens: ten minutes on two quiet cores.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="One prompt of each task, 32 tokens: at most ten minutes on two quiet cores.")
+]
 PerTask = Annotated[int | None, typer.Option(min=1, help="Most prompts of each task. Default: all; with --quick, 1.")]
 MaxTokens = Annotated[int | None, typer.Option(min=2, help="Most tokens of an answer. Default: 256; with --quick, 32.")]
 Seed = Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")]
