@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchmarks.bench.measures import FORMULAS
-from cli import host_command, never_slower_command, soak_command
+from cli import host_command, never_slower_command, soak_command, stopping_command
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
 from cluster.process.terminal import stderr, stdout
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.bench.measure import Schedule
     from benchmarks.bench.run import Bench
     from benchmarks.bench.tables import Table
+    from benchmarks.replay.replay import Replayed, Trace
     from cluster.models.target import ResolvedModel
     from cluster.settings.config import Settings
 
@@ -37,6 +39,7 @@ for command in (autoscale, fleet):
 app.command(epilog=never_slower_command.EPILOG)(never_slower_command.never_slower)
 app.command(epilog=host_command.EPILOG)(host_command.host)
 app.command(epilog=soak_command.EPILOG)(soak_command.soak)
+app.command()(stopping_command.stopping)
 
 
 @app.callback(epilog=_FORMULAS)
@@ -137,44 +140,76 @@ def replay(
     traces: Annotated[Path, typer.Argument(help="jsonl with prompt_ids and output_ids in every line, or a bench folder.")],
     strategies: Annotated[str | None, typer.Option(help="Comma-separated. Default: all that draft.")] = None,
     budgets: Annotated[str, typer.Option(help="Most nodes per pass; several values, comma-separated.")] = "3,7,15,31,63",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that wrote the answers: it is run, so that windows of lookahead and spectra are computed, and "
+            "models that draft take part. Takes as long as answering."
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
     """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds.
 
-    Strategies that look up need --set retrieval.index=FOLDER.
+    Strategies that look up need --set retrieval.index=FOLDER. Without --model nothing computes the windows of lookahead and
+    spectra, which give fewer tokens per pass then.
     """
     from rich.progress import track
 
     from benchmarks.bench.contestants import check_names
     from benchmarks.replay.replay import read_traces, table
-    from benchmarks.replay.replay import replay as replay_traces
-    from cluster.build import drafter_config
-    from cluster.models.target import ResolvedModel
-    from services.router.strategies import StrategyConfig, served, sources_of
     from speculation.sources import STRATEGIES
 
-    loaded = _settings(config, settings, None)
+    names = read_names(strategies) if strategies is not None else None
+    check_names(names or (), ())
+    sizes = read_numbers("--budgets", budgets, most=512 if model is None else 128)
+    recorded = read_traces(traces)
+    with _replaying(config, settings, model) as (sources, replay_with):
+        usable = tuple(name for name in sources if STRATEGIES[name])
+        if missing := sorted(set(names or ()) - set(usable)):
+            raise ConfigurationError(
+                f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can", about="--strategies"
+            )
+        grid = [(name, budget) for name in names or usable for budget in sizes]
+        results = {}
+        for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
+            results[name, budget] = replay_with(recorded, sources[name], budget)
+    _print([table(results)], as_json)
+
+
+@contextmanager
+def _replaying(
+    config: Path | None, settings: list[str] | None, model: str | None
+) -> Iterator[tuple[dict[str, tuple[str, ...]], Callable[[Sequence[Trace], Sequence[str], int], Replayed]]]:
+    """The sources of each strategy that can be replayed, and what replays them; with a model, it is loaded meanwhile."""
+    from benchmarks.papers.engine import SETTINGS, PaperEngine
+    from benchmarks.replay.on_target import replay_on_target
+    from benchmarks.replay.replay import replay as replay_traces
+    from cluster.build import drafter_config, router_config
+    from cluster.models.target import ResolvedModel, resolve
+    from services.router.strategies import StrategyConfig, served, sources_of
+
+    loaded = _settings(config, [*(settings or []), *(SETTINGS if model else ())], model)
+    index = loaded.retrieval.index
     if loaded.retrieval.redis_url is not None:
         raise ConfigurationError("replay looks up in a folder; set retrieval.index", field="retrieval.redis_url")
-    # There is no target, so neither models nor hidden states.
-    here = StrategyConfig(retrieval=loaded.retrieval.index is not None)
-    usable = tuple(name for name in served(here) if STRATEGIES[name])
-    names = read_names(strategies) if strategies is not None else usable
-    check_names(names, ())
-    if missing := sorted(set(names) - set(usable)):
-        raise ConfigurationError(
-            f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can", about="--strategies"
-        )
-    recorded = read_traces(traces)
-    drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
-    grid = [(name, budget) for name in names for budget in read_numbers("--budgets", budgets, most=512)]
-    results = {}
-    for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
-        sources = sources_of(name, here)
-        results[name, budget] = replay_traces(recorded, sources, budget, drafter, loaded.retrieval.index)
-    _print([table(results)], as_json)
+    if model is None:
+        # There is no target, so neither models nor hidden states.
+        here = StrategyConfig(retrieval=index is not None)
+        drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
+        sources = {name: sources_of(name, here) for name in served(here)}
+        yield sources, lambda traces, sources, nodes: replay_traces(traces, sources, nodes, drafter, index)
+        return
+    resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
+    here = router_config(loaded, resolved).strategy
+    engine = PaperEngine(loaded, resolved)
+    try:
+        sources = {name: sources_of(name, here) for name in served(here)}
+        yield sources, lambda traces, sources, nodes: replay_on_target(engine, traces, sources, nodes, index)
+    finally:
+        engine.close()
 
 
 def _print(tables: Sequence[Table], as_json: bool) -> None:

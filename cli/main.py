@@ -18,8 +18,8 @@ from cli import (
     index_commands,
     operator_commands,
     outside_commands,
+    paper_command,
     plan_command,
-    stopping_command,
     tau_command,
     train_commands,
     train_run_commands,
@@ -272,8 +272,8 @@ for _panel, _commands in (
 ):
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
-bench_commands.app.command()(stopping_command.stopping)
 app.add_typer(bench_commands.app, name="bench", rich_help_panel=_MEASURE)
+app.add_typer(paper_command.app, name="paper", rich_help_panel=_MEASURE)
 app.add_typer(index_commands.app, name="index", rich_help_panel=_BUILD)
 for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):
     train_commands.app.command()(command)

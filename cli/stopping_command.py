@@ -14,7 +14,9 @@ from speculation.errors import ConfigurationError, InvalidArgument
 
 
 def stopping(
-    draft: Annotated[Path, typer.Option(help="Folder of the draft model.")],
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of the draft model. Default: the one that comes along for the target.")
+    ] = None,
     classifier: Annotated[Path | None, typer.Option(help="disco's, a .safetensors file of `outrider train disco`.")] = None,
     prompts: Annotated[str, typer.Option(help="builtin, or a file, as for outrider bench.")] = "builtin",
     tuning: Annotated[
@@ -37,12 +39,13 @@ def stopping(
     One request at a time; draft and target run by turns, and every pass is timed. All policies draft for the same text.
     Exit code 1: a policy changed a token.
     """
+    from benchmarks.bench.prompts import read_prompts
     from benchmarks.bench.tables import render
     from benchmarks.stopping.lineup import StoppingBench, StoppingConfig, fastest_length, with_room
     from benchmarks.stopping.report import comparison_object, length_table, policy_table, summaries
     from benchmarks.stopping.run import Comparison, compare_policies
     from cluster.build import verifier_config
-    from cluster.models.drafters import trained_config
+    from cluster.models.drafters import draft_models, trained_config
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.config import load
@@ -57,12 +60,22 @@ def stopping(
         raise ConfigurationError("it exists; name a new file, so that no result is lost", field="--out", value=out)
     loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
+    if draft is None:
+        if (found_draft := draft_models(loaded, resolved).get("draft_model")) is None:
+            raise ConfigurationError(
+                "name its folder; outrider train run --recipe draft_model trains one", field="--draft", verb="",
+                value=f"none comes along for {resolved.name}",
+            )  # fmt: skip
+        draft = found_draft.folder
+    if classifier is None:
+        stderr().print("disco takes no part: --classifier names no file of outrider train disco", markup=False)
     target = verifier_config(loaded, resolved).target
     bench = StoppingBench(
         StoppingConfig(
             target=with_room(target, target.kv_cache_tokens), draft=draft, classifier=classifier,
             stop=trained_config(loaded).stop, params=params, sweep=sweep, longest=longest, seed=seed,
-            prompts=prompts, tuning=tuning, per_task=per_task,
+            prompts=read_prompts(prompts, per_task),
+            tuning=None if tuning is None else read_prompts(tuning, per_task, "--tuning"),
         )
     )  # fmt: skip
     try:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models.target import ResolvedModel
-from cluster.settings.components import VerifierSettings
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
 from services.drafter.config import DrafterConfig, SuffixConfig
@@ -25,7 +24,7 @@ from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig, check_backends
 from services.verifier.engine.origins import Origin
-from services.verifier.loading.rank_sizes import check_rank_sizes
+from services.verifier.loading.rank_sizes import check_split
 from speculation.errors import ConfigurationError
 from speculation.ports import DraftLink
 from speculation.sources import SOURCES
@@ -271,7 +270,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             address, or kernels or attention_backend are not for the device.
     """
     verifier = settings.verifier
-    check_split(verifier, model.path)
+    check_split(verifier.stages, verifier.tensor_parallel_size, text_config(read_model_config(model.path)))
     try:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
@@ -294,21 +293,6 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         costs_dir=settings.cache_dir / "costs",
         tokenizer=known_tokenizer(model.path),
     )
-
-
-def check_split(verifier: VerifierSettings, model: Path) -> None:
-    """Check the number of pipeline stages, and of the ranks of each, if the model's config.json names its sizes.
-
-    Raises:
-        ConfigurationError: there are more stages than layers, or ranks cannot have equal shares.
-    """
-    sizes = text_config(read_model_config(model))
-    layers = sizes.get("num_hidden_layers")
-    if isinstance(layers, int) and verifier.stages > layers:
-        raise ConfigurationError(
-            f"the model has {layers} layers, so 1 to {layers} are possible", field="verifier.stages", value=verifier.stages
-        )
-    check_rank_sizes(verifier.tensor_parallel_size, sizes)
 
 
 def public_name(model: ResolvedModel) -> str:

@@ -31,8 +31,8 @@ class GenerationRequest:
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
     ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``group``: what answers that are
-    written beside this one to the same prompt have, too; empty: none are. ``tokenizer``: a digest of the one that the prompt's
-    tokens are of; empty: not told, since all components are of one service.
+    written beside this one to the same prompt have, too; empty: none are. ``tokenizer``: a digest of the one that the
+    prompt's tokens are of; empty: not told, since all components are of one service.
     """
 
     request_id: str

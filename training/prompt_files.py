@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.api.messages import ChatMessage
-from services.prompt_files.reader import read_asked
+from services.prompt_files.reader import read_file_prompts
 from speculation.errors import ConfigurationError
 
 # One prompt in this many thousandths is held out.
@@ -76,7 +76,7 @@ def read_prompts(files: Sequence[Path]) -> list[TrainingPrompt]:
 
 
 def _of_file(file: Path) -> Iterator[TrainingPrompt]:
-    for where, asked in read_asked(file):
+    for where, asked in read_file_prompts(file):
         text = json.dumps([[message.role, message.content] for message in asked.messages])
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         yield TrainingPrompt(domain=file.stem, messages=asked.messages, digest=digest, where=where)

@@ -13,7 +13,7 @@ import psutil
 
 from services.machine import cores, processor
 
-_HERE = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def describe(threads: int) -> dict[str, Any]:
 def commit() -> str | None:
     """The checked-out commit, with ``+`` appended if files were changed; None outside a checkout."""
     try:
-        if Path(_output("git", "-C", str(_HERE), "rev-parse", "--show-toplevel")) != _HERE.parent:
+        if Path(_output("git", "-C", str(_ROOT), "rev-parse", "--show-toplevel")) != _ROOT:
             return None
-        name = _output("git", "-C", str(_HERE), "rev-parse", "--short=12", "HEAD")
-        return name + ("+" if _output("git", "-C", str(_HERE), "status", "--porcelain", "-uno") else "")
+        name = _output("git", "-C", str(_ROOT), "rev-parse", "--short=12", "HEAD")
+        return name + ("+" if _output("git", "-C", str(_ROOT), "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

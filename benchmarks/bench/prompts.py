@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from services.api.messages import ChatMessage
-from services.prompt_files.forms import Asked
-from services.prompt_files.reader import read_asked
+from services.prompt_files.forms import FilePrompt
+from services.prompt_files.reader import read_file_prompts
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ def read_prompts(source: str, per_task: int | None = None, option: str = "--prom
     path = _BUILTIN_FILE if source == BUILTIN else Path(source)
     tasks: dict[str, list[Prompt]] = {}
     seen = set()
-    for number, (where, asked) in enumerate(read_asked(path, option), 1):
+    for number, (where, asked) in enumerate(read_file_prompts(path, option), 1):
         prompt = _prompt(asked, where, number)
         if (prompt.task, prompt.id) in seen:
             raise ConfigurationError(f"{prompt.id} occurs twice in {prompt.task}", field=where)
@@ -40,7 +40,7 @@ def read_prompts(source: str, per_task: int | None = None, option: str = "--prom
     return [prompt for prompts in tasks.values() for prompt in prompts[:per_task]]
 
 
-def _prompt(asked: Asked, where: str, number: int) -> Prompt:
+def _prompt(asked: FilePrompt, where: str, number: int) -> Prompt:
     """What is asked of the model, which gives the answers to earlier turns itself."""
     others = {message.role for message in asked.messages} - {"system", "user", "assistant"}
     if others:

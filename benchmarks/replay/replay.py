@@ -2,7 +2,8 @@
 
 The recording replaces the target: a drafted node is accepted if the recording continues with its token, as in greedy
 decoding. So a drafting idea can be tried in seconds. A recording lacks what else a forward pass returns (the likeliest
-tokens after rejected nodes), so sources that learn from it do slightly worse here.
+tokens after rejected nodes, what follows a window's columns), so sources that learn from it do worse here; ``on_target`` has
+the model compute it.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def table(results: dict[tuple[str, int], Replayed]) -> Table:
                 f"{result.tau:.2f}",
                 *(f"{tau:.2f}" for tau in by_task),
                 f"{result.nodes / result.passes:.1f}",
-                f"{1e6 * result.drafting_s / result.passes:.0f}",
+                f"{1e6 * result.drafting_s / result.passes:.0f}" if result.drafting_s else "–",
                 f"{result.tokens / result.drafting_s:,.0f}" if result.drafting_s else "–",
             )
         )

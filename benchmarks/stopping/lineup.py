@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.bench.prompts import make_requests, read_prompts
-from benchmarks.bench.records import Request, TimedAnswer
+from benchmarks.bench.prompts import make_requests
+from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from benchmarks.stopping.run import PLAIN, ChainDecoder, ChainRun, StopContestant
 from cluster.models.drafters import by_kernels
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
@@ -15,6 +15,7 @@ from services.drafter.draft_model.source import NAME, make
 from services.drafter.stopping.classifier import Disco, check_models, read_classifier
 from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.entropy import Entropy
+from services.drafter.stopping.interface import StopPolicy
 from services.drafter.stopping.lengths import Heuristic, Static
 from services.model_files.folder import model_fingerprint
 from services.router.tokens import Tokens
@@ -33,7 +34,7 @@ class StoppingConfig:
         classifier: file of ``outrider train disco``; None: disco takes no part.
         sweep: static lengths from 1 to this are tried for the best one.
         longest: most tokens of any draft, the oracle's included.
-        prompts, tuning: files, or ``builtin``; ``tuning`` None: every second prompt is for the sweep.
+        tuning: prompts for the sweep; None: every second one of ``prompts``.
     """
 
     target: TargetConfig
@@ -44,9 +45,8 @@ class StoppingConfig:
     sweep: int
     longest: int
     seed: int
-    prompts: str
-    tuning: str | None
-    per_task: int | None
+    prompts: Sequence[Prompt]
+    tuning: Sequence[Prompt] | None
 
 
 class StoppingBench:
@@ -79,12 +79,17 @@ class StoppingBench:
             self.tuning, self.requests = self._requests(config.tuning, tokens), every
         if not (self.tuning and self.requests):
             raise ConfigurationError(
-                "two prompts are needed, one of them for the sweep", field="--prompts", verb="", value=config.prompts
+                "two prompts are needed, one of them for the sweep", field="--prompts", verb="", value="too few"
             )
 
     def static_lengths(self, advance: Callable[[], None]) -> list[ChainRun]:
         """Answers to the prompts for tuning under every static length, by turns."""
-        every = [StopContestant(name=PLAIN, make=None), *map(static, range(1, self._config.sweep + 1))]
+        return self._by_turns(
+            [StopContestant(name=PLAIN, make=None), *map(static, range(1, self._config.sweep + 1))], advance
+        )
+
+    def _by_turns(self, every: Sequence[StopContestant], advance: Callable[[], None]) -> list[ChainRun]:
+        """The contestants' answers to the prompts for tuning."""
         sources = [self.decoder.source(each.make() if each.make else None) for each in every]
         runs = []
         for number, request in enumerate(self.tuning):
@@ -93,6 +98,15 @@ class StoppingBench:
                 runs.append(self.decoder.answer(request, sources[at], every[at]))
                 advance()
         return runs
+
+    def tune_theta(self, thetas: Sequence[float], advance: Callable[[], None]) -> float:
+        """Give DISCO the threshold that answers the prompts for tuning in the fewest seconds, by turns; returns it."""
+        assert self._disco is not None, "there is no classifier"
+        tried = {theta: self._disco.with_theta(theta) for theta in thetas}
+        runs = self._by_turns([_keeping(str(theta), policy) for theta, policy in tried.items()], advance)
+        best = min(thetas, key=lambda theta: sum(run.seconds for run in runs if run.contestant == str(theta)))
+        self._disco = tried[best]
+        return best
 
     def contestants(self, best: int) -> list[StopContestant]:
         """All policies; ``best`` is the static length that the sweep found."""
@@ -118,12 +132,17 @@ class StoppingBench:
             found.append(StopContestant(name="disco", make=lambda: disco, score=disco.confidence))
         return found
 
-    def _requests(self, source: str, tokens: Tokens) -> list[Request]:
-        return make_requests(read_prompts(source, self._config.per_task), tokens, self._ask_plain, self._config.seed)
+    def _requests(self, prompts: Sequence[Prompt], tokens: Tokens) -> list[Request]:
+        return make_requests(prompts, tokens, self._ask_plain, self._config.seed)
 
     def _ask_plain(self, requests: Sequence[Request]) -> list[TimedAnswer]:
         plain = StopContestant(name=PLAIN, make=None)
         return [TimedAnswer(tokens=self.decoder.answer(each, None, plain).tokens, arrivals=()) for each in requests]
+
+
+def _keeping(name: str, policy: StopPolicy) -> StopContestant:
+    """A policy that does not learn as a contestant."""
+    return StopContestant(name=name, make=lambda: policy)
 
 
 def static(length: int, note: str = "") -> StopContestant:

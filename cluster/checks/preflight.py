@@ -27,6 +27,7 @@ from services.model_files.folder import reading, text_config
 from services.model_files.generation_config import GenerationConfig, read_generation_config
 from services.model_files.weights.headers import check_weights
 from services.router.tokenizer_file import open_file
+from services.verifier.loading.rank_sizes import check_split
 from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError
 
@@ -183,7 +184,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     verifier, folder = settings.verifier, model.path
     with reading(f"load the model at {folder}", about=folder):
         config = check_config(folder)
-        build.check_split(verifier, folder)
+        check_split(verifier.stages, verifier.tensor_parallel_size, text_config(build.read_model_config(folder)))
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)

@@ -120,7 +120,11 @@ class LookaheadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpectraConfig:
-    """SPECTRA. The paper's ablation (Table 2) switches ``forward``, ``backward`` and ``sub_ngrams`` off, one at a time."""
+    """SPECTRA. The paper's ablation (Table 2) switches ``forward``, ``backward`` and ``sub_ngrams`` off, one at a time.
+
+    Attributes:
+        label_guesses: nodes name where their guess comes from (``sources.spectra.LABELS``) instead of the source: figure 3.
+    """
 
     ngram: Annotated[int, _NGRAM] = 5
     window: Annotated[int, _WINDOW] = 15
@@ -139,6 +143,7 @@ class SpectraConfig:
     sub_ngrams: Annotated[
         bool, Setting("whether spectra enters sub-n-grams into its dictionaries as well", name="spectra_sub_ngrams")
     ] = True
+    label_guesses: bool = False
 
 
 StopName = Literal["static", "heuristic", "heuristic_transient", "confidence", "entropy", "disco"]

@@ -21,7 +21,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class FilePrompt:
     """A conversation that ends with the user's turn.
 
     Attributes:
@@ -37,7 +37,7 @@ class Asked:
     further: tuple[str, ...] = ()
 
 
-def asked_by(entry: Any, where: str) -> Asked:
+def prompt_of(entry: Any, where: str) -> FilePrompt:
     """What an entry asks.
 
     Args:
@@ -56,61 +56,63 @@ def asked_by(entry: Any, where: str) -> Asked:
     )
 
 
-def _spec_bench(entry: Entry, where: str) -> Asked:
+def _spec_bench(entry: Entry, where: str) -> FilePrompt:
     turns = entry["turns"]
     if not isinstance(turns, list) or not turns:
         raise ConfigurationError("turns must be a list of texts", field=where)
     first, *further = [_text(turn, f"{where}: turns[{index}]") for index, turn in enumerate(turns)]
     task = str(entry.get("category", "text"))
-    return Asked(id=_id(entry, "question_id"), task=task, messages=_user(first), further=tuple(further))
+    return FilePrompt(id=_id(entry, "question_id"), task=task, messages=_user(first), further=tuple(further))
 
 
-def _messages(entry: Entry, where: str) -> Asked:
-    return Asked(id=_id(entry, "id"), task="chat", messages=_conversation(entry, "messages", "role", "content", where))
+def _messages(entry: Entry, where: str) -> FilePrompt:
+    return FilePrompt(id=_id(entry, "id"), task="chat", messages=_conversation(entry, "messages", "role", "content", where))
 
 
-def _sharegpt(entry: Entry, where: str) -> Asked:
+def _sharegpt(entry: Entry, where: str) -> FilePrompt:
     messages = _conversation(entry, "conversations", "from", "value", where, _SHAREGPT_ROLES)
-    return Asked(id=_id(entry, "id"), task="sharegpt", messages=messages)
+    return FilePrompt(id=_id(entry, "id"), task="sharegpt", messages=messages)
 
 
-def _cnn_dm(entry: Entry, where: str) -> Asked:
+def _cnn_dm(entry: Entry, where: str) -> FilePrompt:
     # The prompt of DISCO's appendix B.3.
     article = _text(entry["article"], f"{where}: article")
-    return Asked(id=_id(entry, "id"), task="cnn_dm", messages=_user(f"Summarize:\n{article}\nSummary:\n"))
+    return FilePrompt(id=_id(entry, "id"), task="cnn_dm", messages=_user(f"Summarize:\n{article}\nSummary:\n"))
 
 
-def _dialogsum(entry: Entry, where: str) -> Asked:
+def _dialogsum(entry: Entry, where: str) -> FilePrompt:
     dialogue = _text(entry["dialogue"], f"{where}: dialogue")
     text = f"Summarize this dialogue:\n{dialogue}\nSummary:\n"
-    return Asked(id=_id(entry, "fname", "id"), task="dialogsum", messages=_user(text))
+    return FilePrompt(id=_id(entry, "fname", "id"), task="dialogsum", messages=_user(text))
 
 
-def _e2e(entry: Entry, where: str) -> Asked:
+def _e2e(entry: Entry, where: str) -> FilePrompt:
     field = "mr" if "mr" in entry else "meaning_representation"
     meaning = _text(entry[field], f"{where}: {field}")
-    return Asked(task="e2e", messages=_user(f"Write one or two sentences that say this: {meaning}"))
+    return FilePrompt(task="e2e", messages=_user(f"Write one or two sentences that say this: {meaning}"))
 
 
-def _mbpp(entry: Entry, where: str) -> Asked:
+def _mbpp(entry: Entry, where: str) -> FilePrompt:
     # The prompt of DISCO's appendix B.1; the sanitised set calls the text "prompt".
     field = "text" if "text" in entry else "prompt"
     text, tests = _text(entry[field], f"{where}: {field}"), entry["test_list"]
     if not isinstance(tests, list) or not tests:
         raise ConfigurationError("test_list must be a list of texts", field=where)
     test = _text(tests[0], f"{where}: test_list[0]")
-    return Asked(id=_id(entry, "task_id"), task="mbpp", messages=_user(f'"""{text}\n{test}\n"""'))
+    return FilePrompt(id=_id(entry, "task_id"), task="mbpp", messages=_user(f'"""{text}\n{test}\n"""'))
 
 
-def _plain(field: str, task: str) -> Callable[[Entry, str], Asked]:
-    def read(entry: Entry, where: str) -> Asked:
-        return Asked(id=_id(entry, "task_id", "id"), task=task, messages=_user(_text(entry[field], f"{where}: {field}")))
+def _plain(field: str, task: str) -> Callable[[Entry, str], FilePrompt]:
+    def read(entry: Entry, where: str) -> FilePrompt:
+        return FilePrompt(
+            id=_id(entry, "task_id", "id"), task=task, messages=_user(_text(entry[field], f"{where}: {field}"))
+        )
 
     return read
 
 
 # Of several forms that fit, the first one is meant.
-_FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, str], Asked]], ...] = (
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, str], FilePrompt]], ...] = (
     (("turns",), _spec_bench),
     (("messages",), _messages),
     (("conversations",), _sharegpt),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from services.api.messages import ChatMessage
-from services.prompt_files.forms import Asked, asked_by
+from services.prompt_files.forms import FilePrompt, prompt_of
 from speculation.errors import ConfigurationError
 
 
-def read_asked(file: Path, option: str = "--prompts") -> Iterator[tuple[str, Asked]]:
+def read_file_prompts(file: Path, option: str = "--prompts") -> Iterator[tuple[str, FilePrompt]]:
     """The entries of a file, each with its place in it.
 
     ``.jsonl`` and ``.ndjson`` hold a JSON object per line, ``.json`` a list of them, ``.csv`` a row with named columns per
@@ -37,10 +37,10 @@ def read_asked(file: Path, option: str = "--prompts") -> Iterator[tuple[str, Ask
         case _:
             for number, line in enumerate(text.splitlines(), 1):
                 if line.strip():
-                    yield f"{file}:{number}", Asked(task="text", messages=(ChatMessage(role="user", content=line),))
+                    yield f"{file}:{number}", FilePrompt(task="text", messages=(ChatMessage(role="user", content=line),))
             return
     for where, entry in entries:
-        yield where, asked_by(entry, where)
+        yield where, prompt_of(entry, where)
 
 
 def _read(file: Path, option: str) -> str:

@@ -103,6 +103,8 @@ def test_another_draft_model_is_refused(
     assert "c = 0.200" in done.stdout
     done = outrider_here("bench", "stopping", "--draft", target, "--model", target, "--classifier", str(file))
     assert done.returncode == 2 and "trained on another draft model" in done.stderr
+    done = outrider_here("bench", "stopping", "--model", target)
+    assert done.returncode == 2 and "none comes along for" in done.stderr and "--recipe draft_model" in done.stderr
 
 
 def test_data_of_another_target_are_refused(

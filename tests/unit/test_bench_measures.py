@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from benchmarks.bench import measures
+from benchmarks.bench import environment, measures
 from benchmarks.bench.compare import compare, verdict
 from benchmarks.bench.contestants import answer_of
 from benchmarks.bench.differences import check
@@ -47,6 +50,15 @@ class Scripted:
         if self._asked == self._fails_at:
             raise ContestantFailed("planted")
         return LoadOutcome(answers=tuple(answer((1.0, 2)) for _ in load.requests), wall_s=1.0)
+
+
+def test_results_name_the_commit_of_the_checkout() -> None:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    named = environment.commit()
+    assert named is not None and head.startswith(named.removesuffix("+"))
 
 
 def test_tau_counts_the_bonus_token() -> None:

@@ -8,7 +8,7 @@ from services.drafter.config import AnpdConfig, LookaheadConfig, SpectraConfig
 from services.drafter.sources.anpd import Anpd
 from services.drafter.sources.lookahead import Lookahead, Pool
 from services.drafter.sources.retrieval import Retrieval, hit_tree
-from services.drafter.sources.spectra import CORE, FULL, RetrievingSpectraSession, Spectra, SpectraSession
+from services.drafter.sources.spectra import CORE, FULL, RETRIEVED, RetrievingSpectraSession, Spectra, SpectraSession
 from services.drafter.sources.window import Window
 from speculation.messages import Continuation, OpenSession, StepReport
 from speculation.tree import chain, path_to, prune, validate
@@ -97,9 +97,9 @@ def test_lookahead_begins_with_the_prompts_n_grams() -> None:
 
 def test_a_pool_keeps_the_latest() -> None:
     pool = Pool(2)
-    for token in (1, 2, 3, 2):
-        pool.add(0, (token,))
-    assert pool.after(0) == [(2,), (3,)]
+    for token, seen in ((1, "text"), (2, "text"), (3, "text"), (2, "window")):
+        pool.add(0, (token,), seen)
+    assert pool.after(0) == [((2,), "window"), ((3,), "text")]
     assert pool.after(1) == []
 
 
@@ -150,7 +150,7 @@ def test_hits_take_the_places_that_are_left() -> None:
     own = session._guesses()
     assert len(own) == 3
     session.found([Continuation(tokens=(70 + n,), count=1, match_length=2) for n in range(64)])  # type: ignore[attr-defined]
-    assert session._guesses() == [*own[:2], (70,)]
+    assert session._guesses() == [*own[:2], ((70,), RETRIEVED)]
 
 
 def test_columns_that_were_cut_by_depth_wait() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench.prompts import read_prompts
-from services.prompt_files.reader import read_asked
+from services.prompt_files.reader import read_file_prompts
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from training import prompt_files
@@ -57,7 +57,7 @@ def test_public_sets_are_read(
 def test_tables_are_read(tmp_path: Path) -> None:
     file = tmp_path / "trainset.csv"
     file.write_text('mr,ref\n"name[A],\nfood[B]",x\nname[C],y\n')
-    found = list(read_asked(file))
+    found = list(read_file_prompts(file))
     assert [where for where, _ in found] == [f"{file}:3", f"{file}:4"]
     assert found[0][1].messages[0].content.endswith("name[A],\nfood[B]")
 

@@ -28,24 +28,29 @@ def make(config: DrafterConfig) -> Lookahead:
     return Lookahead(config.lookahead)
 
 
+# The tokens of a guess, and whose it is.
+Guess = tuple[tuple[int, ...], str]
+
+
 class Pool:
-    """The latest continuations of every token, at most ``most`` for each."""
+    """The latest continuations of every token, at most ``most`` for each, and where each was last seen."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._after: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+        self._after: dict[int, OrderedDict[tuple[int, ...], str]] = {}
 
-    def add(self, token: int, continuation: tuple[int, ...]) -> None:
+    def add(self, token: int, continuation: tuple[int, ...], seen: str) -> None:
         """Note that ``continuation`` followed ``token``."""
         known = self._after.setdefault(token, OrderedDict())
-        known[continuation] = None
+        known[continuation] = seen
         known.move_to_end(continuation)
         if len(known) > self._most:
             known.popitem(last=False)
 
-    def after(self, token: int) -> list[tuple[int, ...]]:
+    def after(self, token: int) -> list[Guess]:
         """The continuations of ``token``, the latest first."""
-        return list(reversed(self._after.get(token, ())))
+        known = self._after.get(token)
+        return [] if known is None else list(reversed(known.items()))
 
     def __contains__(self, token: int) -> bool:
         return token in self._after
@@ -74,12 +79,12 @@ class LookaheadSession:
 
     def draft(self, max_nodes: int) -> TokenTree:
         """Guesses first, then as many columns of the window as fit."""
-        tree = guesses(self._pool.after(self._text.tail[-1]), NAME, max_nodes)
+        tree = guesses(self._pool.after(self._text.tail[-1]), max_nodes)
         return self._window.attach(tree, NAME, max_nodes - len(tree))
 
     def observe(self, report: StepReport) -> None:
         for ngram in self._window.advance(report, lambda likely: likely[0]):
-            self._pool.add(ngram[0], ngram[1:])
+            self._pool.add(ngram[0], ngram[1:], NAME)
         self._read(report.committed)
 
     def close(self) -> None:
@@ -87,13 +92,13 @@ class LookaheadSession:
 
     def _read(self, tokens: Sequence[int]) -> None:
         for ngram in self._text.read(tokens):
-            self._pool.add(ngram[0], ngram[1:])
+            self._pool.add(ngram[0], ngram[1:], NAME)
 
 
-def guesses(continuations: Sequence[Sequence[int]], source: str, max_nodes: int) -> TokenTree:
-    """A prefix tree of continuations, the likeliest first."""
+def guesses(found: Sequence[Guess], max_nodes: int) -> TokenTree:
+    """A prefix tree of guesses, the likeliest first."""
     trees = []
-    for rank, tokens in enumerate(continuations):
+    for rank, (tokens, source) in enumerate(found):
         first = _FIRST * _OLDER**rank
         trees.append(chain(tokens, source, [first * _OLDER**depth for depth in range(len(tokens))]))
     return prune(merge(trees), max_nodes, max_nodes)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from services.drafter.config import DrafterConfig, SpectraConfig
 from services.drafter.interfaces import TreeSource
-from services.drafter.sources.lookahead import GrowingNgrams, Pool, guesses
+from services.drafter.sources.lookahead import GrowingNgrams, Guess, Pool, guesses
 from services.drafter.sources.retrieval import QUERIED, ending
 from services.drafter.sources.window import Window
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
@@ -24,6 +24,8 @@ from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import TokenTree
 
 CORE, FULL = "spectra_core", "spectra"
+# Where guesses come from: n-grams of the text after a token, shorter ones, the window's, those chained backward, the corpus.
+FORWARD, SUB_NGRAM, WINDOW, BACKWARD, RETRIEVED = LABELS = ("forward", "sub_ngram", "window", "backward", "retrieved")
 
 
 def make_core(config: DrafterConfig) -> Spectra:
@@ -65,21 +67,24 @@ class SpectraSession:
 
     def draft(self, max_nodes: int) -> TokenTree:
         """Guesses first, then as many columns of the window as fit."""
-        tree = guesses(self._guesses(), self._name, max_nodes)
+        found = self._guesses()
+        if not self._config.label_guesses:
+            found = [(tokens, self._name) for tokens, _ in found]
+        tree = guesses(found, max_nodes)
         return self._window.attach(tree, self._name, max_nodes - len(tree))
 
     def observe(self, report: StepReport) -> None:
         for ngram in self._window.advance(report, self._choose):
-            self._enter(ngram)
+            self._enter(ngram, WINDOW)
         self._read(report.committed)
 
     def close(self) -> None:
         """Nothing outlives the request."""
 
-    def _guesses(self) -> list[tuple[int, ...]]:
-        found = []
+    def _guesses(self) -> list[Guess]:
+        found: list[Guess] = []
         if self._config.backward and (chained := self._chain()):
-            found.append(chained)
+            found.append((chained, BACKWARD))
         if self._config.forward:
             found += self._forward.after(self._text.tail[-1])
         return found[: self._config.guesses]
@@ -98,16 +103,16 @@ class SpectraSession:
                 break
         return tuple(text[len(self._text.tail) :])
 
-    def _enter(self, ngram: Sequence[int]) -> None:
+    def _enter(self, ngram: Sequence[int], seen: str) -> None:
         last = len(ngram) - 1
         for start in range(last if self._config.sub_ngrams else 1):
-            self._forward.add(ngram[start], tuple(ngram[start + 1 :]))
+            self._forward.add(ngram[start], tuple(ngram[start + 1 :]), SUB_NGRAM if start else seen)
         for end in range(0 if self._config.sub_ngrams else last - 1, last):
             self._backward[tuple(ngram[: end + 1])] = ngram[end + 1]
 
     def _read(self, tokens: Sequence[int]) -> None:
         for ngram in self._text.read(tokens):
-            self._enter(ngram)
+            self._enter(ngram, FORWARD)
 
     def _choose(self, likely: Sequence[int]) -> int:
         if self._random.random() < self._config.explore_prob:
@@ -119,7 +124,7 @@ class RetrievingSpectraSession(SpectraSession):
     """Full SPECTRA. Implements ``LookingUp``."""
 
     def __init__(self, config: SpectraConfig, name: str, message: OpenSession) -> None:
-        self._hits: list[tuple[int, ...]] = []
+        self._hits: list[Guess] = []
         self._recent = deque(message.tokens, maxlen=QUERIED)
         super().__init__(config, name, message)
 
@@ -127,13 +132,13 @@ class RetrievingSpectraSession(SpectraSession):
         return ending(self._recent)
 
     def found(self, hits: Sequence[Continuation]) -> None:
-        self._hits = [hit.tokens for hit in hits]
+        self._hits = [(hit.tokens, RETRIEVED) for hit in hits]
 
     def observe(self, report: StepReport) -> None:
         self._recent.extend(report.committed)
         super().observe(report)
 
-    def _guesses(self) -> list[tuple[int, ...]]:
+    def _guesses(self) -> list[Guess]:
         # Guesses from the corpus take the places that the dictionaries leave free, but at least one.
         own, most = super()._guesses(), self._config.guesses
         return [*own[: most - 1], *self._hits, *own[most - 1 :]][:most] if self._hits else own

@@ -168,6 +168,10 @@ class Disco:
         self._theta = theta
         self._max = max_tokens
 
+    def with_theta(self, theta: float) -> Disco:
+        """The same classifier with another threshold."""
+        return Disco(self._classifier, theta, self._max)
+
     def open(self, message: OpenSession) -> Disco:
         # Nothing is remembered, so all requests share one state.
         return self

@@ -1,4 +1,4 @@
-"""Checks whether a model can be split evenly over ranks, from the sizes in its configuration alone."""
+"""Checks whether a model can be split over stages and evenly over ranks, from the sizes in its configuration alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from speculation.errors import ConfigurationError
 
 # Columns of a rank must fill whole vectors, or other kernels would compute them (``native.layer_kernel``).
 _COLUMNS = 16
+
+
+def check_split(stages: int, ranks: int, sizes: Mapping[str, Any]) -> None:
+    """Check the number of pipeline stages, and of the ranks of each.
+
+    Args:
+        sizes: fields of the model's configuration; what it leaves out is not checked.
+
+    Raises:
+        ConfigurationError: there are more stages than layers, or ranks cannot have equal shares.
+    """
+    layers = sizes.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
+        raise ConfigurationError(
+            f"the model has {layers} layers, so 1 to {layers} are possible", field="verifier.stages", value=stages
+        )
+    check_rank_sizes(ranks, sizes)
 
 
 def check_rank_sizes(ranks: int, sizes: Mapping[str, Any]) -> None:

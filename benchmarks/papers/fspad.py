@@ -1,0 +1,105 @@
+"""FSPAD (Gui et al., 2024): Table 1 and Table 2, which halves the tree, with the head that comes along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.bench.tables import Table
+from benchmarks.papers.drafter_weights import left_out, needed
+from benchmarks.papers.engine import RowDrafting, with_trained
+from benchmarks.papers.rows import DecodedRow, figure_table, usual_columns
+from benchmarks.papers.units import Experiment, Paper, Results
+from benchmarks.papers.workbench import Workbench
+
+_TEXT = ("prompt_lookup", "lookahead")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """A row. ``tree``: fields of ``TrainedConfig``."""
+
+    name: str
+    label: str
+    source: str
+    nodes: int
+    paper: str = "–"
+    tree: dict[str, Any]
+
+
+# EAGLE-2's tree of the paper: 59 nodes behind the last token, five levels after the first, ten branches; and half of it.
+_WHOLE = {"num_draft_tokens": 60, "num_steps": 6, "eagle_topk": 10}
+_HALF = {"num_draft_tokens": 30, "num_steps": 6, "eagle_topk": 5}
+# Vicuna 7B: tau and speed-up on MT-bench; on GSM8K (Table 1) or CNN/DM (Table 2).
+_ROWS = (
+    _Row(name="pld", label="PLD", source="prompt_lookup", nodes=10, tree={}, paper="1.63, 1.60x; 1.81, 1.69x"),
+    _Row(name="lookahead", label="Lookahead", source="lookahead", nodes=120, tree={}, paper="2.20, 1.68x; 2.78, 1.97x"),
+    _Row(name="medusa", label="Medusa", source="medusa", nodes=63, tree={}, paper="2.42, 2.36x; 2.50, 2.42x"),
+    _Row(name="eagle", label="EAGLE-2", source="eagle", nodes=59, tree=_WHOLE, paper="4.74, 3.56x; 5.03, 3.69x"),
+    _Row(name="fspad", label="FSPAD", source="fspad", nodes=59, tree=_WHOLE, paper="5.12, 3.71x; 5.32, 3.82x"),
+    _Row(name="fspad-best-first", label="FSPAD, best-first tree", source="fspad", nodes=59, tree={}),
+)
+_SAMPLED = {"eagle": "4.20, 3.15x; 4.65, 3.41x", "fspad": "4.51, 3.26x; 4.95, 3.55x", "fspad-best-first": "–"}
+_HALVED = (
+    _Row(name="eagle-half", label="EAGLE-2", source="eagle", nodes=29, tree=_HALF, paper="4.22, 3.44x; 3.87, 3.21x"),
+    _Row(name="fspad-half", label="FSPAD", source="fspad", nodes=29, tree=_HALF, paper="4.51, 3.61x; 4.14, 3.39x"),
+    _Row(name="fspad-best-first-half", label="FSPAD, best-first tree", source="fspad", nodes=29, tree={}),
+)
+_DEVIATIONS = (
+    "The paper's figures are Vicuna 7B's on an A100: τ and speed-up on MT-bench, then on GSM8K (Table 1) or CNN/DM (Table "
+    "2).",
+    "The heads are those that come along for the target, or that `--drafter` names; their records say how long they "
+    "were trained. The paper's saw 68,000 conversations.",
+    "At temperature 1 drafts are made with the request's noise and checked by the walk; the paper's are made without.",
+    "The best-first tree always runs the likeliest node that is open; EAGLE-2's runs the best ten of every level.",
+    "Table 3 (the losses one by one) and Figure 3 (their curves) are experiments in training, and are not made here.",
+)
+
+
+def fspad(bench: Workbench) -> Experiment:
+    """The experiments. Rows whose weights are not there are left out.
+
+    Raises:
+        ConfigurationError: there is no FSPAD head for the target; says how to train one.
+    """
+    needed(bench, "fspad")
+    rows = [row for row in (*_ROWS, *_HALVED) if row.source in (*_TEXT, *bench.checkpoints)]
+    sampled = [replace(row, name=f"{row.name}-sampled", paper=_SAMPLED[row.name]) for row in rows if row.name in _SAMPLED]
+    units = [*(_unit(bench, row) for row in rows), *(_unit(bench, row, 1.0) for row in sampled)]
+    lacking = [source for source in ("eagle", "medusa") if source not in bench.checkpoints]
+    return Experiment(units=units, deviations=(*_DEVIATIONS, *map(left_out, lacking)))
+
+
+def _unit(bench: Workbench, row: _Row, temperature: float = 0.0) -> DecodedRow:
+    def drafting() -> RowDrafting:
+        return RowDrafting(sources=(row.source,), nodes=row.nodes, config=with_trained(bench.engine().config, **row.tree))
+
+    return DecodedRow(
+        name=row.name,
+        label=row.label,
+        paper=row.paper,
+        decoder=bench.engine,
+        drafting=drafting,
+        requests=lambda: bench.requests,
+        answers=bench.answers,
+        max_tokens=bench.config.max_tokens,
+        temperature=temperature,
+    )
+
+
+def _tables(results: Results) -> list[Table]:
+    titles = (
+        ("Table 1, greedy", [row.name for row in _ROWS]),
+        ("Table 1, temperature 1", [f"{name}-sampled" for name in _SAMPLED]),
+        ("Table 2: half the tree, greedy", [row.name for row in _HALVED]),
+    )
+    tables = [figure_table(title, names, results, usual_columns(results, names)) for title, names in titles]
+    return [table for table in tables if table.rows]
+
+
+PAPER = Paper(
+    name="fspad",
+    title="FSPAD on EAGLE-2",
+    about="Gui et al., 2024: feature sampling and partial alignment distillation",
+    tables=_tables,
+)

@@ -1,0 +1,164 @@
+"""Rows that decode: one way of drafting, measured beside plain decoding and compared with it, token for token."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from benchmarks.bench.records import Request
+from benchmarks.bench.tables import Table
+from benchmarks.papers.engine import Decoded, RowDrafting, differs_at
+from benchmarks.papers.units import Advance, Results
+from speculation.types import SamplingParams
+
+
+class RowDecoder(Protocol):
+    """What decodes for a row: a ``PaperEngine``."""
+
+    def draft(self, drafting: RowDrafting) -> None:
+        """Draft with a new drafter."""
+
+    def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False) -> Decoded:
+        """Decode a request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedRow:
+    """A row of a table. Implements ``Unit``.
+
+    Attributes:
+        label: as the paper names it.
+        paper: the paper's figures.
+        decoder, drafting, requests: made when the row is measured, since they load models.
+        extra: what else the page tells of the row, such as its drafter's parameters.
+    """
+
+    name: str
+    label: str
+    paper: str
+    decoder: Callable[[], RowDecoder]
+    drafting: Callable[[], RowDrafting]
+    requests: Callable[[], Sequence[Request]]
+    answers: int
+    max_tokens: int
+    temperature: float = 0.0
+    extra: Callable[[], Mapping[str, Any]] = field(default=dict)
+
+    def measure(self, advance: Advance) -> dict[str, Any]:
+        decoder, requests = self.decoder(), self.requests()
+        decoder.draft(self.drafting())
+        # The first answer of a process, and of a drafter, is slower.
+        decoder.answer(requests[0], self._params(requests[0], most=8))
+        answers = []
+        for request in requests:
+            answers.append(self._answered(decoder, request))
+            advance()
+        changed = [f"{each['request']} at token {each['differs_at']}" for each in answers if each["differs_at"] is not None]
+        return {"label": self.label, "paper": self.paper, "changed": changed, "answers": answers, **self.extra()}
+
+    def _answered(self, decoder: RowDecoder, request: Request) -> dict[str, Any]:
+        params = self._params(request)
+        plain, ours = decoder.answer(request, params, plainly=True), decoder.answer(request, params)
+        return {
+            "request": request.id,
+            "task": request.task,
+            "tokens": len(ours.tokens),
+            "differs_at": differs_at(ours.tokens, plain.tokens),
+            "plain_s": plain.seconds,
+            "seconds": ours.seconds,
+            "plain_steps": _steps(plain),
+            "steps": _steps(ours),
+            "drafted_by": ours.drafted_by,
+            "accepted_by": ours.accepted_by,
+        }
+
+    def _params(self, request: Request, most: int | None = None) -> SamplingParams:
+        return SamplingParams(temperature=self.temperature, max_tokens=most or self.max_tokens, seed=request.seed)
+
+
+def _steps(decoded: Decoded) -> list[tuple[float, int]]:
+    """(seconds, tokens) of every pass; the first one, which reads the prompt, has no seconds."""
+    before, steps = None, []
+    for at, count in decoded.arrivals:
+        steps.append((0.0 if before is None else at - before, count))
+        before = at
+    return steps
+
+
+# --- figures of rows, over answers as ``measure`` tells them ---------------------------------------------------------
+
+Answers = Sequence[Mapping[str, Any]]
+
+
+def tau(answers: Answers) -> float:
+    """Tokens per pass of the target (tau, compression ratio)."""
+    tokens: int = sum(each["tokens"] for each in answers)
+    return tokens / max(1, passes(answers))
+
+
+def passes(answers: Answers) -> int:
+    """Passes of the target."""
+    return sum(len(each["steps"]) for each in answers)
+
+
+def speed_up(answers: Answers) -> float:
+    """Seconds of plain decoding over seconds of the row, for the same answers."""
+    return _over(sum(each["plain_s"] for each in answers), sum(each["seconds"] for each in answers))
+
+
+def macro_speed_up(answers: Answers) -> float:
+    """The same by the mean over steps of each step's tokens per second (SPECTRA's Mac-TP)."""
+    return _over(_macro(answers, "steps"), _macro(answers, "plain_steps"))
+
+
+def _macro(answers: Answers, steps: str) -> float:
+    speeds = [count / seconds for each in answers for seconds, count in each[steps] if seconds]
+    return statistics.fmean(speeds) if speeds else 0.0
+
+
+def _over(above: float, below: float) -> float:
+    return above / below if below else float("nan")
+
+
+def same(answers: Answers) -> str:
+    """How many answers equal plain decoding's."""
+    equal = sum(each["differs_at"] is None for each in answers)
+    return f"{equal} of {len(answers)}" + ("" if equal == len(answers) else " **CHANGED**")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A figure of a row, of the answers of one task or of all."""
+
+    title: str
+    figure: Callable[[Answers], str]
+    task: str | None = None
+
+
+def figure_table(title: str, rows: Iterable[str], results: Results, columns: Sequence[Column], note: str = "") -> Table:
+    """A table of measured rows: their figures, how many answers equal plain decoding's, and the paper's."""
+    made = []
+    for name in rows:
+        if (result := results.get(name)) is None:
+            continue
+        told = []
+        for column in columns:
+            answers = [each for each in result["answers"] if column.task in (None, each["task"])]
+            told.append(column.figure(answers) if answers else "–")
+        made.append((result["label"], *told, same(result["answers"]), result["paper"]))
+    titles = [column.title for column in columns]
+    return Table(title=title, columns=("method", *titles, "= plain", "in the paper"), rows=tuple(made), note=note)
+
+
+def usual_columns(results: Results, rows: Iterable[str]) -> list[Column]:
+    """Speed-up and tau over all answers, and of each task where there are several."""
+    tasks = list(dict.fromkeys(each["task"] for name in rows if name in results for each in results[name]["answers"]))
+    columns = [
+        Column(title="speed-up", figure=lambda a: f"{speed_up(a):.2f}x"),
+        Column(title="τ", figure=lambda a: f"{tau(a):.2f}"),
+    ]
+    if len(tasks) > 1:
+        columns += [Column(title=task, figure=lambda a: f"{speed_up(a):.2f}x, {tau(a):.2f}", task=task) for task in tasks]
+    return columns

@@ -1,0 +1,141 @@
+"""Speculative Streaming (Bhendawade et al., 2024): Table 1 with Medusa, Table 2 with a draft model, fewer streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from benchmarks.bench.tables import Table
+from benchmarks.papers.drafter_weights import left_out, needed, parameters
+from benchmarks.papers.engine import RowDrafting, with_trained
+from benchmarks.papers.rows import Answers, Column, DecodedRow, figure_table, passes, speed_up
+from benchmarks.papers.units import Experiment, Paper, Results
+from benchmarks.papers.workbench import Workbench
+from services.drafter.config import StopConfig
+from services.drafter.heads.streams.files import read_streams
+
+_NODES = 31
+_GAMMA = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """A row. ``form``: of streams; ``steps``: most of them, None: all."""
+
+    name: str
+    label: str
+    source: str
+    paper: str
+    form: Literal["two_steps", "one_pass"] = "two_steps"
+    steps: int | None = None
+
+
+# OPT-1.3b on SqlContext; on DialogSum.
+_TABLE_1 = (
+    _Row(name="medusa", label="Medusa", source="medusa", paper="2.07x, 2.79; 1.56x, 1.91; 4.28E8"),
+    _Row(name="ss", label="SS", source="streaming", paper="2.39x, 3.57; 1.94x, 2.62; 4.096E4", form="one_pass"),
+    _Row(name="ss-two-steps", label="SS, drafted beside the target", source="streaming", paper="–"),
+)
+_TWO_MODELS = _Row(name="two-models", label="Two-model SD", source="draft_model", paper="6.59; 22.35; 269 ms")
+_SS_IN_TABLE_2 = "7.79; 0; 133 ms"
+_DEVIATIONS = (
+    "The paper's figures are OPT-1.3b's on an A100: speed-up and call reduction on SqlContext, then on DialogSum, and extra "
+    "parameters (Table 1); target calls, draft calls and latency on SqlContext (Table 2).",
+    "The paper tunes the base model together with the streams, which changes its answers. Here the target is frozen. The "
+    "parameters of our streams include their adapters; the paper's number leaves its LoRA out.",
+    "The streams and heads are those that come along for the target, or that `--drafter` names; their records say how long "
+    "they were trained. Those that come along have seen a few hundred answers.",
+    f"The trees are the likeliest paths of at most {_NODES} nodes; the paper prunes the product of all streams by an early "
+    "exit.",
+    "Metrics of the answers' quality are left out: the answers are plain decoding's, token for token.",
+)
+
+
+def streaming(bench: Workbench) -> Experiment:
+    """The experiments. Rows of Medusa and of a draft model are left out where there are none.
+
+    Raises:
+        ConfigurationError: there are no streams for the target; says how to train them.
+    """
+    streams = read_streams(needed(bench, "streaming").folder, bench.config.model.path).config.num_streams
+    gamma = [
+        replace(_TABLE_1[2], name=f"gamma-{steps}", label=f"SS, γ = {steps}", steps=steps) for steps in range(1, streams)
+    ]
+    rows = [row for row in (*_TABLE_1, _TWO_MODELS, *gamma) if row.source in bench.checkpoints]
+    lacking = [source for source in ("medusa", "draft_model") if source not in bench.checkpoints]
+    # The target is loaded once without streams of its own, and once with them.
+    rows.sort(key=lambda row: row.form == "one_pass")
+    return Experiment(units=[_unit(bench, row) for row in rows], deviations=(*_DEVIATIONS, *map(left_out, lacking)))
+
+
+def _unit(bench: Workbench, row: _Row) -> DecodedRow:
+    def drafting() -> RowDrafting:
+        config = bench.engine(row.form).config
+        if row.source == "draft_model":
+            # The two-model form: a chain of fixed length.
+            stop = StopConfig(policy="static", num_assistant_tokens=_GAMMA)
+            config, nodes = with_trained(config, stop=stop, eagle_topk=1), _GAMMA
+        else:
+            config, nodes = with_trained(config, num_steps=row.steps), _NODES
+        return RowDrafting(sources=(row.source,), nodes=nodes, config=config)
+
+    return DecodedRow(
+        name=row.name,
+        label=row.label,
+        paper=row.paper,
+        decoder=lambda: bench.engine(row.form),
+        drafting=drafting,
+        requests=lambda: bench.requests,
+        answers=bench.answers,
+        max_tokens=bench.config.max_tokens,
+        extra=lambda: {"parameters": parameters(bench.checkpoints[row.source].folder)},
+    )
+
+
+def _tables(results: Results) -> list[Table]:
+    first = [row.name for row in _TABLE_1]
+    gamma = [*(name for name in results if name.startswith("gamma-")), "ss-two-steps"]
+    both = {_TWO_MODELS.name: results.get(_TWO_MODELS.name), "ss": results.get("ss")}
+    second = {name: result for name, result in both.items() if result is not None}
+    if "ss" in second:
+        second["ss"] = {**second["ss"], "paper": _SS_IN_TABLE_2}
+    own = {name: results[name] for name in first if name in results}
+    tables = [
+        figure_table("Table 1: speed-up, call reduction, parameters", own, own, _USUAL, _parameters(own)),
+        figure_table("Table 2: calls and latency per answer", second, second, _CALLS),
+        figure_table("The number of streams (γ)", gamma, results, _USUAL, "the last row has all streams of the weights"),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _parameters(results: Results) -> str:
+    told = (f"{result['label']} {result['parameters']:,}" for result in results.values())
+    return f"extra parameters, the target's output layer not counted: {'; '.join(told)}"
+
+
+def _reduction(answers: Answers) -> str:
+    return f"{sum(len(each['plain_steps']) for each in answers) / max(1, passes(answers)):.2f}"
+
+
+def _drafted(answers: Answers) -> str:
+    # A token of the draft model is a call of it; streams need none.
+    calls = sum(each["drafted_by"].get("draft_model", 0) for each in answers)
+    return f"{calls / len(answers):.1f}"
+
+
+_USUAL = (
+    Column(title="speed-up", figure=lambda answers: f"{speed_up(answers):.2f}x"),
+    Column(title="call reduction", figure=_reduction),
+)
+_CALLS = (
+    Column(title="target calls", figure=lambda answers: f"{passes(answers) / len(answers):.1f}"),
+    Column(title="draft calls", figure=_drafted),
+    Column(title="ms", figure=lambda answers: f"{1e3 * sum(each['seconds'] for each in answers) / len(answers):.0f}"),
+)
+
+PAPER = Paper(
+    name="streaming",
+    title="Speculative Streaming",
+    about="Bhendawade et al., 2024: the target's last layers guess further tokens in the pass that checks the last ones",
+    tables=_tables,
+)

@@ -1,0 +1,111 @@
+"""What the units of a paper share: the prompts, and one loaded target, opened when the first unit asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.bench.prompts import make_requests
+from benchmarks.bench.records import Prompt, Request, TimedAnswer
+from benchmarks.papers.engine import PaperEngine
+from cluster.models.drafters import draft_models
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings
+from services.drafter.heads.files.kinds import Checkpoint
+from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError
+from speculation.types import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperConfig:
+    """What to measure.
+
+    Attributes:
+        settings: with those of ``engine.SETTINGS``.
+        seed: request number n has the seed ``seed + n``.
+        index: folder of an index of low-perplexity documents; ``unfiltered_index``: one of all documents.
+        classifier: DISCO's.
+        repeats: of comparisons that are repeated.
+    """
+
+    settings: Settings
+    model: ResolvedModel
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    seed: int
+    index: Path | None = None
+    unfiltered_index: Path | None = None
+    classifier: Path | None = None
+    repeats: int = 1
+
+
+class Workbench:
+    """Opens the target once, and again where a unit needs streams in its passes."""
+
+    def __init__(self, config: PaperConfig) -> None:
+        self.config = config
+        self._engine: tuple[str, PaperEngine] | None = None
+
+    @property
+    def answers(self) -> int:
+        """Number of requests, without loading anything."""
+        return sum(len(prompt.turns) for prompt in self.config.prompts)
+
+    @cached_property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """The models that draft for the target, by source."""
+        return dict(draft_models(self.config.settings, self.config.model))
+
+    def engine(self, streaming_form: str = "two_steps") -> PaperEngine:
+        """The loaded target.
+
+        Raises:
+            ConfigurationError: it cannot be loaded.
+        """
+        if self._engine is not None and self._engine[0] != streaming_form:
+            self.close()
+        if self._engine is None:
+            settings = self.config.settings
+            drafter = settings.drafter.model_copy(update={"streaming_form": streaming_form})
+            engine = PaperEngine(settings.model_copy(update={"drafter": drafter}), self.config.model)
+            self._engine = streaming_form, engine
+        return self._engine[1]
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """The requests of all prompts; later turns follow the target's own answers.
+
+        Raises:
+            ConfigurationError: a prompt is too long; names it.
+        """
+        config, tokens = self.config, Tokens(str(self.config.model.path))
+        made = make_requests(config.prompts, tokens, self._ask_plain, config.seed)
+        for request in made:
+            self._check_length(request)
+        return made
+
+    def close(self) -> None:
+        """Release the target."""
+        if self._engine is not None:
+            self._engine[1].close()
+            self._engine = None
+
+    def _ask_plain(self, requests: Sequence[Request]) -> list[TimedAnswer]:
+        return [TimedAnswer(tokens=self._plain(request), arrivals=()) for request in requests]
+
+    def _plain(self, request: Request) -> tuple[int, ...]:
+        self._check_length(request)
+        params = SamplingParams(temperature=0, max_tokens=self.config.max_tokens, seed=request.seed)
+        return self.engine().answer(request, params, plainly=True).tokens
+
+    def _check_length(self, request: Request) -> None:
+        most, wanted = self.engine().max_model_len, self.config.max_tokens
+        if len(request.prompt) + wanted > most:
+            raise ConfigurationError(
+                f"prompt {request.id}: its {len(request.prompt)} tokens and --max-tokens {wanted} exceed {most}, the "
+                "longest context here; leave it out, or lower --max-tokens",
+                about=f"prompt {request.id}",
+            )

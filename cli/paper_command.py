@@ -1,0 +1,323 @@
+"""``outrider paper``: the experiments of five papers, rerun here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from benchmarks.papers.page import PaperSection
+    from benchmarks.papers.workbench import PaperConfig
+    from services.drafter.heads.files.kinds import Checkpoint
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Rerun a paper's experiments: rows as the paper names them, each compared with plain decoding.",
+    epilog="Try: outrider paper blog --quick, then outrider paper page outrider-paper-blog-quick --out papers.md",
+)
+
+Prompts = Annotated[str, typer.Option(help="builtin, or a file; outrider bench --help names the forms.")]
+Model = Annotated[str | None, typer.Option(help="The target: Hugging Face name, folder or .gguf file.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="One prompt of each task, 32 tokens: at most ten minutes on two quiet cores.")
+]
+PerTask = Annotated[int | None, typer.Option(min=1, help="Most prompts of each task. Default: all; with --quick, 1.")]
+MaxTokens = Annotated[int | None, typer.Option(min=2, help="Most tokens of an answer. Default: 256; with --quick, 32.")]
+Seed = Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the results. A second call goes on where it was. Default: outrider-paper-NAME[-quick]."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")]
+Drafters = Annotated[
+    list[Path] | None,
+    typer.Option("--drafter", help="Folder of a drafter's weights. Repeatable. Default: those that come along."),
+]
+Index = Annotated[Path | None, typer.Option(help="Index of documents of low perplexity, for rows that look up.")]
+UnfilteredIndex = Annotated[Path | None, typer.Option(help="Index of all documents (outrider index build --keep 1).")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    prompts: str
+    model: str | None
+    quick: bool
+    per_task: int | None
+    max_tokens: int | None
+    seed: int
+    out: Path | None
+    as_json: bool
+    drafters: list[Path] | None = None
+    # A task of DISCO needs a prompt for tuning, and one to be measured.
+    quick_per_task: int = 1
+
+
+@app.command()
+def spectra(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    index: Index = None,
+    unfiltered_index: UnfilteredIndex = None,
+) -> None:
+    """SPECTRA: Table 1 greedy and at temperature 1, Table 2 with all ablations, Tables 4 and 5, Figures 3 and 6.
+
+    Rows that look up (REST, RETRIEVAL, full SPECTRA) need --index and --unfiltered-index.
+    """
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json,
+    )  # fmt: skip
+    _measure("spectra", options, index=index, unfiltered_index=unfiltered_index)
+
+
+@app.command()
+def disco(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+    classifier: Annotated[Path | None, typer.Option(help="The .safetensors file of outrider train disco.")] = None,
+) -> None:
+    """DISCO: Tables 1 and 2, F1 (Table 4), Figures 2, 5 and 6, for every task that has two prompts.
+
+    Every second prompt of a task is for tuning. The classifier's threshold is the fastest one on these.
+    """
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter, quick_per_task=2,
+    )  # fmt: skip
+    _measure("disco", options, classifier=classifier)
+
+
+@app.command()
+def fspad(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+) -> None:
+    """FSPAD: Table 1 with PLD, Lookahead, Medusa and EAGLE-2, Table 2 with half the tree; EAGLE-2's and best-first trees.
+
+    Rows of heads that are not there are left out; the page says how to train them.
+    """
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter,
+    )  # fmt: skip
+    _measure("fspad", options)
+
+
+@app.command()
+def streaming(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+) -> None:
+    """Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams (gamma)."""
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter,
+    )  # fmt: skip
+    _measure("streaming", options)
+
+
+@app.command()
+def blog(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+) -> None:
+    """The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding."""
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter,
+    )  # fmt: skip
+    _measure("blog", options)
+
+
+@app.command()
+def page(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of outrider paper's results, one for each paper.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page; its plots come into the folder plots/papers beside it.")] = Path(
+        "docs/papers.md"
+    ),
+) -> None:
+    """Make one page of the results so far: a section for each paper, with the paper's own figures in the last column."""
+    from benchmarks.papers.catalogue import NAMES
+    from benchmarks.papers.page import write_page
+
+    sections = [_section(folder) for folder in folders or ()]
+    names = [section.paper.name for section in sections]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            "two folders hold runs of one paper: name one", field="FOLDERS", verb="", value=", ".join(names)
+        )
+    sections.sort(key=lambda section: NAMES.index(section.paper.name))
+    write_page(out, sections, [name for name in NAMES if name not in names], out.parent / "plots" / "papers")
+
+
+def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
+    from benchmarks.bench.plots import check_installed
+    from benchmarks.bench.prompts import read_prompts
+    from benchmarks.papers.catalogue import experiment_of
+    from benchmarks.papers.engine import SETTINGS
+    from benchmarks.papers.page import section_text
+    from benchmarks.papers.run import changed_answers, measure_units
+    from benchmarks.papers.store import PaperFolder
+    from benchmarks.papers.workbench import PaperConfig, Workbench
+    from cluster.models.target import resolve
+    from cluster.process.terminal import stderr, stdout
+    from cluster.settings.config import load
+
+    # Mistakes are found before anything is loaded.
+    check_installed()
+    per_task = options.per_task or (options.quick_per_task if options.quick else None)
+    max_tokens = options.max_tokens or (32 if options.quick else 256)
+    prompts = read_prompts(options.prompts, per_task)
+    named = [] if options.model is None else [f"model={options.model}"]
+    if options.drafters:
+        named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
+    settings = load(flags=[*SETTINGS, *named])
+    model = resolve(settings.model, settings.cache_dir, say=stderr().print)
+    config = PaperConfig(
+        settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
+        repeats=1 if options.quick else 3, index=inputs.get("index"), classifier=inputs.get("classifier"),
+        unfiltered_index=inputs.get("unfiltered_index"),
+    )  # fmt: skip
+    bench = Workbench(config)
+    experiment = experiment_of(name, bench)
+    told = {
+        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "requests": bench.answers,
+        "units": [unit.name for unit in experiment.units],
+        "deviations": experiment.deviations,
+    }
+    out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
+    folder = PaperFolder(out, _identity(name, options, config, bench.checkpoints), told)
+    try:
+        measure_units(experiment.units, folder, _progress)
+    except KeyboardInterrupt:
+        stderr().print(f"[yellow]Interrupted: the same command goes on where it was[/yellow] ({out})")
+        raise typer.Exit(130) from None
+    finally:
+        bench.close()
+    section = _section(out)
+    _write_report(out, section)
+    if options.as_json:
+        typer.echo(json.dumps(section.as_object(), ensure_ascii=False))
+    else:
+        stdout().print(section_text(section), markup=False, highlight=False, soft_wrap=True)
+    if changed_answers(section.results):
+        raise typer.Exit(1)
+
+
+def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
+    """All that a result depends on besides the code."""
+    from retrieval_index.index import check_index
+    from retrieval_index.manifest import read_manifest
+    from services.machine import cores, processor
+    from services.model_files.folder import model_fingerprint, tokenizer_digest
+    from services.verifier.kernels.native.library import instruction_sets
+
+    versions = {}
+    for key, folder in (("index", config.index), ("unfiltered_index", config.unfiltered_index)):
+        if folder is not None:
+            manifest = read_manifest(folder)
+            check_index(manifest, tokenizer_digest(config.model.path), str(folder), semantic=False)
+            versions[key] = manifest.version
+    asked = [[prompt.task, prompt.id, prompt.system, *prompt.turns] for prompt in config.prompts]
+    return {
+        "paper": name,
+        "model": config.model.name,
+        "weights": model_fingerprint(config.model.path)[:16],
+        "prompts": options.prompts,
+        "prompts_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16],
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+        "quick": options.quick,
+        "processor": processor(),
+        "instructions": next(iter(instruction_sets()), "no kernels of our own"),
+        "threads": config.settings.verifier.threads or cores(),
+        "classifier": _digest(config.classifier),
+        "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(checkpoints.items())},
+        **versions,
+    }
+
+
+def _digest(file: Path | None) -> str | None:
+    """Tells versions of a file apart."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigurationError(f"{error.strerror}", field="--classifier", value=file) from error
+
+
+def _section(folder: Path) -> PaperSection:
+    from benchmarks.papers.catalogue import paper_of
+    from benchmarks.papers.page import PaperSection
+    from benchmarks.papers.store import read_run
+
+    run, results = read_run(folder)
+    return PaperSection(paper=paper_of(run["paper"]), run=run, results=results)
+
+
+def _write_report(out: Path, section: PaperSection) -> None:
+    """The run's own page, plots and JSON, in its folder."""
+    from benchmarks.papers.page import write_page
+
+    write_page(out / "report.md", [section], (), out / "plots")
+    (out / "results.json").write_text(json.dumps(section.as_object(), indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _progress(unit: str, answers: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import Progress
+
+    from cluster.process.terminal import stderr
+
+    with Progress(console=stderr(), transient=True) as bars:
+        task = bars.add_task(unit, total=answers)
+        yield lambda: bars.advance(task)

@@ -1,0 +1,174 @@
+"""The runner of papers: it goes on where it was, refuses another run's folder, tells of changed answers, makes the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.bench.records import Request
+from benchmarks.papers import disco, spectra
+from benchmarks.papers.engine import PLAIN, Decoded, RowDrafting, differs_at
+from benchmarks.papers.page import PaperSection, section_text, write_page
+from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, tau
+from benchmarks.papers.run import changed_answers, measure_units
+from benchmarks.papers.store import PaperFolder, read_run
+from speculation.errors import ConfigurationError
+from speculation.types import SamplingParams
+from tests.refusals import refuses
+
+REQUESTS = [Request(id=f"r/{n}", task="mt", prompt=(1, 2, n), seed=n) for n in range(3)]
+IDENTITY = {"paper": "spectra", "seed": 1, "quick": True}
+TOLD = {
+    "command": "outrider paper spectra", "model": "toy", "prompts": "builtin", "requests": 3, "max_tokens": 4,
+    "processor": "an abacus", "instructions": "avx2", "threads": 2, "deviations": ["Beads, not tensors."],
+}  # fmt: skip
+
+
+@dataclass
+class Counting:
+    """A decoder whose drafts bring two tokens a pass. ``wrong``: the request whose drafted answer has another third token."""
+
+    wrong: str = ""
+    drafted: list[RowDrafting] = field(default_factory=list)
+    answered: int = 0
+
+    def draft(self, drafting: RowDrafting) -> None:
+        self.drafted.append(drafting)
+
+    def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False) -> Decoded:
+        self.answered += 1
+        tokens = [7, 7, 7, 7]
+        if request.id == self.wrong and not plainly:
+            tokens[2] = 8
+        arrivals = [(0.1 * n, 1) for n in range(1, 5)] if plainly else [(0.1, 2), (0.2, 2)]
+        return Decoded(tokens=tuple(tokens), arrivals=tuple(arrivals), drafted_by={"anpd": 4}, accepted_by={"anpd": 2})
+
+
+def row(decoder: Counting, name: str = "anpd", requests: Sequence[Request] = REQUESTS) -> DecodedRow:
+    return DecodedRow(
+        name=name, label=name.upper(), paper="9.99x", decoder=lambda: decoder, drafting=lambda: PLAIN,
+        requests=lambda: requests, answers=len(requests), max_tokens=4,
+    )  # fmt: skip
+
+
+@contextmanager
+def silent(unit: str, answers: int) -> Iterator[Callable[[], None]]:
+    yield lambda: None
+
+
+def folder(path: Path, *units: DecodedRow, **changed: Any) -> PaperFolder:
+    return PaperFolder(path, {**IDENTITY, **changed}, {**TOLD, "units": [unit.name for unit in units]})
+
+
+def section(path: Path) -> PaperSection:
+    run, results = read_run(path)
+    return PaperSection(paper=spectra.PAPER, run=run, results=results)
+
+
+def test_a_second_call_goes_on_where_it_was(tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+
+    def interrupted() -> Sequence[Request]:
+        raise KeyboardInterrupt
+
+    stopped = replace(row(second, "lookahead"), requests=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure_units([row(first), stopped], folder(tmp_path, row(first), stopped), silent)
+    assert first.answered and section(tmp_path).missing == ["lookahead"]
+    before = first.answered
+    units = [row(first), row(second, "lookahead")]
+    measure_units(units, folder(tmp_path, *units), silent)
+    assert first.answered == before and second.answered == 1 + 2 * len(REQUESTS)
+    assert section(tmp_path).missing == []
+
+
+def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path)
+    folder(tmp_path)
+    with refuses(ConfigurationError, field="--out", value=tmp_path, says="seed 1, and this one has 2"):
+        folder(tmp_path, seed=2)
+    (tmp_path / "file").write_text("")
+    with refuses(ConfigurationError, field="--out", value="file"):
+        folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_damaged_results_are_named(tmp_path: Path, content: str) -> None:
+    unit = row(Counting())
+    measure_units([unit], folder(tmp_path, unit), silent)
+    (tmp_path / "units" / "anpd.json").write_text(content)
+    with refuses(ConfigurationError, field="anpd.json", says="delete it"):
+        read_run(tmp_path)
+    with refuses(ConfigurationError, field="run.json", says="delete it"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_changed_answer_is_told_everywhere(tmp_path: Path) -> None:
+    units = [row(Counting(wrong="r/1")), row(Counting(), "lookahead")]
+    measure_units(units, folder(tmp_path, *units), silent)
+    found = section(tmp_path)
+    assert changed_answers(found.results) == ["anpd: r/1 at token 2"]
+    assert found.as_object()["changed"] == ["anpd: r/1 at token 2"]
+    text = section_text(found)
+    assert "NOT LOSSLESS: 1 answers" in text and "2 of 3 **CHANGED**" in text and "| 3 of 3 |" in text
+
+
+def test_answers_are_compared_token_for_token() -> None:
+    assert differs_at((1, 2), (1, 2)) is None
+    assert [differs_at(*pair) for pair in [((1, 2), (1, 3)), ((1,), (1, 2)), ((1, 2), (1,)), ((), (1,))]] == [1, 1, 1, 0]
+
+
+def test_figures_of_a_row() -> None:
+    answers = row(Counting()).measure(lambda: None)["answers"]
+    assert tau(answers) == 2.0
+    # 0.3 seconds from the first token to the last, against 0.1; in the steps after the first, 10 and 20 tokens a second.
+    assert speed_up(answers) == pytest.approx(3.0)
+    assert macro_speed_up(answers) == pytest.approx(2.0)
+
+
+def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    units = [row(Counting()), replace(row(Counting(), "core"), label="CORE Module")]
+    late = row(Counting(), "lookahead")
+    measure_units(units, folder(run, *units, late), silent)
+    page = tmp_path / "docs" / "papers.md"
+    page.parent.mkdir()
+    write_page(page, [section(run)], ["disco"], page.parent / "plots" / "papers")
+    text = page.read_text()
+    # The paper's own figure of Table 1, and the row's of Table 2.
+    assert "| ANPD | 3.00x | 2.00 | 3 of 3 | 1.43x |" in text and "| CORE Module | 3.00x | 2.00 | 3 of 3 | 9.99x |" in text
+    assert "1. A quick run" in text and "2. Beads, not tensors." in text
+    assert "an abacus (avx2), 2 threads" in text and "seeds from 1" in text
+    assert "Not measured yet: lookahead." in text and "Not measured: `outrider paper disco` does it." in text
+    assert "(plots/papers/spectra-steps.svg)" in text and (page.parent / "plots/papers/spectra-steps.svg").is_file()
+    assert json.loads(json.dumps(section(run).as_object()))["tables"][0]["rows"][0]["in the paper"] == "1.43x"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ([], {}),
+        (["static 3 SL-opt"], {"Static SL-opt": "0 of 1 tasks **CHANGED**"}),
+        (["heuristic_transient"], {}),
+        (["disco", "oracle"], {"DISCO": "0 of 1 tasks **CHANGED**", "Oracle": "0 of 1 tasks **CHANGED**"}),
+    ],
+)
+def test_disco_tells_which_policy_changed_an_answer(changed: list[str], told: dict[str, str]) -> None:
+    names = ("plain", "static 5", "static 3 SL-opt", "heuristic", "heuristic_transient", "disco", "oracle")
+    policies = [{"name": name, "seconds": [2.0 if name == "plain" else 1.0], "f1": 0.5} for name in names]
+    result = {
+        "task": "qa", "theta": 0.5, "best": 3, "policies": policies, "oracle": [[2, 4], []], "changed_policies": changed,
+        "changed": changed,
+    }  # fmt: skip
+    speeds, lengths, f1 = disco.PAPER.tables({"task-1": result})
+    same = {row[0]: row[2] for row in speeds.rows}
+    assert {label: same[label] for label in told} == told
+    assert {text for label, text in same.items() if label not in told} == {"1 of 1 tasks"}
+    assert {row[0]: row[1] for row in speeds.rows}["DISCO"] == "2.00x"
+    assert lengths.rows[0][1] == "3.0 ± 1.0" and [row[1] for row in f1.rows] == ["50", "50"]
