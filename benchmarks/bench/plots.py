@@ -90,7 +90,8 @@ def _speed_up(axes: Axes, results: Results) -> bool:
         name = record["contestant"]
         axes.bar(places, medians, width * 0.9, yerr=(low, high), capsize=2, label=name, color=_colour(name, results))
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(tasks)), [task.replace("_", "\n") for task in tasks])
+    # Long names next to each other would overlap.
+    axes.set_xticks(range(len(tasks)), [task.replace("_", " ") for task in tasks], rotation=20, ha="right")
     axes.set_ylabel(f"speed / {base}")
     _legend(axes)
     return True

@@ -50,6 +50,7 @@ async def check(
             done += sum(step.accepted_sources.count(NAME) for _, _, progress in results for step in progress)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize(
     "sampling",
@@ -66,6 +67,7 @@ async def test_beside_text_sources(tiny_model: Path) -> None:
     await check(tiny_model, "in_process", plan, {})
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""

@@ -38,6 +38,7 @@ def check_overload(over: Traffic, busy: Traffic) -> None:
     assert busy.refused["a"] < 0.15 * len(busy.took["a"])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_tenfold_load_keeps_admitted_answers_fast(seed: int) -> None:
     check_overload(loaded(10, seed), loaded(0.9))
