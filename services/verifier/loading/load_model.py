@@ -55,7 +55,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     check_files(config)
     quantised = format_of(folder)
     if quantised is not None:
-        log.info("%s is %s, expanded to the numbers that it stands for", folder, quantised.name)
+        log.info("%s is %s, served as the float model that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
     if quantised is not None and _has_own_names(config):
@@ -160,8 +160,10 @@ def shape_of(config: TargetConfig) -> Shape:
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
     folder = Path(config.model_path)
-    kept = (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config) or format_of(folder) is not None
-    if not kept or not _keeps_stored(config) or not _has_own_names(config):
+    if not _keeps_stored(config):
+        return None
+    quantised = format_of(folder) is not None and _has_own_names(config)
+    if not (quantised or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
         return None
     tensors = check_weights(folder, check_config(folder))
     return sum(tensor.numbers * tensor.bytes_as_stored for tensor in tensors.values()) / parameters
