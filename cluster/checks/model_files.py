@@ -19,6 +19,8 @@ _GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
@@ -59,6 +61,8 @@ def expanded(verifier: VerifierSettings, folder: Path) -> str:
     with reading(f"load the model at {folder}", about=folder):
         tensors = check_weights(folder, read_json(folder / "config.json"))
     kept = verifier.dtype == "float32" and verifier.device == "cpu" and verifier.weights != "float32"
+    # Matrices of single experts are joined when they are loaded, as floats.
+    kept = kept and not any(_EXPERT.search(name) for name in tensors)
     sizes = [each.numbers * (each.bytes_as_stored if kept else _BYTES[verifier.dtype]) for each in tensors.values()]
     types = sorted({each.dtype for each in tensors.values() if each.dtype in (*BLOCKS, "BF16")}) if kept else []
     multiplied = f", linear layers multiplied as {' and '.join(types)} where that is faster" if types else ""

@@ -147,6 +147,18 @@ def test_a_mixture_is_loaded_by_way_of_transformers(float_model: Path, tmp_path:
     assert torch.equal(logits(folder), logits(plain))
 
 
+def test_codes_and_scales_may_lie_in_different_files(float_model: Path, tmp_path: Path) -> None:
+    folder, plain = quantise(float_model, tmp_path, FORMS["gptq"])
+    weights = load_file(folder / FILE)
+    (folder / FILE).unlink()
+    places = {name: f"{'scales' if name.endswith('scales') else 'others'}.safetensors" for name in weights}
+    for file in set(places.values()):
+        save_file({name: weight for name, weight in weights.items() if places[name] == file}, folder / file)
+    (folder / f"{FILE}.index.json").write_text(json.dumps({"weight_map": places}))
+    ours = load_whole(of(folder, weights="float32")).state_dict()
+    assert all(torch.equal(ours[name], weight) for name, weight in load_file(plain / FILE).items())
+
+
 def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
     folder, plain = make_gpt_oss(float_model, tmp_path)
     ours = load_whole(of(folder)).state_dict()
@@ -176,6 +188,9 @@ def test_the_memory_of_blocks_is_known_before_they_are_read(float_model: Path, t
     assert count_weights(check_weights(folder, {})).stored == 1
     said = expanded(VerifierSettings(), folder)
     assert f" {taken / 2**20:,.0f} MiB in float32, linear layers multiplied as Q4_0 where that is faster" in said
+    mixture, _ = quantise(make_mixture(float_model, tmp_path / "mixture"), tmp_path / "experts", FORMS["gptq"])
+    assert "multiplied" not in expanded(VerifierSettings(), mixture)
+    assert shape_of(of(mixture)).kept_bytes is None
 
 
 def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
@@ -283,6 +298,7 @@ def with_weights(**changes: object) -> dict[str, object]:
 ACTIVATIONS = {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "dynamic": True}}
 FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     ("fp8_rows", {"quant_method": "quanto"}, "quantization_config.quant_method", "quanto"),
+    ("fp8_rows", {"quant_method": {"a": 1}}, "quantization_config.quant_method", "{'a': 1}"),
     ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "None"),
     ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "static"}, "quantization_config.activation_scheme", "static"),
     ("fp8_rows", {"quant_method": "fp8", "fmt": "e3m4"}, "quantization_config.fmt", "e3m4"),

@@ -55,7 +55,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     check_files(config)
     quantised = format_of(folder)
     if quantised is not None:
-        log.info("%s is %s, expanded to the numbers that it stands for", folder, quantised.name)
+        log.info("%s is %s, served as the float model that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config):
         return _load_as_stored(config)
     if quantised is not None and has_own_names(config):

@@ -71,8 +71,10 @@ def shape_of(config: TargetConfig) -> Shape:
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
     folder = Path(config.model_path)
-    kept = (folder / BLOCKS_FILE).is_file() or stored_in_halves(config) or format_of(folder) is not None
-    if not kept or not keeps_stored(config) or not has_own_names(config):
+    if not keeps_stored(config):
+        return None
+    quantised = format_of(folder) is not None and has_own_names(config)
+    if not (quantised or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config)):
         return None
     tensors = check_weights(folder, check_config(folder))
     return sum(tensor.numbers * tensor.bytes_as_stored for tensor in tensors.values()) / parameters

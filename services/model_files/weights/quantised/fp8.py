@@ -29,7 +29,9 @@ class Fp8:
 
     def __init__(self, fields: QuantisationFields) -> None:
         fields.one_of("fmt", ("e4m3", "e5m2"), "e4m3")
-        fields.one_of("activation_scheme", ("dynamic",), "dynamic")
+        if fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic") == "static":
+            why = "what enters a layer would be rounded by stored scales, which is not served"
+            raise fields.refusal("activation_scheme", "dynamic", why)
         self._block = _block(fields)
 
     @property

@@ -70,7 +70,7 @@ def _read(fields: QuantisationFields) -> Format:
     from services.model_files.weights.quantised.formats import FORMATS
 
     method = fields.get("quant_method")
-    if method not in FORMATS:
+    if not isinstance(method, str) or method not in FORMATS:
         raise fields.refusal(
             "quant_method", " or ".join(FORMATS), f"its weights are in a format that is not read: {_INSTEAD}"
         )
