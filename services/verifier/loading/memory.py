@@ -40,6 +40,7 @@ class Shape:
         cache_values_per_token: numbers per token in the key-value pool.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
         kv_heads: key-value heads of a layer; 0: not known.
+        gathered: numbers of a row that the ranks of a layer exchange; see ``cut_layers``.
     """
 
     layers: int
@@ -50,6 +51,7 @@ class Shape:
     cache_values_per_token: int
     kept_bytes: float | None = None
     kv_heads: int = 0
+    gathered: int = 0
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""
