@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -34,10 +35,12 @@ from services.verifier.attention.calls import TILE
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
+from services.verifier.loading import cut_layers
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.exchange import Meeting, attend_meeting
+from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless import test_stages as whole_target
 from tests.refusals import refuses
@@ -199,6 +202,13 @@ def test_layers_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
     assert "Phi3ForCausalLM has layers that are not cut (mlp.gate_proj)" in str(refused.value)
 
 
+def test_sizes_that_the_configuration_does_not_name_are_refused_where_they_are_cut(model: Path) -> None:
+    skeleton = nn.Module()
+    skeleton.up_proj = nn.Linear(16, 30, device="meta")
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=4):
+        cut_layers._cut(skeleton, "up_proj", "model.layers.0.mlp.up_proj", StageRanks(0, 4), None)
+
+
 def test_processes_with_other_weights_are_refused() -> None:
     meeting = Meeting("127.0.0.1")
     with ThreadPoolExecutor(1) as threads:
@@ -254,12 +264,14 @@ def test_a_pass_that_fails_in_every_rank_is_no_end(model: Path, target: Transfor
 
 @pytest.mark.exhaustive
 async def test_every_answer_is_the_same(model: Path) -> None:
-    """Greedy and drawn, under every strategy of texts, by two ranks."""
+    """Greedy and drawn, under every strategy of texts, by two ranks; so an answer may move from one to the other."""
     wanted, made = {}, {}
     async with pipeline(model) as running:
+        arithmetic = running.verifier._arithmetic
         for number in range(3):
             wanted[number] = await whole_target.ask(running, "autoregressive", number, temperature=float(number % 2))
     async with pipeline(model, "verifier.tensor_parallel_size=2") as running:
+        assert running.verifier._arithmetic == arithmetic
         for strategy in ("auto", "blend", "suffix", "autoregressive"):
             for number in range(3):
                 made[number] = await whole_target.ask(running, strategy, number, temperature=float(number % 2))

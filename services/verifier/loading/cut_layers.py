@@ -77,10 +77,20 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
 
 
 def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None) -> Iterator[tuple[str, Cut]]:
-    """Replace a layer by a smaller one on the meta device; by default all ranks get as much."""
+    """Replace a layer by a smaller one on the meta device; by default all ranks get as much.
+
+    Raises:
+        ConfigurationError: they cannot; a configuration may call its sizes by other names than are checked before.
+    """
     layer = getattr(parent, name)
     whole, other = layer.weight.shape
-    each = whole // shards.count
+    each, left = divmod(whole, shards.count)
+    if cut is None and left:
+        raise ConfigurationError(
+            f"{place} has {whole} rows, which have no equal shares",
+            field="verifier.tensor_parallel_size",
+            value=shards.count,
+        )
     cut = cut or Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=whole)
     size = cut.end - cut.begin
     made: nn.Module
