@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -194,12 +196,20 @@ def test_what_cannot_be_cut_is_refused_by_name(model: Path, ranks: int, options:
     assert "1 there" in str(refused.value) if options else "one of 1, 2, 4, 8" in str(refused.value)
 
 
-def test_layers_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
-    phi = Phi3Config(**{**SIZES, "max_position_embeddings": 512, "pad_token_id": 0})  # type: ignore[arg-type]
-    Phi3ForCausalLM(phi).save_pretrained(tmp_path)
-    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2) as refused:
+@pytest.mark.parametrize(
+    "kind", [(Phi3ForCausalLM, Phi3Config), (Gemma3ForCausalLM, Gemma3TextConfig)], ids=["phi3", "gemma3"]
+)
+def test_other_models_are_refused_by_name(kind: tuple[Any, Any], tmp_path: Path) -> None:
+    """Phi-3 has other products, Gemma 3 embeddings that are multiplied by a number."""
+    made, configured = kind
+    made(configured(**SIZES, max_position_embeddings=512, pad_token_id=0)).save_pretrained(tmp_path)
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
         ModelSlice(config(tmp_path, 2), 0)
-    assert "Phi3ForCausalLM has layers that are not cut (mlp.gate_proj)" in str(refused.value)
+
+
+def test_every_type_that_is_cut_is_tested() -> None:
+    tested = {"llama", *(configured.model_type for _, configured, _ in KINDS.values())}
+    assert set(cut_layers.TYPES) == tested
 
 
 def test_sizes_that_the_configuration_does_not_name_are_refused_where_they_are_cut(model: Path) -> None:
