@@ -48,12 +48,12 @@ def cut_layers(model: PreTrainedModel, shards: StageRanks) -> dict[str, Cut]:
             value=shards.count,
         )
     text, found = model.config.get_text_config(), dict[str, Cut]()
-    heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
     check_rank_sizes(shards.count, text.to_dict())
     decoder, count, index = model.get_decoder(), shards.count, shards.index
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     # Where there are fewer key heads than ranks, several ranks hold the same one.
-    first, some = (index * kv_heads // count, kv_heads // count) if kv_heads >= count else (index * kv_heads // count, 1)
+    first, some = index * kv_heads // count, max(1, kv_heads // count)
     keys = Cut(begin=first * head_size, end=(first + some) * head_size, whole=kv_heads * head_size)
     prefix = f"{model.base_model_prefix}."
     for number, layer in enumerate(decoder.layers):
