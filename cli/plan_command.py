@@ -7,17 +7,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cluster import build
-from cluster.checks.gpu_sizing import GPUS, GpuPlan, gpus_named, sentence, size_up
+from cluster.checks.gpu_sizing import (
+    GPUS,
+    GpuPlan,
+    GpuSplit,
+    gpus_named,
+    sentence,
+    size_up,
+    split_sentence,
+    splits_of,
+)
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings, load
+from services.model_files.folder import text_config
 from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from services.verifier.config import TargetConfig
+    from services.verifier.loading.memory import Shape
 
 
 def plan(
@@ -106,6 +120,8 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
         print(json.dumps(sizes_object(settings, gpus), indent=1))
     else:
         print(sentence(*sized(settings, gpus)))
+        if more := split_sentence(split(settings, gpus)):
+            print(more)
 
 
 def _alone(config: Path | None, pods: Path | None) -> None:
@@ -145,7 +161,29 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
     Raises:
         ConfigurationError: the model is not here, or does not fit; says what would.
     """
+    config, shape, folder = _target_on(settings, gpus)
     count, kind = gpus_named(gpus)
+    trained = trained_config(settings)
+    beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
+    found = draft_models(settings, ResolvedModel(name=settings.model, path=folder)).values() if beside else ()
+    drafters = sum(each.bytes_in(trained.dtype) for each in found)
+    return size_up(config, shape, GPUS[kind], drafters), count, kind
+
+
+def split(settings: Settings, gpus: str) -> list[GpuSplit]:
+    """All ways to split the model over these GPUs, the fastest first.
+
+    Raises:
+        ConfigurationError: see ``sized``.
+    """
+    config, shape, folder = _target_on(settings, gpus)
+    count, kind = gpus_named(gpus)
+    return splits_of(config, shape, GPUS[kind], count, text_config(build.read_model_config(folder)))
+
+
+def _target_on(settings: Settings, gpus: str) -> tuple[TargetConfig, Shape, Path]:
+    """The target with a stage on each of these GPUs, what its size depends on, and its folder."""
+    count, _ = gpus_named(gpus)
     folder = model_folder(settings)
     if folder is None:
         raise ConfigurationError(
@@ -161,14 +199,11 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
     model = ResolvedModel(name=settings.model, path=folder)
     verifier = settings.verifier.model_copy(update={"device": "cuda", "stages": count})
     config = build.verifier_config(settings.model_copy(update={"verifier": verifier}), model).target
-    trained = trained_config(settings)
-    beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
-    found = draft_models(settings, model).values() if beside else ()
-    drafters = sum(each.bytes_in(trained.dtype) for each in found)
-    return size_up(config, shape_of(config), GPUS[kind], drafters), count, kind
+    return config, shape_of(config), folder
 
 
 def sizes_object(settings: Settings, gpus: str) -> dict[str, Any]:
     """The plan for other programs: bytes and seconds."""
     found, count, kind = sized(settings, gpus)
-    return {"model": settings.model, "gpus": count, "kind": kind, **asdict(found)}
+    splits = [asdict(each) for each in split(settings, gpus)]
+    return {"model": settings.model, "gpus": count, "kind": kind, **asdict(found), "splits": splits}

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -34,10 +37,12 @@ from services.verifier.attention.calls import TILE
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
+from services.verifier.loading import cut_layers
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.exchange import Meeting, attend_meeting
+from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless import test_stages as whole_target
 from tests.refusals import refuses
@@ -191,12 +196,27 @@ def test_what_cannot_be_cut_is_refused_by_name(model: Path, ranks: int, options:
     assert "1 there" in str(refused.value) if options else "one of 1, 2, 4, 8" in str(refused.value)
 
 
-def test_layers_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
-    phi = Phi3Config(**{**SIZES, "max_position_embeddings": 512, "pad_token_id": 0})  # type: ignore[arg-type]
-    Phi3ForCausalLM(phi).save_pretrained(tmp_path)
-    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2) as refused:
+@pytest.mark.parametrize(
+    "kind", [(Phi3ForCausalLM, Phi3Config), (Gemma3ForCausalLM, Gemma3TextConfig)], ids=["phi3", "gemma3"]
+)
+def test_other_models_are_refused_by_name(kind: tuple[Any, Any], tmp_path: Path) -> None:
+    """Phi-3 has other products, Gemma 3 embeddings that are multiplied by a number."""
+    made, configured = kind
+    made(configured(**SIZES, max_position_embeddings=512, pad_token_id=0)).save_pretrained(tmp_path)
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
         ModelSlice(config(tmp_path, 2), 0)
-    assert "Phi3ForCausalLM has layers that are not cut (mlp.gate_proj)" in str(refused.value)
+
+
+def test_every_type_that_is_cut_is_tested() -> None:
+    tested = {"llama", *(configured.model_type for _, configured, _ in KINDS.values())}
+    assert set(cut_layers.TYPES) == tested
+
+
+def test_sizes_that_the_configuration_does_not_name_are_refused_where_they_are_cut(model: Path) -> None:
+    skeleton = nn.Module()
+    skeleton.up_proj = nn.Linear(16, 30, device="meta")
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=4):
+        cut_layers._cut(skeleton, "up_proj", "model.layers.0.mlp.up_proj", StageRanks(0, 4), None)
 
 
 def test_processes_with_other_weights_are_refused() -> None:
@@ -254,12 +274,14 @@ def test_a_pass_that_fails_in_every_rank_is_no_end(model: Path, target: Transfor
 
 @pytest.mark.exhaustive
 async def test_every_answer_is_the_same(model: Path) -> None:
-    """Greedy and drawn, under every strategy of texts, by two ranks."""
+    """Greedy and drawn, under every strategy of texts, by two ranks; so an answer may move from one to the other."""
     wanted, made = {}, {}
     async with pipeline(model) as running:
+        arithmetic = running.verifier._arithmetic
         for number in range(3):
             wanted[number] = await whole_target.ask(running, "autoregressive", number, temperature=float(number % 2))
     async with pipeline(model, "verifier.tensor_parallel_size=2") as running:
+        assert running.verifier._arithmetic == arithmetic
         for strategy in ("auto", "blend", "suffix", "autoregressive"):
             for number in range(3):
                 made[number] = await whole_target.ask(running, strategy, number, temperature=float(number % 2))

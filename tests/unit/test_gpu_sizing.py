@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.plan_command import sized, sizes_object
-from cluster.checks.gpu_sizing import GPUS, sentence, size_up
+from cli.plan_command import sized, sizes_object, split
+from cluster.checks.gpu_sizing import GPUS, sentence, size_up, split_sentence, splits_of
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.loading.memory import Shape
@@ -71,6 +71,53 @@ def test_the_tables_of_the_page(make: Make, dtype: Dtype) -> None:
             row = [name, *sizing_row(config, shape, count, "H100")]
             lines.append(f"| {' | '.join([*row, *[''] * (len(HEAD) - len(row))])} |")
     assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
+
+
+SPLIT_HEAD = ["model", "dtype", "GPUs", "ranks x stages", "left", "ms", "ms, 64", "tokens/s", "by stages alone"]
+SPLITS: list[tuple[str, Dtype, int, str]] = [
+    ("8B", "bfloat16", 1, "H100"), ("8B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 8, "A100"),
+    ("70B", "bfloat16", 8, "H20"), ("70B", "bfloat16", 8, "H100"), ("70B", "bfloat16", 8, "B200"),
+    ("70B", "bfloat16", 8, "L40S"), ("70B", "fp8", 8, "H100"), ("405B", "fp8", 8, "H100"), ("405B", "fp8", 8, "B200"),
+    ("405B", "bfloat16", 16, "H100"),
+]  # fmt: skip
+
+
+def splits_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> list[str]:
+    config = replace(config_of(make(name)), dtype=dtype)
+    sizes = json.loads((make(name) / "config.json").read_text())
+    splits = splits_of(config, shape_of(config), GPUS[kind], count, sizes)
+    best, alone = splits[0], next((each for each in splits if each.ranks == 1), None)
+    numbers = (best.plan.free / 1e9, 1e3 * best.plan.step_s, 1e3 * best.plan.many_s)
+    by_stages = "" if alone is None else f"{1 / alone.plan.step_s:.0f}"
+    return [
+        name, dtype, f"{count} x {kind}", f"{best.ranks} x {best.stages}", *(f"{each:.1f}" for each in numbers),
+        f"{1 / best.plan.step_s:.0f}", by_stages,
+    ]  # fmt: skip
+
+
+@pytest.mark.exhaustive
+def test_the_table_of_ranks_on_the_page(make: Make) -> None:
+    """To make one anew: copy what the failing assertion shows."""
+    lines = [f"| {' | '.join(SPLIT_HEAD)} |", "|---" * len(SPLIT_HEAD) + "|"]
+    lines += [f"| {' | '.join(splits_row(make, *each))} |" for each in SPLITS]
+    assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
+
+
+def test_ranks_are_planned_beside_stages(make: Make) -> None:
+    settings = load(None, [f"model={make('70B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"])
+    splits = split(settings, "8xH100")
+    assert [(each.ranks, each.stages) for each in splits] == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    best = splits[0].plan
+    # An eighth of 139 GB at the datasheet's bandwidth, and four gathers of 5 us in each of 80 layers.
+    assert best.step_s == pytest.approx(139e9 / 8 / 3.35e12 + 80 * 4 * 5e-6, rel=0.02)
+    # What 64 rows exchange takes its time, too: 53 kB of each in a layer, in bfloat16 106.
+    assert best.many_s - best.step_s == pytest.approx(80 * 63 * 2 * 53248 / 3.7e11, rel=0.01)
+    assert "as 8 ranks (verifier.tensor_parallel_size, on CPUs alone so far)" in split_sentence(splits)
+    assert split_sentence(splits).endswith("tokens/s for one request instead of 24")
+    assert sizes_object(settings, "8xH100")["splits"][0]["ranks"] == 8
+    # 64 heads have no equal shares for three.
+    assert [each.ranks for each in split(settings, "3xH100")] == [1] and split_sentence(split(settings, "3xH100")) == ""
+    assert split(settings, "16xH100")[0].stages == 2
 
 
 def test_what_a_plan_says(make: Make) -> None:

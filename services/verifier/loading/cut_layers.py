@@ -9,12 +9,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.model_files.weights.stored_blocks import StoredLinear
-from services.verifier.config import TargetConfig
 from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear
 from services.verifier.loading.rank_sizes import check_rank_sizes
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
 
+# Types of models whose layers are cut, each tested to give the same bits. What others do between their products need not
+# work on shards, such as a norm of all heads, and a start compares what is cut with itself, not with the whole model.
+TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 # What gets rows in shards.
 _GATHERING = (("self_attn", "o_proj"), ("mlp", "down_proj"))
@@ -33,23 +35,28 @@ class Cut:
     whole: int
 
 
-def cut_layers(model: PreTrainedModel, shards: StageRanks, config: TargetConfig) -> dict[str, Cut]:
+def cut_layers(model: PreTrainedModel, shards: StageRanks) -> dict[str, Cut]:
     """Make the layers of a model without weights as small as one rank's; returns which part each weight is, by its name.
 
     Raises:
         ConfigurationError: it cannot be cut, or not into so many; says what can be.
     """
+    if model.config.model_type not in TYPES:
+        raise ConfigurationError(
+            f"models of the type {model.config.model_type} are not cut so far ({', '.join(TYPES)} are); use 1, and stages",
+            field="verifier.tensor_parallel_size",
+            value=shards.count,
+        )
     text, found = model.config.get_text_config(), dict[str, Cut]()
-    heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
     check_rank_sizes(shards.count, text.to_dict())
     decoder, count, index = model.get_decoder(), shards.count, shards.index
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     # Where there are fewer key heads than ranks, several ranks hold the same one.
-    first, some = (index * kv_heads // count, kv_heads // count) if kv_heads >= count else (index * kv_heads // count, 1)
+    first, some = index * kv_heads // count, max(1, kv_heads // count)
     keys = Cut(begin=first * head_size, end=(first + some) * head_size, whole=kv_heads * head_size)
     prefix = f"{model.base_model_prefix}."
     for number, layer in enumerate(decoder.layers):
-        _check_parts(model, layer, head_size, config)
         layer.self_attn.num_key_value_groups = heads // count // some
         for part, names in (("self_attn", _ATTENTION), ("mlp", _MLP)):
             for name in names:
@@ -77,10 +84,20 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
 
 
 def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None) -> Iterator[tuple[str, Cut]]:
-    """Replace a layer by a smaller one on the meta device; by default all ranks get as much."""
+    """Replace a layer by a smaller one on the meta device; by default all ranks get as much.
+
+    Raises:
+        ConfigurationError: they cannot; a configuration may call its sizes by other names than are checked before.
+    """
     layer = getattr(parent, name)
     whole, other = layer.weight.shape
-    each = whole // shards.count
+    each, left = divmod(whole, shards.count)
+    if cut is None and left:
+        raise ConfigurationError(
+            f"{place} has {whole} rows, which have no equal shares",
+            field="verifier.tensor_parallel_size",
+            value=shards.count,
+        )
     cut = cut or Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=whole)
     size = cut.end - cut.begin
     made: nn.Module
@@ -90,25 +107,3 @@ def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut 
         made = nn.Linear(other, size, bias=layer.bias is not None, device="meta", dtype=layer.weight.dtype)
     setattr(parent, name, made)
     return ((f"{place}.{own}", cut) for own, _ in made.named_parameters())
-
-
-def _check_parts(model: PreTrainedModel, layer: nn.Module, head_size: int, config: TargetConfig) -> None:
-    """Every weight of a layer is cut, or a norm that each rank has whole.
-
-    Raises:
-        ConfigurationError: one is neither.
-    """
-    cut = {f"self_attn.{name}" for name in _ATTENTION} | {f"mlp.{name}" for name in _MLP}
-    kinds = {name: type(module) for name, module in layer.named_modules()}
-    lacking = [name for name in cut if kinds.get(name) is not nn.Linear]
-    for name, parameter in layer.named_parameters():
-        if name.rpartition(".")[0] not in cut and (
-            parameter.dim() != 1 or (name.startswith("self_attn.") and parameter.numel() != head_size)
-        ):
-            lacking.append(name)
-    if lacking:
-        raise ConfigurationError(
-            f"{type(model).__name__} has layers that are not cut ({min(lacking)}); use 1, and stages to split it",
-            field="verifier.tensor_parallel_size",
-            value=config.tensor_parallel_size,
-        )

@@ -176,7 +176,7 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
         setattr(decoder, final_norm(decoder), nn.Identity())
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
-    cuts = {} if shards is None else cut_layers(model, shards, config)
+    cuts = {} if shards is None else cut_layers(model, shards)
     _read(model, config, f"{model.base_model_prefix}.layers.", layers.start, cuts)
     refuse_nonsense(model, folder)
     # Rebuilt, since a skeleton has not computed it and files do not store it.

@@ -49,6 +49,7 @@ class Shape:
         state_values_per_request: numbers per request in the states of layers, in float32.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
         kv_heads: key-value heads of a layer; 0: not known.
+        gathered: numbers of a row that the ranks of a layer exchange; see ``cut_layers``.
     """
 
     layers: int
@@ -60,6 +61,7 @@ class Shape:
     state_values_per_request: int = 0
     kept_bytes: float | None = None
     kv_heads: int = 0
+    gathered: int = 0
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from services.model_files.weights.headers import BLOCKS_FILE, check_weights
 from services.model_files.weights.quantised.method import format_of
@@ -65,7 +65,16 @@ def shape_of(config: TargetConfig) -> Shape:
         state_values_per_request=state_values,
         kept_bytes=_kept_bytes(config, total),
         kv_heads=getattr(text, "num_key_value_heads", None) or 0,
+        gathered=_gathered(text),
     )
+
+
+def _gathered(text: PreTrainedConfig) -> int:
+    """What heads make, the output product, the gate and down; 0 if the configuration does not say."""
+    heads, width, inner = (getattr(text, name, None) for name in ("num_attention_heads", "hidden_size", "intermediate_size"))
+    if not heads or not width or not isinstance(inner, int):
+        return 0
+    return int(heads * (getattr(text, "head_dim", None) or width // heads) + 2 * width + inner)
 
 
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
