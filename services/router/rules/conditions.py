@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, time
+from datetime import UTC
 from zoneinfo import ZoneInfo
 
 import re2
@@ -121,8 +121,7 @@ def _minute(field: Field) -> int:
     found = _CLOCK.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         field.refuse('a time of day from "00:00" to "23:59"')
-    at = time(int(found[1]), int(found[2]))
-    return 60 * at.hour + at.minute
+    return 60 * int(found[1]) + int(found[2])
 
 
 def _zone(field: Field) -> ZoneInfo:
