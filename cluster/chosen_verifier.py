@@ -35,8 +35,9 @@ class ChosenVerifier:
                 async for event in events:
                     began = True
                     yield event
-        except (NotBegun, ResourceExhausted):
-            if began:
+        except (NotBegun, ResourceExhausted) as error:
+            # An answer that moves goes around by turns, and ends in the error of who would not go on with it.
+            if began or (isinstance(error, NotBegun) and request.committed):
                 raise
             # One of the others may be there, or have room.
             async with aclosing(self._asked(order[1 % len(order)], request)) as events:

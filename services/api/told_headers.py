@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 # They prove who somebody is; a rule asks for the tenant or the key's name instead.
-_SECRET = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
+SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
 
 
 def told_headers(given: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
@@ -13,6 +13,6 @@ def told_headers(given: Iterable[tuple[str, str | bytes]] | None) -> dict[str, s
     found: dict[str, str] = {}
     for name, value in given or ():
         key = name.lower()
-        if key not in _SECRET and isinstance(value, str):
+        if key not in SECRET_HEADERS and isinstance(value, str):
             found[key] = f"{found[key]}, {value}" if key in found else value
     return found

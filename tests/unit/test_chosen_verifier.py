@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.chosen_verifier import ChosenVerifier
-from speculation.errors import ResourceExhausted, Unavailable
+from speculation.errors import NotBegun, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.types import FinishReason
 from tests.fakes import request
@@ -68,6 +68,20 @@ async def test_where_one_is_full_the_other_is_asked() -> None:
         assert await answered(ChosenVerifier(order), asked(7))
     with pytest.raises(ResourceExhausted):
         await answered(ChosenVerifier((full, Scripted(full.error))), asked(7))
+
+
+async def test_a_new_request_passes_over_one_that_is_gone_and_an_answer_that_moves_does_not() -> None:
+    gone, there = Scripted(NotBegun("gone")), Scripted()
+    for order in ((gone, there), (there, gone)):
+        assert await answered(ChosenVerifier(order), asked(7))
+    moving = replace(asked(7), committed=(1,))
+    ends = []
+    for order in ((gone, there), (there, gone)):
+        try:
+            ends.append(len(await answered(ChosenVerifier(order), moving)))
+        except NotBegun:
+            ends.append(0)
+    assert sorted(ends) == [0, 1]
 
 
 async def test_one_that_is_gone_is_described_by_the_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_a_rule_that_does_not_suit_a_request_is_passed_over() -> None:
         (rule({"time": {"from": "25:00", "to": "1:00"}}), "when.time.from", "'25:00'", "a time of day"),
         (rule({"time": {"from": "1:00", "to": "1:00"}}), "when.time.to", "'1:00'", "another time than from"),
         (rule({"time": {"from": "1:00", "to": "2:00", "zone": "Mars"}}), "when.time.zone", "'Mars'", "time zone"),
+        (rule({"header": {"Authorization": "x"}}), "when.header.Authorization", "'x'", "ask for tenant or key"),
         (rule({"header": {}}), "when.header", "{}", "a mapping of at least one name"),
         (rule({"metadata": {"task": True}}), "when.metadata.task", "True", "quote numbers and yes"),
         (rule({"system_prompt": "["}), "when.system_prompt", "'['", "as RE2 has it"),
@@ -234,6 +236,13 @@ def test_a_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path, capl
     shown = written(sink.collect()).decode()
     assert 'outrider_router_rules_reloads_total{outcome="ok"} 2.0' in shown
     assert 'outrider_router_rules_reloads_total{outcome="refused"} 1.0' in shown
+
+
+def test_the_examples_of_the_page_are_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/rules.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names = [each.name for block in blocks for each in read_rules(yaml.safe_load(block), "rules.md", CONFIG)]
+    assert names == ["long-documents", "edits", "search-team", "nightly", "full"]
 
 
 def test_requests_are_counted_by_rule() -> None:
