@@ -12,6 +12,7 @@ _STEMS = [dict.fromkeys(kind.rpartition(":")[0] for kind in source.PRIOR) for so
 # In the order of blend.h.
 KINDS = (*suffix.PRIOR, *recycling.PRIOR, *(f"{one}+{other}" for one in _STEMS[0] for other in _STEMS[1]))
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+_FIRST = array("d", map(first_weight, KINDS))
 
 
 class CompiledCalibrator(Calibrator):
@@ -23,8 +24,10 @@ class CompiledCalibrator(Calibrator):
 
     def __init__(self, prior: Mapping[str, float]) -> None:
         super().__init__(prior)
-        first = self._weights
-        weights = _Numbered(array("d", (first.get(kind, first_weight(kind)) for kind in KINDS)))
+        first = array("d", _FIRST)
+        for kind in self._weights.keys() & _NUMBERS:
+            first[_NUMBERS[kind]] = self._weights[kind]
+        weights = _Numbered(first)
         squares = _Numbered(array("d", [1.0] * len(KINDS)))
         self._weights, self._squares = weights, squares
         self.weights, self.squares = weights.address, squares.address
