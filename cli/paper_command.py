@@ -102,7 +102,8 @@ def disco(
 ) -> None:
     """DISCO: Tables 1 and 2, F1 (Table 4), Figures 2, 5 and 6, for every task that has two prompts.
 
-    Every second prompt of a task is for tuning. The classifier's threshold is the fastest one on these.
+    Every second prompt of a task is for tuning: --quick takes two of each task. The classifier's threshold is the fastest
+    one on these.
     """
     options = _Options(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,

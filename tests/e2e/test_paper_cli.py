@@ -59,7 +59,7 @@ def test_spectra(target: Path, small: list[str], tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["paper"] == "spectra"
     tables = rows(tmp_path / "run")
     assert [row["method"] for row in tables["Table 2: ablations, greedy"]] == [
-        "ANPD", "REST", "Lookahead", "Lookahead + REST", "CORE Module", "- w/o Forward Dict", "- w/o Backward Dict",
+        "REST", "Lookahead", "Lookahead + REST", "CORE Module", "- w/o Forward Dict", "- w/o Backward Dict",
         "- w/o Sub-Ngram", "RETRIEVAL Module", "- w/o PPL refine", "SPECTRA",
     ]  # fmt: skip
     assert {row["= plain"] for table in tables.values() for row in table if "= plain" in row} == {"2 of 2"}
