@@ -83,7 +83,7 @@ def scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[
 def _expand(stored: Stored, shape: tuple[int, ...], block: tuple[int, int]) -> torch.Tensor:
     scales = stored["scales"]
     if block == shape[-2:] and scales.numel() == 1:
-        return stored["codes"].float() * scales.float().view(())
+        return stored["codes"].float().mul_(scales.float().view(()))
     if scales.dim() < len(shape):
         scales = scales[..., None]
-    return stored["codes"].float() * spread(scales, shape, block)
+    return stored["codes"].float().mul_(spread(scales, shape, block))

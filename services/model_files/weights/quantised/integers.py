@@ -28,7 +28,9 @@ def scaled_integers(
 
 
 def _of_inputs(values: torch.Tensor, groups: torch.Tensor | int) -> torch.Tensor:
-    """[outputs, groups] to [outputs, inputs]."""
+    """[outputs, groups] to [outputs, inputs], or one for all inputs."""
+    if values.shape[1] == 1:
+        return values
     if isinstance(groups, int):
         return values.repeat_interleave(groups, 1)
     return values[:, groups]

@@ -110,7 +110,7 @@ def groups_of(inputs: int, size: int, name: str) -> int:
 
 
 def spread(scales: torch.Tensor, shape: tuple[int, ...], block: tuple[int, int]) -> torch.Tensor:
-    """Scales in float32, one for each number of a weight.
+    """Scales in float32, one for each number of a weight; for each output, where that is one for all its inputs.
 
     Args:
         scales: [..., rows of blocks, columns of blocks].
@@ -119,7 +119,7 @@ def spread(scales: torch.Tensor, shape: tuple[int, ...], block: tuple[int, int])
     """
     rows, columns = shape[-2:]
     wide = scales.float().repeat_interleave(block[0], -2)[..., :rows, :]
-    return wide.repeat_interleave(block[1], -1)[..., :columns]
+    return wide if wide.shape[-1] == 1 else wide.repeat_interleave(block[1], -1)[..., :columns]
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
