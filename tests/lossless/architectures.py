@@ -49,6 +49,7 @@ TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 ANSWER = 32
 # Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
 _LENGTHS = (41, 23, 67)
+_NO_EMBEDDINGS_AMONG_STATES = ("falcon_mamba", "mamba", "mamba2")
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
 # how far logits spread.
 NEAR_TIE = 1e-3
@@ -242,8 +243,9 @@ def hidden_states(target: TransformersTarget, model: PreTrainedModel) -> str:
     positions = inputs_of(model, torch.arange(len(text))[None])
     states = model(torch.tensor([text]), **positions, output_hidden_states=True, use_cache=False).hidden_states
     hook.remove()
-    # Theirs begin with the embeddings.
-    theirs = [read[0] if layer == -1 else states[layer + 1] for layer in layers]
+    # Theirs begin with the embeddings, but for a few types.
+    first = 0 if model.config.model_type in _NO_EMBEDDINGS_AMONG_STATES else 1
+    theirs = [read[0] if layer == -1 else states[layer + first] for layer in layers]
     for layer, right, found in zip(layers, theirs, ours.unbind(1), strict=True):
         # In float16, and computed in another order: some experts are chosen by a hair.
         if not float((found - right[0]).norm() / right.norm()) < 2e-3:

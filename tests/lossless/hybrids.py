@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.lossless.architectures import make
 
 # By what their layers with a state compute.
-FAMILIES = {"short convolution": "lfm2"}
+FAMILIES = {"short convolution": "lfm2", "Mamba": "jamba", "Mamba-2": "bamba"}
 
 
 def make_hybrid(model_type: str, folder: Path) -> Path:

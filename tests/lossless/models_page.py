@@ -104,9 +104,10 @@ What would be needed for the others:
 - *Encoder-decoders* read a second text, or a picture or sound, which requests cannot give. Their decoders alone, and others that
   count their positions themselves instead of taking those that they are given, can compute a text from its beginning only; a
   branch of a tree, or the second request of a pass, begins elsewhere.
-- *Recurrent and hybrid layers* carry a state beside keys and values, or instead of them. Short convolutions are served: they step
-  row by row, in one order for prompts, plain decoding and trees, and a tree's branches from their parent's state; on a CPU alone,
-  without a prefix cache, without streams in the pass. The others (Mamba, RWKV, linear attention) need the same steps of their own.
+- *Recurrent and hybrid layers* carry a state beside keys and values, or instead of them. Short convolutions and the selective scans
+  of Mamba and Mamba-2 are served: they step row by row, in one order for prompts, plain decoding and trees, and a tree's branches
+  from their parent's state; on a CPU alone, without a prefix cache, without streams in the pass. The others (RWKV, linear
+  attention) need the same steps of their own; Zamba's layers around the scans do not give the same bits yet.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
   would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
 

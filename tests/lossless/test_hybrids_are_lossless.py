@@ -42,7 +42,10 @@ BLEND = Plan(strategy="blend", sources=STRATEGIES["blend"], max_nodes=12, observ
 GUIDED = Plan(strategy="guided", sources=("guided",), max_nodes=12)
 
 
-@pytest.fixture(scope="module", params=FAMILIES.values())
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=() if kind == "lfm2" else pytest.mark.exhaustive) for kind in FAMILIES.values()],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hybrid(request.param, tmp_path_factory.mktemp("hybrids") / request.param)
 
@@ -133,7 +136,8 @@ async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-async def test_two_stages_of_which_one_is_killed(folder: Path) -> None:
+async def test_two_stages_of_which_one_is_killed(tmp_path: Path) -> None:
+    folder = make_hybrid("lfm2", tmp_path / "model")
     async with pipeline(folder) as running:
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
         assert [await ask(running, "autoregressive", number) for number in range(3)] == wanted

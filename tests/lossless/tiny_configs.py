@@ -153,6 +153,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         **{f"swa_{name}": 16 for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")},
         "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 24, "sliding_window": WINDOW,
     },
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "gemma3": {"vision_config": _SIGLIP, "mm_tokens_per_image": 4},
     "gemma3n_text": {"num_kv_shared_layers": 2, "laurel_rank": 32},
     "gemma4_unified": {"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "num_soft_tokens": 4}},
@@ -167,6 +168,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     # Its window is in the cache of ``generate`` alone, not in its masks: as long as its positions, as in the real one.
     "moshi": {"audio_vocab_size": 64, "sliding_window": 512},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
+    "nemotron_h": {"mamba_num_heads": 8, "ssm_state_size": 16},
     "prophetnet": {"num_encoder_layers": LAYERS},
     "qwen4_exp_text": {
         "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 2,

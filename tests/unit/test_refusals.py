@@ -71,10 +71,10 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ({"model_type": "llava"}, ("model_type", "llava")),
         ({"model_type": "qwen2_vl"}, ("model_type", "qwen2_vl")),
         ({"model_type": "musicgen"}, ("model_type", "musicgen")),
-        ({"model_type": "mamba"}, ("model_type", "mamba")),
-        ({"model_type": "rwkv"}, ("model_type", "rwkv")),
         ({"model_type": "xlstm"}, ("model_type", "xlstm")),
-        ({"model_type": "jamba"}, ("model_type", "jamba")),
+        ({"model_type": "rwkv"}, ("model_type", "rwkv")),
+        ({"model_type": "qwen3_next"}, ("model_type", "qwen3_next")),
+        ({"model_type": "minimax"}, ("model_type", "minimax")),
         (
             {"layer_types": ["full_attention", "linear_attention"]},
             ("model_type", "llama", "llama has layers of the type linear_attention"),

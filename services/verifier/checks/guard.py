@@ -219,7 +219,8 @@ def _difference(
             continue
         if not _is_causal(part, given, expected, float(allowed.median())):
             return "it is not causal: what its rows say depends on what comes after them"
-        if _ignores_positions(part, given, expected) and piece.what != "a first chunk":
+        # Layers with a state may stand for positions.
+        if part.states is None and _ignores_positions(part, given, expected) and piece.what != "a first chunk":
             return "it does not use the positions that it is given, so a text can only be computed from its beginning"
         row = int((~(beyond <= 1)).nonzero()[0])
         return (

@@ -34,12 +34,12 @@ def fill_vectors() -> torch.library.Library:
         # The replacement is intended.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         for name in _FUNCTIONS:
-            library.impl(name, functools.partial(_filled, name), "CPU")  # type: ignore[no-untyped-call]
+            library.impl(name, functools.partial(filled, name), "CPU")  # type: ignore[no-untyped-call]
     # The replacements last as long as this object.
     return library
 
 
-def _filled(name: str, given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def filled(name: str, given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """The function ``name`` of ``given``, which has any shape; the other arguments are numbers or names."""
     function, _, overload = name.partition(".")
     into = getattr(getattr(torch.ops.aten, function), f"{overload}_out" if overload else "out")

@@ -168,8 +168,12 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
     first, last = layers.start == 0, layers.stop == len(decoder.layers)
     decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
     text.num_hidden_layers = len(layers)
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[layers.start : layers.stop]
+    try:
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[layers.start : layers.stop]
+    except AttributeError as error:
+        named = "the types of its layers follow from other settings"
+        raise _not_split(config, f"{type(model).__name__} cannot be split, {named}") from error
     if not first:
         decoder.embed_tokens = nn.Identity()
     if not last:

@@ -24,14 +24,18 @@ _ENCODER_DECODERS = (
 )  # fmt: skip
 _SOUND = ("moshi", "musicgen", "musicgen_melody", "moss_transcribe_diarize")
 _RECURRENT = (
-    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm3", "mamba",
-    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "bailing_hybrid", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
     "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
 )  # fmt: skip
-# Of these the layers with a state are computed step by step (``services.verifier.recurrence``).
-_STEPPED = ("lfm2", "lfm2_moe")
+# The layers of these that have a state are computed step by step (``services.verifier.recurrence``).
+_STEPPED = (
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2",
+    "nemotron_h",
+)  # fmt: skip
 # Types of recurrent layers, as ``layer_types`` and its older forms name them.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
+# Types of layers of hybrid models that compute each row by itself.
+_ROWWISE_LAYERS = ("mlp", "moe")
 _ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 # These models attend to later positions unless ``is_decoder`` is set; by default it is not.
 _MASKED = (
@@ -207,7 +211,7 @@ def _layer_types(part: Config) -> list[str]:
 
 
 def _attention(config: Config) -> _Fault | None:
-    known = {*_ATTENDING_LAYERS, *(_RECURRENT_LAYERS if config["model_type"] in _STEPPED else ())}
+    known = {*_ATTENDING_LAYERS, *((*_RECURRENT_LAYERS, *_ROWWISE_LAYERS) if config["model_type"] in _STEPPED else ())}
     for _, part in _parts(config):
         others = sorted({*_layer_types(part)} - known)
         if others:

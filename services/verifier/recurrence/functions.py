@@ -8,26 +8,51 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.attention.calls import answerer, asked
 from services.verifier.recurrence.convolution import ShortConvolution
+from services.verifier.recurrence.selective_scan import Mamba2Scan, MambaScan
 
 _Function = Callable[..., Any]
 
 
 def install(model: nn.Module) -> None:
-    """Replace the functions that the model's layers call. Lasts as long as the process."""
+    """Replace the functions that the model's layers call. Lasts as long as the process.
+
+    Must run before the linear layers are replaced.
+    """
     for name in {type(module).__module__ for module in model.modules()}:
         own = sys.modules[name]
         for function, ours in _FUNCTIONS.items():
             theirs = getattr(own, function, None)
             if theirs is not None and not hasattr(theirs, "outrider"):
                 setattr(own, function, _answering(theirs, ours))
+        if hasattr(own, "mamba_selective_scan"):
+            _use_by_weight([module for module in model.modules() if type(module).__module__ == name])
+
+
+def _use_by_weight(mixers: Iterable[nn.Module]) -> None:
+    for mixer in mixers:
+        layer = dict(mixer.named_children()).get("dt_proj")
+        if isinstance(layer, (nn.Linear, StoredLinear)):
+            mixer.dt_proj = _Multiplied(layer)
+
+
+class _Multiplied(nn.Module):
+    """A linear layer whose weight and bias Mamba's mixers use by themselves; it is packed like their other parameters."""
+
+    def __init__(self, linear: nn.Linear | StoredLinear) -> None:
+        super().__init__()
+        weight = linear.weight
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.float(), requires_grad=False)
+        self.bias = linear.bias
 
 
 def _answering(theirs: _Function, ours: _Function) -> _Function:
@@ -51,9 +76,55 @@ def _convolution(
     return asked().step(convolution, hidden_states[0].T).T[None]
 
 
+def _mamba2_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **_: object,
+) -> torch.Tensor:
+    """``hidden_states`` is [1, rows, heads, head size], ``B`` and ``C`` are [1, rows, groups, state size]; as the former."""
+    rows, heads, head_size = hidden_states.shape[1:]
+    groups, state_size = B.shape[2:]
+    scan = Mamba2Scan(
+        heads=heads, head_size=head_size, groups=groups, state_size=state_size, decay=A, skip=D, step_bias=dt_bias,
+        softplus=dt_softplus, least_step=dt_limit[0], most_step=dt_limit[1],
+    )  # fmt: skip
+    given = torch.cat([each[0].flatten(1) for each in (hidden_states, dt, B, C)], dim=1)
+    return asked().step(scan, given).view(1, rows, heads, head_size)
+
+
+def _mamba_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    **_: object,
+) -> torch.Tensor:
+    """``hidden_states``, ``dt`` and ``z`` are [1, channels, rows], ``B`` and ``C`` [1, state size, rows]; as the former."""
+    scan = MambaScan(decay=A, skip=D, step_bias=delta_bias, softplus=delta_softplus)
+    made = asked().step(scan, torch.cat([each[0] for each in (hidden_states, dt, B, C)]).T).T[None]
+    return made if z is None else made * functional.silu(z)
+
+
 def _mask(**_: object) -> None:
     """Which rows of a batch are no padding: all of them."""
     return None
 
 
-_FUNCTIONS: dict[str, _Function] = {"causal_conv1d_fn": _convolution, "create_recurrent_attention_mask": _mask}
+_FUNCTIONS: dict[str, _Function] = {
+    "causal_conv1d_fn": _convolution,
+    "mamba2_chunk_scan": _mamba2_scan,
+    "mamba_selective_scan": _mamba_scan,
+    "create_recurrent_attention_mask": _mask,
+}

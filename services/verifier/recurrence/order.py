@@ -53,6 +53,11 @@ class Order:
         return sum(line.accepted for line in self.lines)
 
     @cached_property
+    def rows(self) -> int:
+        """Number of the pass's own rows, padding included."""
+        return sum(line.chain + len(line.parents) for line in self.lines) + self.padding
+
+    @cached_property
     def slots(self) -> torch.Tensor:
         """[requests], their states' slots."""
         return torch.tensor([line.slot for line in self.lines], device=self.device)

@@ -58,7 +58,7 @@ class Kernel:
 
 def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
     """The kernel for the pool's attention calls; None if it is not available or cannot compute them."""
-    if kernels is None or pool.device.type != "cpu" or pool.dtype != torch.float32:
+    if kernels is None or not pool.calls or pool.device.type != "cpu" or pool.dtype != torch.float32:
         return None
     sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
     return None if any(size % _COLUMNS or size > _LARGEST_HEAD for size in sizes) else Kernel(kernels)
