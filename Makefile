@@ -15,7 +15,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image simulate page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image test-clients simulate page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ test-exhaustive: install page-browser
 
 test-alone: install  ## Tests that want the machine to themselves: the real model
 	@BIN=$(BIN) .ci/tests -m "alone and not image"
+
+test-clients: install  ## Other people's clients in environments of their own, pinned, against a server: docs/clients.md; half an hour, gigabytes; CLIENTS="openai ai"
+	@$(BIN)/python -m tests.clients $(CLIENTS)
 
 simulate: install  ## The whole service on a virtual clock, 10^6 seeds by default, hours; SIMULATE="--seeds 10000 --first 1"
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.simulation $(SIMULATE)
