@@ -157,6 +157,8 @@ class DecodingLoop:
         finally:
             request.closed = True
             self._wake.set()
+            # A wait for its drafts alone ends.
+            self._drafting.came.set()
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at the target before the next pass and at every draft origin.
