@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _MINUTE_S = 60.0
+# Ends of which the router does not know the user's side.
+_UNTOLD = ("left", "given up", "RouterLost")
 
 
 def of_access(world: World) -> Iterator[str]:
@@ -20,7 +22,7 @@ def of_access(world: World) -> Iterator[str]:
     setup = world.schedule.setup
     for router in world.routers:
         calls = [call for call in world.calls if call.router == router.name and call.reached]
-        yield from _audited(router, calls)
+        yield from _audited(world, router, calls)
         for life in range(1, router.lives + 1):
             mine = [call for call in calls if call.life == life and call.ask.tenant == LIMITED and call.begun_at is not None]
             yield from _at_once(mine, world.keys.at_once)
@@ -32,7 +34,11 @@ def of_access(world: World) -> Iterator[str]:
                     yield from _per_minute(mine, amounts, most, name)
 
 
-def _audited(router: RouterMachine, calls: Sequence[Call]) -> Iterator[str]:
+def _refused(world: World, call: Call) -> bool:
+    return call.ask.tenant in world.revoked or call.key != world.keys.of(call.ask.tenant)
+
+
+def _audited(world: World, router: RouterMachine, calls: Sequence[Call]) -> Iterator[str]:
     lines: dict[object, list[object]] = {}
     for line in router.audit.lines:
         lines.setdefault(line.get("request_id"), []).append(line["outcome"])
@@ -41,10 +47,10 @@ def _audited(router: RouterMachine, calls: Sequence[Call]) -> Iterator[str]:
         (end,) = call.outcomes
         if end == "Unauthenticated":
             continue
-        if call.left_at is None:
-            # The router died with it.
+        if call.left_at is None or (end in _UNTOLD and _refused(world, call)):
+            # The router died with it; or its key was valid no more, which nobody was told.
             fits = len(found) <= 1
-        elif end in ("left", "given up", "RouterLost"):
+        elif end in _UNTOLD:
             fits = len(found) == 1
         else:
             fits = found == [end]

@@ -157,6 +157,7 @@ class DecodingLoop:
         finally:
             request.closed = True
             self._wake.set()
+            self._drafting.came.set()  # A wait for its drafts ends.
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at the target before the next pass and at every draft origin.
