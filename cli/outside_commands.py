@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +43,8 @@ def verify(
     """Run a verifier outside of Ray, for a service whose router.verifiers lead here, until interrupted."""
     from cluster.outside_verifier import verifying
 
-    _run(verifying, "verifies", config, model, settings)
+    lost = asyncio.Event()
+    _run(partial(verifying, lost=lost), "verifies", config, model, settings, lost)
 
 
 def _run(
@@ -51,8 +53,9 @@ def _run(
     config: Path | None,
     model: str | None,
     settings: list[str] | None,
+    lost: asyncio.Event | None = None,
 ) -> None:
-    """Serve until interrupted; ``serving`` gives where."""
+    """Serve until interrupted, or until ``lost`` is set, which ends with code 1; ``serving`` gives where."""
     from cluster.models.target import resolve
     from cluster.process.logs import start_logging
     from cluster.process.signals import stop_on_signals
@@ -66,7 +69,8 @@ def _run(
     async def run() -> None:
         async with serving(loaded, target) as address:
             print(f"Outrider {does} for {loaded.model} at {address} (Ctrl-C stops it)", flush=True)
-            await asyncio.Event().wait()
+            await (lost or asyncio.Event()).wait()
+            raise typer.Exit(1)
 
     stop_on_signals()
     try:

@@ -5,9 +5,11 @@ Its drafter is in the same process, or at its own ``drafter.address``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cluster import build
 from cluster.checks.shared_secrets import check_shared_secrets
@@ -19,10 +21,19 @@ from services.links.grpc_verifier import serve_verifier
 from services.links.tls.component_files import check_files
 from speculation.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from services.verifier.service import VerifierService
+
+# Seconds between two looks at the decoding loop.
+_LOOK_S = 1.0
+
 
 @asynccontextmanager
-async def verifying(settings: Settings, model: ResolvedModel) -> AsyncIterator[str]:
+async def verifying(settings: Settings, model: ResolvedModel, lost: asyncio.Event | None = None) -> AsyncIterator[str]:
     """Verify for routers during the block; gives the "host:port". When it ends, answers have ``verifier.drain_s`` to finish.
+
+    Args:
+        lost: set when nothing will be decoded any more: the process should end, so that another one takes its place.
 
     Raises:
         ConfigurationError: the settings or the model cannot be used, or the address is taken; says why.
@@ -48,7 +59,15 @@ async def verifying(settings: Settings, model: ResolvedModel) -> AsyncIterator[s
                 f"cannot listen on {own.host}:{own.port}; choose another verifier.port or verifier.host",
                 about="verifier.port",
             ) from error
+        watching = asyncio.create_task(_watch(running.verifier, lost or asyncio.Event()))
         try:
             yield f"{own.host}:{port}"
         finally:
+            watching.cancel()
             await server.stop(own.drain_s)
+
+
+async def _watch(verifier: VerifierService, lost: asyncio.Event) -> None:
+    while verifier.alive:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
+    lost.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 from cluster import build
@@ -73,6 +74,9 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
+    twice = [address for address, count in Counter(settings.router.verifiers).items() if count > 1]
+    if twice:
+        raise ConfigurationError("name each verifier once", field="router.verifiers", verb="has twice", value=twice[0])
     for address in settings.router.verifiers or ([settings.drafter.address] if settings.drafter.address is not None else ()):
         check_shared_secrets(settings, host=address.rpartition(":")[0])
     host.check_folder("cache_dir", settings.cache_dir)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from cluster import build
+from cluster import build, outside_verifier
 from cluster.checks.listeners import listeners
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
@@ -25,6 +25,7 @@ from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_verifier import GrpcVerifierLink
 from services.model_files.folder import known_tokenizer
+from services.verifier.service import VerifierService
 from speculation.errors import ConfigurationError, NotBegun, Unavailable
 from tests.component_certificates import tls_flags, write_certificates
 from tests.fakes import request
@@ -179,6 +180,16 @@ async def test_a_router_of_another_tokenizer_is_not_answered(tiny_model: Path) -
         await link.close()
 
 
+async def test_a_verifier_that_decodes_nothing_any_more_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_verifier, "_LOOK_S", 0.01)
+    lost = asyncio.Event()
+    async with verifying(settings_of(), ResolvedModel(name="tiny", path=tiny_model), lost):
+        await asyncio.sleep(0.1)
+        assert not lost.is_set()
+        monkeypatch.setattr(VerifierService, "alive", False)
+        await asyncio.wait_for(lost.wait(), PATIENCE_S)
+
+
 def test_what_both_sides_must_be_told(tiny_model: Path, tls: list[str]) -> None:
     model = ResolvedModel(name="tiny", path=tiny_model)
     for flags, field in (
@@ -187,6 +198,9 @@ def test_what_both_sides_must_be_told(tiny_model: Path, tls: list[str]) -> None:
     ):
         with refuses(ConfigurationError, field=field, value="null"):
             preflight(load(flags=tiny_settings(*flags), environ={}), model)
+    twice = 'router.verifiers=["127.0.0.1:1", "127.0.0.1:1"]'
+    with refuses(ConfigurationError, field="router.verifiers", value="127.0.0.1:1"):
+        preflight(load(flags=tiny_settings(twice, "internal_token_file=/run/token"), environ={}), model)
     with refuses(ConfigurationError, field="router.verifiers.0", value="'gpu'"):
         load(flags=['router.verifiers=["gpu"]'], environ={})
     unchecked = preflight(settings_of('router.verifiers=["gpu.example:50071"]', *tls), model)
