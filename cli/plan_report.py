@@ -63,6 +63,18 @@ def plan_object(examined: Examined) -> dict[str, Any]:
     }
 
 
+def _split(settings: Settings) -> str:
+    """How a verifier's layers are spread over processes."""
+    verifier, together = settings.verifier, settings.cluster.placement.stages == "STRICT_PACK"
+    ranks = verifier.tensor_parallel_size
+    split = f", as {ranks} ranks in each of {verifier.stages} stages" if ranks > 1 else ""
+    return (
+        f"verifier: its layers in {verifier.processes} processes{split}, each with these CPUs and GPUs, "
+        f"{'on one node' if together else 'on as few nodes as have room'}, "
+        f"which find each other at {verifier.stage_host}, any port"
+    )
+
+
 def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
     """Print what would run.
 
@@ -111,13 +123,7 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         where = f"{settings.server.ops_host}:{ops}" if ops else f"{settings.server.ops_host}, any port"
         console.print(f"numbers and health for those who operate it: http://{where}/metrics, /health, /ready", markup=False)
     if verifier.processes > 1:
-        ranks = verifier.tensor_parallel_size
-        split = f", as {ranks} ranks in each of {verifier.stages} stages" if ranks > 1 else ""
-        console.print(
-            f"verifier: its layers in {verifier.processes} processes{split}, each with these CPUs and GPUs, "
-            f"{'on one node' if settings.cluster.placement.stages == 'STRICT_PACK' else 'on as few nodes as have room'}, "
-            f"which find each other at {verifier.stage_host}, any port"
-        )
+        console.print(_split(settings))
     if folder is not None and (weights := expanded(verifier, folder)):
         console.print(f"weights: {weights}", markup=False)
     for line in _draft_models(settings, folder):

@@ -87,7 +87,7 @@ async def in_process(
 
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
-    drafter = DrafterService(drafter_config(settings, model), link, None if retrieval is None else retrieval.answers)
+    drafter = DrafterService(drafter_config(settings, model), link, answers=None if retrieval is None else retrieval.answers)
     here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
     link_to_drafter = between(outside_link(settings) or here)
     await drafter.start()

@@ -45,7 +45,7 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
         retrieval = RetrievalService(build.retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
     answers = None if retrieval is None else retrieval.answers
-    drafter = DrafterService(build.outside_drafter_config(settings, model), link, answers)
+    drafter = DrafterService(build.outside_drafter_config(settings, model), link, answers=answers)
     try:
         if retrieval is not None:
             await retrieval.start()

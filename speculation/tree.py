@@ -239,7 +239,7 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[floa
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """How many of ``tokens``, from the first one on, lie on a path from the root.
+    """How many of ``tokens``, from the first one on, lie on a path from the root; of equal siblings the first is followed.
 
     >>> follow(chain([7, 8, 9], "suffix"), [7, 8, 4])
     2

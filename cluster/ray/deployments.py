@@ -131,7 +131,7 @@ class DrafterDeployment(_DraftServer):
                     answers = GrpcAnswersLink(link, settings.internal_token)
                 self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
             self._busy = BusyCores()
-            self._drafter = DrafterService(build.drafter_config(settings, model), link, answers)
+            self._drafter = DrafterService(build.drafter_config(settings, model), link, answers=answers)
             await self._drafter.start()
             host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
             observing, tls = self._observing, server_tls(settings, "drafter")

@@ -58,16 +58,16 @@ class DrafterService:
 
     Args:
         retriever: access to the retrieval index, if there is one.
-        answers: where answers are shared with other drafters; None: they are not.
         thread: where the text sources draft; None: a thread of its own.
+        answers: where answers are shared with other drafters; None: they are not.
     """
 
     def __init__(
         self,
         config: DrafterConfig,
         retriever: Retriever | None = None,
-        answers: AnswerStore | None = None,
         thread: DraftingThread | None = None,
+        answers: AnswerStore | None = None,
     ) -> None:
         self._config = config
         self._retriever = retriever

@@ -21,7 +21,8 @@ from services.model_files.weights.headers import check_weights
 from services.model_files.weights.stored_blocks import stored_as
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.load_model import load_layers, load_whole, shape_of
+from services.verifier.loading.load_model import load_layers, load_whole
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -219,6 +220,8 @@ def run(schedule: Schedule) -> Result:
 
 def happened(schedule: Schedule) -> Result:
     """As ``run``, for many within one ``undisturbed``."""
+    # What an earlier run fetched, this one fetches again: disks are empty at first.
+    shutil.rmtree(assets().cache, ignore_errors=True)
     loop = VirtualLoop(schedule.seed)
     world = World(schedule, loop)
     with simulated(loop, schedule.seed, world.redis, world.replicas), drafts_watched(world.problems.append):

@@ -71,6 +71,7 @@ OPEN = OpenSession(
     noise=DraftNoise(seed=2**63 + 5, top_k=3, top_p=0.75, min_p=0.25),
     sampled=True,
     prediction=(4, 5),
+    group="g",
 )
 STEP = StepReport(
     session_id="s",
@@ -145,6 +146,7 @@ GENERATION = GenerationRequest(
     priority=-3,
     arithmetic="0123456789abcdef",
     tokenizer="0c1d",
+    group="g",
 )
 QUERY = RetrievalQuery(
     suffix=(1, 2),

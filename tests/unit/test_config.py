@@ -50,7 +50,7 @@ def test_wrong_settings_are_named(flags: list[str], environ: dict[str, str], ref
     [
         ("verifier.dtpye", "verifier.dtype"),
         ("verifer.dtype", "verifier"),
-        ("port", "server.port or drafter.port"),
+        ("port", "server.port, verifier.port or drafter.port"),
         ("dtype", "verifier.dtype or drafter.dtype"),
         ("replicas", "router.replicas, verifier.replicas or drafter.replicas"),
         ("server.dtype", "verifier.dtype or drafter.dtype"),

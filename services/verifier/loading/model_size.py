@@ -64,17 +64,19 @@ def shape_of(config: TargetConfig) -> Shape:
         cache_values_per_token=cache_values,
         state_values_per_request=state_values,
         kept_bytes=_kept_bytes(config, total),
-        kv_heads=getattr(text, "num_key_value_heads", None) or 0,
+        kv_heads=text.to_dict().get("num_key_value_heads") or 0,
         gathered=_gathered(text),
     )
 
 
 def _gathered(text: PreTrainedConfig) -> int:
     """What heads make, the output product, the gate and down; 0 if the configuration does not say."""
-    heads, width, inner = (getattr(text, name, None) for name in ("num_attention_heads", "hidden_size", "intermediate_size"))
+    # Read as a dictionary: some configurations raise at sizes that differ by layer.
+    sizes = text.to_dict()
+    heads, width, inner = (sizes.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size"))
     if not heads or not width or not isinstance(inner, int):
         return 0
-    return int(heads * (getattr(text, "head_dim", None) or width // heads) + 2 * width + inner)
+    return int(heads * (sizes.get("head_dim") or width // heads) + 2 * width + inner)
 
 
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:

@@ -124,21 +124,29 @@ class ModelSlice:
         self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
-        if streams is not None and self.states is not None:
+        if streams is not None:
+            self._check_streams(streams, ranks)
+            self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            self._graphs = self._captured(config)
+
+    def _check_streams(self, streams: StreamWeights, ranks: int) -> None:
+        """Check that streams can be computed in the target's own pass.
+
+        Raises:
+            ConfigurationError: they cannot, over ranks and where layers have states.
+        """
+        if self.states is not None:
             raise ConfigurationError(
                 f"cannot serve the streams at {streams.where} in the target's pass: it has layers with a state",
                 about=streams.where,
             )
-        if streams is not None:
-            if self.shards is not None:
-                raise ConfigurationError(
-                    "streams in the target's pass need 1; use drafter.streaming_form: two_steps",
-                    field="verifier.tensor_parallel_size",
-                    value=ranks,
-                )
-            self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
-        if self.device.type == "cuda" and self.dtype != torch.float32:
-            self._graphs = self._captured(config)
+        if self.shards is not None:
+            raise ConfigurationError(
+                "streams in the target's pass need 1; use drafter.streaming_form: two_steps",
+                field="verifier.tensor_parallel_size",
+                value=ranks,
+            )
 
     @property
     def captured(self) -> bool:

@@ -111,8 +111,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     requests, thinking = [], []
     for ids in prompts:
         group = secrets.token_hex(_GROUP_BYTES) if asked.n > 1 else ""
-        thinks = chats and await begins_thought(ids, asked, router, card)
-        thinking.append(thinks)
+        thinking.append(thinks := chats and await begins_thought(ids, asked, router, card))
         sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
         for choice in range(asked.n):
             requests.append(
