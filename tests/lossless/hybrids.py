@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.lossless.architectures import make
 
 # By what their layers with a state compute.
 FAMILIES = {"short convolution": "lfm2", "Mamba": "jamba", "Mamba-2": "bamba"}
+# The first of them shows what states need of the rest; the others are for `make test-all`.
+KINDS = [
+    pytest.param(kind, marks=[pytest.mark.exhaustive] if number else []) for number, kind in enumerate(FAMILIES.values())
+]
 
 
 def make_hybrid(model_type: str, folder: Path) -> Path:

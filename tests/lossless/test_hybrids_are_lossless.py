@@ -26,7 +26,7 @@ from speculation.sources import STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lossless.architectures import GuidedDrafter
-from tests.lossless.hybrids import FAMILIES, make_hybrid
+from tests.lossless.hybrids import KINDS, make_hybrid
 from tests.lossless.test_stages import ask, served, stage_processes
 from tests.service import pipeline
 
@@ -42,10 +42,7 @@ BLEND = Plan(strategy="blend", sources=STRATEGIES["blend"], max_nodes=12, observ
 GUIDED = Plan(strategy="guided", sources=("guided",), max_nodes=12)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(kind, marks=() if kind == "lfm2" else pytest.mark.exhaustive) for kind in FAMILIES.values()],
-)
+@pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hybrid(request.param, tmp_path_factory.mktemp("hybrids") / request.param)
 

@@ -22,7 +22,7 @@ from services.verifier.recurrence import order as orders
 from services.verifier.recurrence.order import Order
 from services.verifier.recurrence.state_pool import StatePool
 from speculation.errors import ConfigurationError, Internal
-from tests.lossless.hybrids import FAMILIES, make_hybrid
+from tests.lossless.hybrids import KINDS, make_hybrid
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -34,7 +34,7 @@ def config_of(folder: Path, **settings: object) -> TargetConfig:
     return TargetConfig(model_path=str(folder), kv_cache_tokens=1024, max_model_len=256, threads=1, **settings)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=FAMILIES.values())
+@pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hybrid(request.param, tmp_path_factory.mktemp("hybrids") / request.param)
 
