@@ -181,5 +181,7 @@ def known_tokenizer(folder: Path) -> str:
 @lru_cache(maxsize=8)
 def _tokenizer_digest(file: Path, modified: int, size: int) -> str:
     content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it holds no object")
     content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

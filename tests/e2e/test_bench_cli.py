@@ -134,7 +134,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: No such file"),
+        (["--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: cannot be read"),
         (["--strategies", "nope"], "--strategies: there is no 'nope'"),
         (["--peers", "gpt"], "--peers: there is no 'gpt'"),
         (["--out", "."], "--out is .: it exists"),

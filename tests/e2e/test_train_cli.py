@@ -62,7 +62,7 @@ def test_data_that_were_terminated_go_on(outrider_here: Command, questions: Path
     ("arguments", "why"),
     [
         (["data", "--out", "x", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: cannot be read"),
-        (["data", "--out", "x", "--prompts", "README.md"], "README.md, line 1: is not JSON"),
+        (["data", "--out", "x", "--prompts", "k8s/outrider/values.schema.json"], "must hold a list"),
         (["data", "--out", "x", "--layers", "last"], "--layers last: must be whole numbers"),
         (["data", "--out", "README.md"], "README.md"),
         (["data", "--out", "x", "--device", "quantum"], "quantum"),
