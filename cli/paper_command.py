@@ -112,67 +112,38 @@ def disco(
     _measure("disco", options, classifier=classifier)
 
 
-@app.command()
-def fspad(
-    prompts: Prompts = "builtin",
-    model: Model = None,
-    quick: Quick = False,
-    per_task: PerTask = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = 1,
-    out: Out = None,
-    as_json: Json = False,
-    drafter: Drafters = None,
-) -> None:
-    """FSPAD: Table 1 with PLD, Lookahead, Medusa and EAGLE-2, Table 2 with half the tree; EAGLE-2's and best-first trees.
-
-    Rows of heads that are not there are left out; the page says how to train them.
-    """
-    options = _Options(
-        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json, drafters=drafter,
-    )  # fmt: skip
-    _measure("fspad", options)
+# Papers that need nothing else, and what their commands say of themselves.
+_OTHERS = {
+    "fspad": "FSPAD: Table 1 with PLD, Lookahead, Medusa and EAGLE-2, Table 2 with half the tree; EAGLE-2's and best-first "
+    "trees.\n\nRows of heads that are not there are left out; the page says how to train them.",
+    "streaming": "Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams "
+    "(gamma).",
+    "blog": "The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding.",
+}
 
 
-@app.command()
-def streaming(
-    prompts: Prompts = "builtin",
-    model: Model = None,
-    quick: Quick = False,
-    per_task: PerTask = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = 1,
-    out: Out = None,
-    as_json: Json = False,
-    drafter: Drafters = None,
-) -> None:
-    """Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams (gamma)."""
-    options = _Options(
-        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json, drafters=drafter,
-    )  # fmt: skip
-    _measure("streaming", options)
+def _add_command(name: str, about: str) -> None:
+    @app.command(name, help=about)
+    def rerun(
+        prompts: Prompts = "builtin",
+        model: Model = None,
+        quick: Quick = False,
+        per_task: PerTask = None,
+        max_tokens: MaxTokens = None,
+        seed: Seed = 1,
+        out: Out = None,
+        as_json: Json = False,
+        drafter: Drafters = None,
+    ) -> None:
+        options = _Options(
+            prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+            as_json=as_json, drafters=drafter,
+        )  # fmt: skip
+        _measure(name, options)
 
 
-@app.command()
-def blog(
-    prompts: Prompts = "builtin",
-    model: Model = None,
-    quick: Quick = False,
-    per_task: PerTask = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = 1,
-    out: Out = None,
-    as_json: Json = False,
-    drafter: Drafters = None,
-) -> None:
-    """The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding."""
-    options = _Options(
-        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
-        as_json=as_json, drafters=drafter,
-    )  # fmt: skip
-    _measure("blog", options)
+for _name, _about in _OTHERS.items():
+    _add_command(_name, _about)
 
 
 @app.command()

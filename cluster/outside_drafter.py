@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cluster import build
+from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
@@ -19,7 +20,6 @@ from services.drafter.service import DrafterService
 from services.links.grpc_draft import serve_drafter
 from services.links.in_process import InProcessRetrievalLink
 from services.links.tls.component_files import check_files
-from speculation.errors import ConfigurationError
 
 # Seconds that replies under way get when it stops.
 _LAST_WORDS_S = 0.5
@@ -50,7 +50,7 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
         if retrieval is not None:
             await retrieval.start()
         await drafter.start()
-        try:
+        with refused_port("drafter", own.host, own.port):
             server, port = await serve_drafter(
                 observing.drafter(drafter),
                 f"{own.host}:{own.port}",
@@ -59,10 +59,6 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
                 tls,
                 observing.component(settings, "drafter"),
             )
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"cannot listen on {own.host}:{own.port}; choose another drafter.port or drafter.host", about="drafter.port"
-            ) from error
         try:
             yield f"{own.host}:{port}"
         finally:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cluster import build
+from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
 from cluster.ray.internal_token import with_token
@@ -19,7 +20,6 @@ from cluster.settings.component_tls import server_tls
 from cluster.settings.config import Settings
 from services.links.grpc_verifier import serve_verifier
 from services.links.tls.component_files import check_files
-from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from services.verifier.service import VerifierService
@@ -46,7 +46,7 @@ async def verifying(settings: Settings, model: ResolvedModel, lost: asyncio.Even
     settings = with_token(settings)
     async with build.in_process(settings, model) as running:
         observing = running.observing
-        try:
+        with refused_port("verifier", own.host, own.port):
             server, port = await serve_verifier(
                 observing.verifier(running.verifier),
                 f"{own.host}:{own.port}",
@@ -54,11 +54,6 @@ async def verifying(settings: Settings, model: ResolvedModel, lost: asyncio.Even
                 tls,
                 observing.component(settings, "verifier"),
             )
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"cannot listen on {own.host}:{own.port}; choose another verifier.port or verifier.host",
-                about="verifier.port",
-            ) from error
         watching = asyncio.create_task(_watch(running.verifier, lost or asyncio.Event()))
         try:
             yield f"{own.host}:{port}"

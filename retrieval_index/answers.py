@@ -16,14 +16,14 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
 
+from retrieval_index.redis_errors import speaking
 from retrieval_index.sealed_answers import Sealing
 from retrieval_index.urls import without_password
 from speculation import limits
@@ -94,7 +94,7 @@ class RedisAnswers:
         if after and not _PLACE.fullmatch(after):
             raise InvalidArgument("after", repr(after[:40]), "`last` of an earlier answer, or empty")
         keys = self._keys(tenant)
-        async with self._speaking():
+        with speaking(self._origin):
             generation = await self._generation(keys)
             oldest = await self._oldest_allowed()
             begin = f"({after}" if after and int(after.partition("-")[0]) >= oldest else f"{oldest}-0"
@@ -113,7 +113,7 @@ class RedisAnswers:
     async def keep(self, tenant: str, generation: int, drafter: str, tokens: Sequence[int]) -> bool:
         keys, kept = self._keys(tenant), tokens[-min(self._max_tokens, limits.MAX_KEPT_ANSWER) :]
         sealed = self._sealing.seal(kept, keys.answers)
-        async with self._speaking():
+        with speaking(self._origin):
             for _ in range(_TRIES):
                 async with self._redis.pipeline(transaction=True) as together:
                     try:
@@ -136,10 +136,11 @@ class RedisAnswers:
 
     async def forget(self, tenant: str) -> None:
         keys = self._keys(tenant)
-        async with self._speaking(), self._redis.pipeline(transaction=True) as together:
-            together.delete(keys.generation)
-            together.delete(keys.answers)
-            await together.execute()
+        with speaking(self._origin):
+            async with self._redis.pipeline(transaction=True) as together:
+                together.delete(keys.generation)
+                together.delete(keys.answers)
+                await together.execute()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -194,15 +195,6 @@ class RedisAnswers:
     def _keys(self, tenant: str) -> _Keys:
         named = self._sealing.name(_VERSION, self._tokenizer, tenant)
         return _Keys(*(f"outrider:{{{self._name}}}:{kind}:{named}" for kind in ("answers", "generation")))
-
-    @asynccontextmanager
-    async def _speaking(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except redis.exceptions.AuthenticationError as error:
-            raise Unavailable(f"{self._origin} refuses the user or the password: {error}") from error
-        except (redis.exceptions.RedisError, OSError) as error:
-            raise Unavailable(f"{self._origin}: {error}") from error
 
 
 def _number(fields: Mapping[bytes, bytes], name: bytes) -> int:

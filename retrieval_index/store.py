@@ -30,6 +30,7 @@ import redis
 from retrieval_index.cached import PARTIAL, is_whole
 from retrieval_index.manifest import FILE, FilePart, Manifest, part_of, read_manifest, verify
 from retrieval_index.progress import Advance, silent
+from retrieval_index.redis_errors import speaking
 from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
 
@@ -138,7 +139,7 @@ class IndexStore:
         manifest = read_manifest(folder)
         verify(folder, manifest)
         version = manifest.version
-        with self._speaking(), self._publishing(patience_s) as turn:
+        with speaking(self.origin), self._publishing(patience_s) as turn:
             self._sweep(version)
             for name, part in manifest.parts.items():
                 self._upload(folder / name, version, name, part, turn, advance)
@@ -154,7 +155,7 @@ class IndexStore:
         Raises:
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             live = self.live()
             keys = sorted(self._text(key) for key in self._redis.scan_iter(self._key("manifest", "*"), count=1000))
             versions = [key.rpartition(":")[2] for key in keys]
@@ -173,7 +174,7 @@ class IndexStore:
         Raises:
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             found = self._redis.get(self._key("live"))
             return None if found is None else self._text(found)
 
@@ -183,7 +184,7 @@ class IndexStore:
         Raises:
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             entries = cast(list[Any], self._redis.lrange(self._key("history"), 0, _VERSIONS_KEPT - 1))
         return [self._text(entry) for entry in entries]
 
@@ -194,7 +195,7 @@ class IndexStore:
             ConfigurationError: there is no such version, or it is damaged.
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             text = self._redis.get(self._key("manifest", version))
         if text is None:
             raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}", about=version)
@@ -210,7 +211,7 @@ class IndexStore:
             ConfigurationError: there is no such version, or it is damaged.
             Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
-        with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
+        with speaking(self.origin), self._publishing(_TIMEOUT_S) as turn:
             self.manifest(version)
             self._make_live(version, turn)
 
@@ -221,7 +222,7 @@ class IndexStore:
             ConfigurationError: there is none, or it is damaged.
             Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
-        with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
+        with speaking(self.origin), self._publishing(_TIMEOUT_S) as turn:
             history = self.history()
             if len(history) < 2:
                 raise ConfigurationError(
@@ -238,7 +239,7 @@ class IndexStore:
             ConfigurationError: it is live, or there is no such version.
             Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
-        with self._speaking(), self._publishing(_TIMEOUT_S):
+        with speaking(self.origin), self._publishing(_TIMEOUT_S):
             if version == self.live():
                 raise ConfigurationError(
                     f"version {version} of {self._name} is live: promote another one first", about=version
@@ -265,7 +266,7 @@ class IndexStore:
         partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}"
         partial.mkdir(parents=True)
         try:
-            with self._speaking():
+            with speaking(self.origin):
                 for name, part in manifest.parts.items():
                     self._download(partial / name, version, name, part)
             (partial / FILE).write_text(manifest.to_json())
@@ -285,7 +286,7 @@ class IndexStore:
         Raises:
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             latest = cast(list[Any], self._redis.xrevrange(self._key("changes"), count=1))
         return self._text(latest[0][0]) if latest else "0"
 
@@ -298,7 +299,7 @@ class IndexStore:
         Raises:
             Unavailable: Redis cannot be reached or refuses.
         """
-        with self._speaking():
+        with speaking(self.origin):
             block = int(1000 * min(seconds, _TIMEOUT_S / 2))
             found = cast(Any, self._redis.xread({self._key("changes"): after}, block=block))
         if not found:
@@ -379,18 +380,6 @@ class IndexStore:
             yield turn
         finally:
             turn.end()
-
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        try:
-            yield
-        except redis.exceptions.AuthenticationError as error:
-            raise Unavailable(f"{self.origin} refuses the user or the password: {error}") from error
-        except redis.exceptions.RedisError as error:
-            raise Unavailable(f"{self.origin}: {error}") from error
-        except TypeError as error:
-            # redis-py reads the options of the URL only when it connects.
-            raise ConfigurationError(f"an option of the URL is unknown ({error})", field=self.origin) from error
 
     def _key(self, *parts: str) -> str:
         return ":".join(("outrider", "{" + self._name + "}", *parts))

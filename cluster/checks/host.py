@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import shutil
 import tempfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -104,4 +105,19 @@ def check_interface(name: str, host: str) -> None:
             field=name,
             value=host,
             allowed=f"the address of one of this machine's interfaces ({getattr(error, 'strerror', None) or error})",
+        ) from error
+
+
+@contextlib.contextmanager
+def refused_port(component: str, host: str, port: int) -> Iterator[None]:
+    """Start a component's gRPC server in the block.
+
+    Raises:
+        ConfigurationError: it cannot listen there; names the settings.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}; choose another {component}.port or {component}.host", about=f"{component}.port"
         ) from error

@@ -278,6 +278,12 @@ async def test_without_redis_drafts_go_on_and_forgetting_says_so(tmp_path: Path)
         await service.stop()
 
 
+async def test_an_unknown_option_of_the_url_is_named(url: str) -> None:
+    async with store(f"{url}?nonsense=1", "option") as kept:
+        with refuses(ConfigurationError, says="nonsense"):
+            await kept.recall("me", "", "a")
+
+
 async def test_a_retrieval_service_without_a_store_says_so() -> None:
     async with over_grpc(None) as link, asyncio.timeout(PATIENCE_S):
         with pytest.raises(OutriderError):
