@@ -56,6 +56,9 @@ def make(config: DrafterConfig) -> DraftModelSource:
     """
     trained = config.trained
     folder, target = trained.weights_of(NAME)
+    if trained.device == "cpu":
+        # Before the weights are read: reading is parallel too, and a team of threads stays with the thread that had one.
+        use_threads(_THREADS)
     check_folder(folder)
     check_shared(folder, target)
     vocabulary = map_vocabularies(folder, target)
@@ -64,8 +67,6 @@ def make(config: DrafterConfig) -> DraftModelSource:
     if lm is None:
         lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.dtype), folder, kept)
     positions = text_config(read_json(folder / "config.json", "draft model")).get("max_position_embeddings")
-    if trained.device == "cpu":
-        use_threads(_THREADS)
     return DraftModelSource(
         lm,
         vocabulary,
