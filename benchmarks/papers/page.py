@@ -19,6 +19,11 @@ Made by `outrider paper page`; not written by hand. Each section is made from th
 with our own engine on one machine, one request at a time. The last column has the paper's figures, from other models and
 other machines; the footnotes say what else is not the paper's experiment. Every row that decodes is compared with plain
 decoding, token for token: the column `= plain` counts the answers that are equal.
+
+τ is the number of tokens per pass of the target. The column `a step costs` tells what a step takes, drafting included, in
+passes of plain decoding. A strategy pays where that is below τ; `auto` leaves it alone where it is not. Rows draft as many
+tokens as their paper does, whatever that costs: on a GPU that waits for memory sixty drafted tokens are nearly free, on a
+few cores each of them is paid for.
 """
 
 

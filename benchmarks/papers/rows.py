@@ -122,6 +122,16 @@ def _over(above: float, below: float) -> float:
     return above / below if below else float("nan")
 
 
+def step_cost(answers: Answers) -> float:
+    """Seconds of a step over those of plain decoding's. Drafting pays where this is below tau."""
+    return _over(_step_seconds(answers, "steps"), _step_seconds(answers, "plain_steps"))
+
+
+def _step_seconds(answers: Answers, steps: str) -> float:
+    taken = [seconds for each in answers for seconds, _ in each[steps] if seconds]
+    return statistics.fmean(taken) if taken else 0.0
+
+
 def same(answers: Answers) -> str:
     """How many answers equal plain decoding's."""
     equal = sum(each["differs_at"] is None for each in answers)
@@ -135,6 +145,9 @@ class Column:
     title: str
     figure: Callable[[Answers], str]
     task: str | None = None
+
+
+STEP_COST = Column(title="a step costs", figure=lambda answers: f"{step_cost(answers):.1f}")
 
 
 def figure_table(title: str, rows: Iterable[str], results: Results, columns: Sequence[Column], note: str = "") -> Table:
@@ -153,11 +166,12 @@ def figure_table(title: str, rows: Iterable[str], results: Results, columns: Seq
 
 
 def usual_columns(results: Results, rows: Iterable[str]) -> list[Column]:
-    """Speed-up and tau over all answers, and of each task where there are several."""
+    """Speed-up, tau and a step's cost over all answers, and the first two of each task where there are several."""
     tasks = list(dict.fromkeys(each["task"] for name in rows if name in results for each in results[name]["answers"]))
     columns = [
         Column(title="speed-up", figure=lambda a: f"{speed_up(a):.2f}x"),
         Column(title="τ", figure=lambda a: f"{tau(a):.2f}"),
+        STEP_COST,
     ]
     if len(tasks) > 1:
         columns += [Column(title=task, figure=lambda a: f"{speed_up(a):.2f}x, {tau(a):.2f}", task=task) for task in tasks]

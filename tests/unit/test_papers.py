@@ -15,7 +15,7 @@ from benchmarks.bench.records import Request
 from benchmarks.papers import disco, spectra
 from benchmarks.papers.engine import PLAIN, Decoded, RowDrafting, differs_at
 from benchmarks.papers.page import PaperSection, section_text, write_page
-from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, tau
+from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, step_cost, tau
 from benchmarks.papers.run import changed_answers, measure_units
 from benchmarks.papers.store import PaperFolder, read_run
 from speculation.errors import ConfigurationError
@@ -130,6 +130,8 @@ def test_figures_of_a_row() -> None:
     # 0.3 seconds from the first token to the last, against 0.1; in the steps after the first, 10 and 20 tokens a second.
     assert speed_up(answers) == pytest.approx(3.0)
     assert macro_speed_up(answers) == pytest.approx(2.0)
+    # Which is two tokens in as long as plain decoding takes for one.
+    assert step_cost(answers) == pytest.approx(1.0)
 
 
 def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Path) -> None:
@@ -142,7 +144,10 @@ def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Pat
     write_page(page, [section(run)], ["disco"], page.parent / "plots" / "papers")
     text = page.read_text()
     # The paper's own figure of Table 1, and the row's of Table 2.
-    assert "| ANPD | 3.00x | 2.00 | 3 of 3 | 1.43x |" in text and "| CORE Module | 3.00x | 2.00 | 3 of 3 | 9.99x |" in text
+    assert (
+        "| ANPD | 3.00x | 2.00 | 1.0 | 3 of 3 | 1.43x |" in text
+        and "| CORE Module | 3.00x | 2.00 | 1.0 | 3 of 3 | 9.99x |" in text
+    )
     assert "1. A quick run" in text and "2. Beads, not tensors." in text
     assert "an abacus (avx2), 2 threads" in text and "seeds from 1" in text
     assert "Not measured yet: lookahead." in text and "Not measured: `outrider paper disco` does it." in text
