@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from benchmarks.bench.results import RESULTS, read_results
 from benchmarks.bench.tables import Table, markdown, number, ratio
 from benchmarks.inflate import inflate
 from cluster.models.target import BUILT_IN, as_float32, resolve
-from services.machine import cache_folder
+from services.machine import cache_folder, cores, processor
+from services.verifier.kernels.native.library import instruction_sets
 
 HEADING = "## The same answers from slower models"
 # One each of: much of the answer stands in the prompt, its parts resemble each other, nobody can guess it.
@@ -166,7 +168,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="outrider-sizes-") as scratch:
             found[size] = _of_size(SHAPES[size], small, Path(scratch), bench)
     made = table(found, arguments.strategy)
-    about = f"Written by `python -m lab.model_sizes --into` this page, with answers of at most {arguments.tokens} tokens."
+    machine = f"{cores()} cores of an {processor()}, {next(iter(instruction_sets()), 'no kernels of our own')}"
+    about = (
+        f"Written by `python -m lab.model_sizes --into` this page on {datetime.now(UTC):%Y-%m-%d}: {machine}, weights in\n"
+        f"bfloat16, {len(PROMPTS)} prompts, answers of at most {arguments.tokens} tokens."
+    )
     print(section(made, about))
     if arguments.into is not None:
         arguments.into.write_text(put_into(arguments.into.read_text(), section(made, about)))

@@ -43,11 +43,15 @@ def test_with_keys_and_tls_it_is_asked_from_outside(tmp_path: Path) -> None:
     assert "kubectl exec" not in said
 
 
+KEPT = {"indexRedis__answersSecretName": "answers", "responsesRedis__passwordSecretName": "responses"}
+
+
+@pytest.mark.parametrize("more", [{}, KEPT], ids=["alone", "kept"])
 @pytest.mark.parametrize("profile", ["one-h100", "multi-node", "locked-down"])
-def test_every_secret_that_pods_wait_for_is_named(profile: str, tmp_path: Path) -> None:
-    said = notes(profile, tmp_path)
+def test_every_secret_that_pods_wait_for_is_named(profile: str, more: dict[str, str], tmp_path: Path) -> None:
+    said = notes(profile, tmp_path, *(f"--set={name.replace('__', '.')}={value}" for name, value in more.items()))
     wanted = set()
-    for manifest in render(profile):
+    for manifest in render(profile, **more):
         for template in pod_templates(manifest):
             pod = template["spec"]
             wanted |= {volume["secret"]["secretName"] for volume in pod.get("volumes", ()) if "secret" in volume}
@@ -56,6 +60,7 @@ def test_every_secret_that_pods_wait_for_is_named(profile: str, tmp_path: Path) 
                 wanted |= {each["name"] for each in sources if each}
         if manifest["kind"] == "RayService":
             wanted |= {manifest["spec"]["rayClusterConfig"]["authOptions"]["secretName"]}
+    assert wanted >= set(more.values())
     named = said[said.index("These secrets must be in ai") :].split("\n\n")[0]
     assert {line.split()[0] for line in named.splitlines()[1:]} == wanted
 

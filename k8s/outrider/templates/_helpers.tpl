@@ -83,6 +83,10 @@ matchExpressions:
 {{ . }} with auth_token{{ end }}
 {{- with $values.indexRedis.urlSecretName }}
 {{ . }} with {{ $values.indexRedis.urlSecretKey }}{{ end }}
+{{- with $values.indexRedis.answersSecretName }}
+{{ . }} with {{ $values.indexRedis.answersSecretKey }}{{ end }}
+{{- with $values.responsesRedis.passwordSecretName }}
+{{ . }} with {{ $values.responsesRedis.passwordSecretKey }}{{ end }}
 {{- if $values.redis.enabled }}
 {{ $values.redis.passwordSecretName }} with {{ $values.redis.passwordSecretKey }}{{ if $values.redis.index }}, {{ $values.redis.readerSecretKey }}, {{ $values.redis.publisherSecretKey }}{{ end }}{{ end }}
 {{- with $values.ray.gcsFaultTolerance }}{{ if .enabled }}{{ with .passwordSecretName }}
