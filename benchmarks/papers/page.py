@@ -106,7 +106,7 @@ def _facts(section: PaperSection) -> list[str]:
         ("model", run["model"]),
         ("prompts", _asked(run)),
         ("machine", f"{run['processor']} ({run['instructions']}), {run['threads']} threads"),
-        ("measured", f"{', '.join(days) or 'nothing'}; {minutes:.0f} minutes; commit {', '.join(commits) or '–'}"),
+        ("measured", f"{', '.join(days) or 'nothing'}; {minutes:.0f} min; commit {', '.join(commits) or '–'}"),
     )
     return [f"- {name}: {value}" for name, value in facts]
 
