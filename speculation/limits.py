@@ -11,8 +11,8 @@ MAX_LOGIT_BIAS, MAX_LOGPROBS = 1024, 20
 MAX_GRAMMAR_CHARACTERS, MAX_MESSAGES = 65_536, 1024
 MAX_TREE_NODES = 512
 MAX_SOURCES, MAX_SOURCE_NAME = 16, 64
-# Strategies that one answer is compared with.
-MAX_COMPARED = 8
+# Strategies that one answer is compared with; characters of the name that requests have in common.
+MAX_COMPARED, MAX_GROUP_CHARACTERS = 8, 64
 MAX_PROPOSAL, MAX_ASSUMED = 256, 512
 MAX_TOP_IDS, MAX_LAYERS = 64, 16
 MAX_SESSION_TOKENS, MAX_UINT64 = 1 << 20, (1 << 64) - 1

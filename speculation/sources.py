@@ -78,6 +78,8 @@ MEASURED = (AUTO, "blend", "autoregressive")
 WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("retrieval", "semantic"))
 # The source that a strategy uses as well, and first, where a request has a prediction of its answer.
 WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
+# Sources that draft from other answers: the tenant's, and those of its requests that have the same group.
+FROM_ANSWERS = frozenset({"suffix"})
 # Of sources that run a model, a strategy uses the first that the server has: several would share the cores or the device.
 _TRAINED = ("fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa")
 WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)

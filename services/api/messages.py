@@ -160,7 +160,9 @@ class ClientRequest:
         skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
         weight: the tenant's share of the verifier's time when it is short.
-        cache_salt, priority, group: as in ``GenerationRequest``.
+        cache_salt, priority: as in ``GenerationRequest``.
+        group: the user's name for requests that draft from each other's answers while these are written; empty: none.
+        siblings: what answers to one input that were asked for together have in common; empty: there is one alone.
         private: what is sent of the answer tells nothing of its drafts, and none come from others' texts; None: as the
             server does by default.
         how: of the user's call.
@@ -189,6 +191,7 @@ class ClientRequest:
     cache_salt: str = ""
     priority: int = 0
     group: str = ""
+    siblings: str = ""
     most_tokens: int | None = None
     private: bool | None = None
     how: HowAsked = HowAsked()

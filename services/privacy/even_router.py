@@ -44,6 +44,8 @@ class EvenRouter(PassingRouter):
             raise InvalidArgument("speculation.report", request.report, f"none, or unset: {why}")
         if request.compare:
             raise InvalidArgument("speculation.compare", ", ".join(request.compare), f"unset: {why}")
+        if request.group:
+            raise InvalidArgument("speculation.group", request.group, f"unset: {why}")
 
     async def _evenly(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         clock, began, ticks = asyncio.get_running_loop().time, asyncio.get_running_loop().time(), 0

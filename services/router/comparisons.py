@@ -54,7 +54,7 @@ def plan_comparisons(request: ClientRequest, config: StrategyConfig) -> tuple[Pl
 
 def _planned(request: ClientRequest, name: str, config: StrategyConfig) -> PlannedComparison:
     predicted = request.prediction if name in WHERE_PREDICTED else ""
-    asked = replace(request, strategy=name, num_speculative_tokens=None, prediction=predicted, report="none")
+    asked = replace(request, strategy=name, num_speculative_tokens=None, prediction=predicted, group="", report="none")
     try:
         plan = make_plan(asked, config)
     except InvalidArgument as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import secrets
 import time
@@ -252,8 +254,7 @@ class RouterService:
             weight=request.weight,
             cache_salt=request.cache_salt,
             priority=request.priority,
-            # A private request drafts from no other's text.
-            group="" if request.private else request.group,
+            group=_beside(request),
             traceparent=request.traceparent,
             tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.
@@ -286,3 +287,16 @@ class RouterService:
         if not ids:
             raise InvalidArgument("prompt", "empty", "at least one token, character or message")
         return ids
+
+
+def _beside(request: ClientRequest) -> str:
+    """What the requests have in common that may draft from each other's answers; empty: none may.
+
+    No other tenant can name a tenant's group, nor can who has another salt. A private request drafts from no other's text.
+    """
+    if request.private:
+        return ""
+    if not request.group:
+        return request.siblings
+    named = json.dumps([request.tenant, request.cache_salt, request.group])
+    return hashlib.sha256(named.encode()).hexdigest()[:32]

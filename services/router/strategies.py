@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import (
     AUTO,
+    FROM_ANSWERS,
     MEASURED,
     SOURCES,
     STRATEGIES,
@@ -110,7 +111,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
 
     Raises:
         InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
-            drafts nothing from its prediction; or num_speculative_tokens is out of range.
+            drafts nothing from its prediction or its group; or num_speculative_tokens is out of range.
     """
     check_named(request, config)
     strategy = request.strategy if request.strategy is not None else config.strategy
@@ -127,6 +128,8 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
             raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
     if request.prediction:
         sources = (_predicted(strategy, request.prediction, nodes), *sources)
+    if request.group:
+        _check_group(request.group, strategy, sources, nodes)
     specs = [SOURCES[source] for source in sources]
     return Plan(
         strategy=strategy,
@@ -155,6 +158,18 @@ def _predicted(strategy: str, prediction: str, nodes: int) -> str:
     if not nodes:
         raise InvalidArgument("prediction", shown, "unset where num_speculative_tokens is 0: nothing is drafted")
     return WHERE_PREDICTED[strategy]
+
+
+def _check_group(group: str, strategy: str, sources: Collection[str], nodes: int) -> None:
+    """Refuse a group that would be ignored."""
+    field, most = "speculation.group", limits.MAX_GROUP_CHARACTERS
+    if len(group) > most:
+        raise InvalidArgument(field, f"{len(group)} characters", f"at most {most} characters")
+    if FROM_ANSWERS.isdisjoint(sources):
+        using = ", ".join(sorted(name for name, own in STRATEGIES.items() if not FROM_ANSWERS.isdisjoint(own)))
+        raise InvalidArgument(field, group, f"unset with the strategy {strategy}: only {using} draft from other answers")
+    if not nodes:
+        raise InvalidArgument(field, group, "unset where num_speculative_tokens is 0: nothing is drafted")
 
 
 def _reads_index(strategy: str) -> list[bool]:

@@ -191,7 +191,9 @@ def test_the_indexs_redis_has_users_with_the_rules_of_the_package() -> None:
 
 
 def test_the_password_of_stored_responses_reaches_who_builds_the_application() -> None:
-    made = templates(render(EVERYTHING, {"responsesRedis": {"passwordSecretName": "responses", "passwordSecretKey": "word"}}))
+    made = templates(
+        render(EVERYTHING, {"responsesRedis": {"passwordSecretName": "responses", "passwordSecretKey": "word"}})
+    )
     told = {group: {each["name"]: each for each in pod["spec"]["containers"][0]["env"]} for group, pod in made.items()}
     name = "OUTRIDER_SERVER__STORED_RESPONSES_REDIS_PASSWORD"
     assert told["head"][name]["valueFrom"]["secretKeyRef"] == {"name": "responses", "key": "word"}

@@ -245,3 +245,8 @@ def test_reports_of_drafts_are_refused(report: Report) -> None:
 def test_comparisons_are_refused() -> None:
     with refuses(InvalidArgument, field="speculation.compare", value="suffix", allowed="unset: the answer is private"):
         EvenRouter(Decoding(2), PRIVACY).generate(asked(1, private=True, compare=("suffix",)))
+
+
+def test_groups_are_refused() -> None:
+    with refuses(InvalidArgument, field="speculation.group", value="g", allowed="unset: the answer is private"):
+        EvenRouter(Decoding(2), PRIVACY).generate(asked(1, private=True, group="g"))

@@ -456,6 +456,7 @@ class SpeculationParams(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     COMPARE_FIELD_NUMBER: _builtins.int
     EFFORT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """Name of a strategy (see ListModels). Unset: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -473,6 +474,11 @@ class SpeculationParams(_message.Message):
     as far as that makes the answer faster. Unset: "measured" for auto and blend, "paper" for other strategies. It is the same
     answer.
     """
+    group: _builtins.str
+    """The caller's own name for requests that belong together, such as attempts at one task: they draft from each other's answers
+    while these are written. At most 64 characters; empty: none. No other tenant's request shares it. Refused with strategies
+    that do not draft from other answers, and of private answers.
+    """
     @_builtins.property
     def compare(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of strategies of which the answer's end says what they would have made of it (Complete.comparisons), each once, at
@@ -489,10 +495,11 @@ class SpeculationParams(_message.Message):
         report: _builtins.str | None = ...,
         compare: _abc.Iterable[_builtins.str] | None = ...,
         effort: _builtins.str | None = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "effort", b"effort", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "effort", b"effort", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "effort", b"effort", "group", b"group", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015

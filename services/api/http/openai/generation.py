@@ -45,7 +45,7 @@ _GRAMMAR = "structured_outputs.grammar"
 # Seeds are drawn so that every JSON reader keeps them exact.
 _SEED_BITS = 52
 # Of the name that the answers to one prompt have in common.
-_GROUP_BYTES = 8
+_SIBLINGS_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,38 +110,36 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     )
     requests, thinking = [], []
     for ids in prompts:
-        group = secrets.token_hex(_GROUP_BYTES) if asked.n > 1 else ""
+        siblings = secrets.token_hex(_SIBLINGS_BYTES) if asked.n > 1 else ""
         thinking.append(thinks := chats and await begins_thought(ids, asked, router, card))
         sampling = _completed(asked, card, len(ids), base.most_tokens, thinking=thinks)
-        for choice in range(asked.n):
-            requests.append(
-                replace(
-                    base,
-                    input=ids,
-                    chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
-                    of_conversation=chats,
-                    infill=asked.infill,
-                    sampling=replace(sampling, seed=(seed + choice) % 2**64),
-                    model=asked.model,
-                    strategy=asked.strategy,
-                    num_speculative_tokens=asked.num_speculative_tokens,
-                    acceptance=asked.acceptance,
-                    effort=asked.effort,
-                    report=asked.report,
-                    compare=asked.compare,
-                    prediction=asked.prediction,
-                    cache_salt=asked.cache_salt,
-                    priority=asked.priority,
-                    group=group,
-                    private=asked.private,
-                    skip_special_tokens=asked.skip_special_tokens,
-                    how=how,
-                )
+        requests += [
+            replace(
+                base,
+                input=ids,
+                chat=ChatOptions(continue_final_message=asked.chat.continue_final_message),
+                of_conversation=chats,
+                infill=asked.infill,
+                sampling=replace(sampling, seed=(seed + choice) % 2**64),
+                model=asked.model,
+                strategy=asked.strategy,
+                num_speculative_tokens=asked.num_speculative_tokens,
+                acceptance=asked.acceptance,
+                effort=asked.effort,
+                report=asked.report,
+                compare=asked.compare,
+                prediction=asked.prediction,
+                cache_salt=asked.cache_salt,
+                priority=asked.priority,
+                group=asked.group,
+                siblings=siblings,
+                private=asked.private,
+                skip_special_tokens=asked.skip_special_tokens,
+                how=how,
             )
-    wanted = sum(request.sampling.max_tokens or 0 for request in requests)
-    if wanted > _CONTEXTS * card.max_model_len:
-        most = _CONTEXTS * card.max_model_len
-        raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
+            for choice in range(asked.n)
+        ]
+    _check_together(asked, requests, card)
     echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
     return Prepared(
         card=card,
@@ -151,6 +149,12 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
         ignored=ignored,
         thinking=tuple(thinking),
     )
+
+
+def _check_together(asked: Asked, requests: Sequence[ClientRequest], card: ModelCard) -> None:
+    wanted, most = sum(request.sampling.max_tokens or 0 for request in requests), _CONTEXTS * card.max_model_len
+    if wanted > most:
+        raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
 
 
 async def fitted(asked: Asked, router: RouterPort, *, strict: bool) -> tuple[ModelCard, Asked, tuple[str, ...]]:

@@ -38,6 +38,11 @@ class Speculation(Declared):
         description="paper: each step waits for a draft and checks all of it; measured: as far as that pays; unset: "
         "measured for auto and blend, paper for other strategies",
     )
+    group: str | None = Field(
+        None,
+        max_length=limits.MAX_GROUP_CHARACTERS,
+        description="the caller's name for requests that draft from each other's answers while these are written",
+    )
     report: Report | None = Field(
         None, description="sources: who guessed each token; trees: also what each pass checked; none: nothing"
     )
