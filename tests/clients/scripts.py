@@ -87,6 +87,8 @@ def environment(cache: Path) -> dict[str, str]:
         "UV_CACHE_DIR": str(cache / "uv"),
         "UV_EXCLUDE_NEWER": BEFORE,
         "UV_PYTHON": sys.executable,
+        # Where pip finds PyTorch for CPUs, uv does.
+        "UV_FIND_LINKS": os.environ.get("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", "")),
         "SSL_CERT_FILE": os.environ.get("SSL_CERT_FILE", os.environ.get("PIP_CERT", "")),
         "npm_config_cache": str(cache / "npm-cache"),
         # Some would ask their makers' servers, or the hub.

@@ -30,8 +30,8 @@ again with the seed of the first answer. A cell is "yes" where, on both, the cli
 - **structured**: an object that satisfies the schema, the one that plain HTTP gives.
 
 "no" and "—" (there is no such thing, or it was not tried) are explained below the table. The files are in `tests/clients/`. They pin the client, and of what it needs in turn the
-newest releases before {BEFORE} are taken; clients for Node are the newest that run on Node 20. `vllm bench serve` and guidellm are not among them, since they bring gigabytes of CUDA and a
-PyTorch of their own; [Metrics](how-to/metrics.md) says how the first one is used.
+newest releases before {BEFORE} are taken; clients for Node are the newest that run on Node 20. `vllm bench serve` and guidellm need a PyTorch: the one for CPUs where `UV_FIND_LINKS` has it,
+else PyPI's with gigabytes of CUDA. `vllm bench serve` runs without the packages that vLLM needs on GPUs; [Metrics](how-to/metrics.md) says how it shows acceptance.
 
 """
 
