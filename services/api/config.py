@@ -54,9 +54,13 @@ class PublicServerConfig:
     ] = None
     tls: TlsFiles | None = None
     reflection: Annotated[bool, Setting("whether tools such as grpcurl may list the gRPC services")] = True
+    # Seven eighths of them are more than a thousand, which benchmarks send at once from one address.
     max_concurrent_requests: Annotated[
-        int, Setting("most calls at once, health checks aside; further ones are refused", ge=1)
-    ] = 1024
+        int,
+        Setting(
+            "most calls at once, health checks aside; further ones are refused; an address may have seven eighths", ge=1
+        ),
+    ] = 1280
     max_connections: Annotated[int, Setting("most connections at once; further ones are closed", ge=1)] = 1024
     idle_timeout_s: Annotated[
         float, Setting("seconds after which a connection without a call is closed", ge=1, le=86400)

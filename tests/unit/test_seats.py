@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from services.api.config import PublicServerConfig
 from services.api.seats import Seats, sharer_at
 from speculation.errors import ResourceExhausted
 
@@ -34,6 +35,11 @@ def test_one_address_leaves_seats_to_others() -> None:
     with ExitStack() as all_of_them:
         assert fill(seats, "ipv4:2.2.2.2", all_of_them) == 56
     assert not seats._of
+
+
+def test_by_default_a_thousand_calls_of_one_address_are_taken() -> None:
+    with ExitStack() as benchmark:
+        assert fill(Seats(PublicServerConfig().max_concurrent_requests, "all"), "ipv4:1.1.1.1", benchmark) >= 1000
 
 
 def test_of_a_few_seats_none_is_kept() -> None:
