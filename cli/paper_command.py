@@ -230,7 +230,7 @@ def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Ma
     from retrieval_index.manifest import read_manifest
     from services.machine import cores, processor
     from services.model_files.folder import model_fingerprint, tokenizer_digest
-    from services.verifier.kernels.native.library import instruction_sets
+    from services.verifier.kernels.native.library import instructions
 
     versions = {}
     for key, folder in (("index", config.index), ("unfiltered_index", config.unfiltered_index)):
@@ -249,7 +249,7 @@ def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Ma
         "seed": config.seed,
         "quick": options.quick,
         "processor": processor(),
-        "instructions": next(iter(instruction_sets()), "no kernels of our own"),
+        "instructions": instructions(),
         "threads": config.settings.verifier.threads or cores(),
         "classifier": _digest(config.classifier),
         "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(checkpoints.items())},

@@ -32,7 +32,7 @@ from benchmarks.bench.tables import Table, markdown, number, ratio
 from benchmarks.inflate import inflate
 from cluster.models.target import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder, cores, processor
-from services.verifier.kernels.native.library import instruction_sets
+from services.verifier.kernels.native.library import instructions
 
 HEADING = "## The same answers from slower models"
 # One each of: much of the answer stands in the prompt, its parts resemble each other, nobody can guess it.
@@ -168,7 +168,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="outrider-sizes-") as scratch:
             found[size] = _of_size(SHAPES[size], small, Path(scratch), bench)
     made = table(found, arguments.strategy)
-    machine = f"{cores()} cores of an {processor()}, {next(iter(instruction_sets()), 'no kernels of our own')}"
+    machine = f"{cores()} cores of an {processor()}, {instructions()}"
     about = (
         f"Written by `python -m lab.model_sizes --into` this page on {datetime.now(UTC):%Y-%m-%d}: {machine}, weights in\n"
         f"bfloat16, {len(PROMPTS)} prompts, answers of at most {arguments.tokens} tokens."

@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out
 from benchmarks.papers.engine import RowDrafting, with_trained
-from benchmarks.papers.rows import STEP_COST, Answers, Column, DecodedRow, figure_table, speed_up, tau
+from benchmarks.papers.rows import SPEED_UP, STEP_COST, TAU, Answers, Column, DecodedRow, figure_table
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import DrafterConfig, PromptLookupConfig, StopConfig
@@ -77,8 +77,8 @@ _COLUMNS = (
     Column(title="seconds", figure=lambda answers: f"{sum(each['seconds'] for each in answers):.1f}"),
     Column(title="plain, seconds", figure=lambda answers: f"{sum(each['plain_s'] for each in answers):.1f}"),
     Column(title="tokens/s", figure=_tokens_per_second),
-    Column(title="speed-up", figure=lambda answers: f"{speed_up(answers):.2f}x"),
-    Column(title="τ", figure=lambda answers: f"{tau(answers):.2f}"),
+    SPEED_UP,
+    TAU,
     STEP_COST,
 )
 

@@ -147,6 +147,8 @@ class Column:
     task: str | None = None
 
 
+SPEED_UP = Column(title="speed-up", figure=lambda answers: f"{speed_up(answers):.2f}x")
+TAU = Column(title="τ", figure=lambda answers: f"{tau(answers):.2f}")
 STEP_COST = Column(title="a step costs", figure=lambda answers: f"{step_cost(answers):.1f}")
 
 
@@ -168,11 +170,7 @@ def figure_table(title: str, rows: Iterable[str], results: Results, columns: Seq
 def usual_columns(results: Results, rows: Iterable[str]) -> list[Column]:
     """Speed-up, tau and a step's cost over all answers, and the first two of each task where there are several."""
     tasks = list(dict.fromkeys(each["task"] for name in rows if name in results for each in results[name]["answers"]))
-    columns = [
-        Column(title="speed-up", figure=lambda a: f"{speed_up(a):.2f}x"),
-        Column(title="τ", figure=lambda a: f"{tau(a):.2f}"),
-        STEP_COST,
-    ]
+    columns = [SPEED_UP, TAU, STEP_COST]
     if len(tasks) > 1:
         columns += [Column(title=task, figure=lambda a: f"{speed_up(a):.2f}x, {tau(a):.2f}", task=task) for task in tasks]
     return columns

@@ -8,7 +8,7 @@ from typing import Literal
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out, needed, parameters
 from benchmarks.papers.engine import RowDrafting, with_trained
-from benchmarks.papers.rows import STEP_COST, Answers, Column, DecodedRow, figure_table, passes, speed_up
+from benchmarks.papers.rows import SPEED_UP, STEP_COST, Answers, Column, DecodedRow, figure_table, passes
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import StopConfig
@@ -124,7 +124,7 @@ def _drafted(answers: Answers) -> str:
 
 
 _USUAL = (
-    Column(title="speed-up", figure=lambda answers: f"{speed_up(answers):.2f}x"),
+    SPEED_UP,
     Column(title="call reduction", figure=_reduction),
     STEP_COST,
 )

@@ -51,6 +51,11 @@ class Library:
     functions: ctypes.CDLL
 
 
+def instructions() -> str:
+    """What a measurement on this machine says of its kernels: the instruction set that they use unless told otherwise."""
+    return next(iter(instruction_sets()), "no kernels of our own")
+
+
 def instruction_sets() -> list[str]:
     """Instruction sets that this processor reports, widest vectors first."""
     flags = processor_flags()
