@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,17 @@ from numpy.typing import NDArray
 from retrieval_index import ngram_trie, plot
 from retrieval_index import observed_successors as successors
 from retrieval_index.corpus import Document
-from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, SEMANTIC, Manifest, part_of
+from retrieval_index.manifest import (
+    FILE,
+    MAX_DEPTH,
+    MAX_SHARDS,
+    MIN_DEPTH,
+    SEMANTIC,
+    Manifest,
+    part_names,
+    part_of,
+    trie_files,
+)
 from retrieval_index.perplexity import Scorer
 from retrieval_index.progress import Advance, batches, silent
 from retrieval_index.scores import ScoreFile, limit_for
@@ -111,11 +122,9 @@ def build_index(
     finished = out / _WORKING
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
-    advance("building the trie", 0, 1)
-    grams, count = ngram_trie.build(kept, config.depth, finished)
+    grams, shards = ngram_trie.build(kept, config.depth, finished, advance=partial(advance, "building the trie"))
     if not grams:
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep", about="--keep")
-    advance("building the trie", 1, 1)
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
     states = StateFile(out / _SCORES, key)
     if config.semantic:
@@ -127,10 +136,11 @@ def build_index(
         vocab_size=target.vocab_size,
         documents=len(documents),
         kept=len(kept),
-        tokens=count,
+        tokens=sum(map(len, kept)),
         depth=config.depth,
         perplexity_limit=limit,
-        parts={name: part_of(finished / name) for name in (*PARTS, *(SEMANTIC if config.semantic else ()))},
+        parts={name: part_of(finished / name) for name in part_names(len(shards), semantic=config.semantic)},
+        shards=shards,
     )
     _put_in_place(finished, out, manifest)
     finished.rmdir()
@@ -166,7 +176,7 @@ def _check_out(out: Path) -> None:
 
 def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
     # A folder without a manifest is not an index: the old one is removed first, the new one is written last.
-    for name in (FILE, *SEMANTIC):
+    for name in (FILE, *SEMANTIC, *(name for shard in range(1, MAX_SHARDS) for name in trie_files(shard))):
         (out / name).unlink(missing_ok=True)
     for file in finished.iterdir():
         os.replace(file, out / file.name)

@@ -34,7 +34,7 @@ class Index:
 
     def __init__(self, folder: Path, manifest: Manifest, state_width: int | None = None) -> None:
         self.manifest = manifest
-        self._trie = NgramTrie(folder, manifest.depth)
+        self._trie = NgramTrie(folder, manifest.depth, manifest.shards)
         self._states = None if state_width is None else _map_states(folder, state_width)
         self._version = manifest.version
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from speculation.successor_table import FILE as SUCCESSORS
 
 FILE = "manifest.json"
 FORMAT = 1
-# The only file names allowed, so that no name in a downloaded manifest can become a path.
-PARTS = ("ngrams.marisa", "counts.bin", SUCCESSORS)
+# Most tries of an index.
+MAX_SHARDS = 999
 # Additional files of an index with hidden states.
 STATES, TOKENS = "states.faiss", "tokens.bin"
 SEMANTIC = (STATES, TOKENS)
@@ -24,6 +25,18 @@ END = 2**32 - 1
 MIN_DEPTH, MAX_DEPTH = 4, 64
 # No real manifest is larger.
 MAX_MANIFEST_BYTES = 1 << 20
+
+
+def trie_files(shard: int) -> tuple[str, str]:
+    """Names of a trie and of its counts."""
+    number = f"-{shard:03}" if shard else ""
+    return f"ngrams{number}.marisa", f"counts{number}.bin"
+
+
+def part_names(shards: int, *, semantic: bool) -> tuple[str, ...]:
+    """The files of an index. No others are allowed, so that no name in a downloaded manifest can become a path."""
+    tries = [name for shard in range(shards) for name in trie_files(shard)]
+    return (*tries, SUCCESSORS, *(SEMANTIC if semantic else ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +60,7 @@ class Manifest:
         depth: longest n-gram, in tokens.
         perplexity_limit: highest perplexity that was kept; None: no document was dropped.
         parts: files by name.
+        shards: the first token from which on n-grams are in each trie, ascending; the first one is 0.
     """
 
     format: int = FORMAT
@@ -59,6 +73,7 @@ class Manifest:
     depth: int
     perplexity_limit: float | None
     parts: Mapping[str, FilePart]
+    shards: tuple[int, ...] = (0,)
 
     @property
     def semantic(self) -> bool:
@@ -71,8 +86,11 @@ class Manifest:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """JSON with sorted keys, so that equal manifests give equal texts."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        """JSON with sorted keys, so that equal manifests give equal texts. A single trie is not mentioned."""
+        content = asdict(self)
+        if self.shards == (0,):
+            del content["shards"]
+        return json.dumps(content, indent=1, sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes, origin: str) -> Manifest:
@@ -91,9 +109,15 @@ class Manifest:
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}, not {FORMAT}")
             parts = {name: FilePart(sha256=str(p["sha256"]), size=p["size"]) for name, p in content["parts"].items()}
-            if set(parts) not in ({*PARTS}, {*PARTS, *SEMANTIC}):
-                raise ValueError(f"its parts are {sorted(parts)}, not {sorted(PARTS)}")
-            manifest = Manifest(**(content | {"parts": parts}))
+            shards = tuple(content.get("shards", (0,)))
+            if not (0 < len(shards) <= MAX_SHARDS and all(type(first) is int for first in shards)):
+                raise ValueError("its shards are not a list of tokens")
+            if shards[0] != 0 or any(one >= other for one, other in pairwise(shards)):
+                raise ValueError("its shards do not ascend from 0")
+            expected = part_names(len(shards), semantic=STATES in parts)
+            if set(parts) != set(expected):
+                raise ValueError(f"its parts are {sorted(parts)}, not {sorted(expected)}")
+            manifest = Manifest(**(content | {"parts": parts, "shards": shards}))
             numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]
             if not all(type(number) is int and number >= 0 for number in [*numbers, *(p.size for p in parts.values())]):
                 raise ValueError("a count is not a whole number")

@@ -3,12 +3,16 @@
 Every ``depth`` consecutive tokens of the corpus are a key, four bytes per token, in a memory-mapped MARISA trie; a second
 file counts how often each key occurred. A look-up searches keys that begin with the longest possible suffix of the text; the
 trie gives their continuations, frequent branches first.
+
+A large corpus has several tries, by the first token of the keys, so that a build holds the keys of one at a time. A look-up
+needs one of them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -16,11 +20,9 @@ import marisa_trie
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index.manifest import PARTS
+from retrieval_index.manifest import MAX_SHARDS, trie_files
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation
-
-KEYS, COUNTS, _ = PARTS
 
 _TOKEN_BYTES = 4
 _LARGEST_COUNT = 2**16 - 1
@@ -28,59 +30,100 @@ _LARGEST_COUNT = 2**16 - 1
 _SHORTEST_MATCH = 2
 
 
-def build(documents: Iterable[NDArray[np.uint32]], depth: int, folder: Path) -> tuple[int, int]:
-    """Write the trie of ``documents`` ([tokens] each) into ``folder``.
+# Positions of the corpus whose keys are in one trie, unless a single token has more. A build holds some 250 bytes of each.
+_SHARD = 4_000_000
+
+
+def build(
+    documents: Sequence[NDArray[np.uint32]],
+    depth: int,
+    folder: Path,
+    *,
+    shard: int | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[int, tuple[int, ...]]:
+    """Write the tries of ``documents`` ([tokens] each) into ``folder``.
 
     Keys are ``depth`` tokens long, shorter only at the end of a document.
 
+    Args:
+        shard: most positions for one trie, as far as possible; None: as many as a build can well hold.
+        advance: called with how many tries there are so far, and in all.
+
     Returns:
-        The number of keys and the number of tokens.
+        The number of keys, and ``Manifest.shards``.
     """
+    begins = [document[:-_SHORTEST_MATCH] for document in documents]
+    shards = _shards(begins, shard or _SHARD)
+    keys = 0
+    for number, first in enumerate(shards):
+        advance(number, len(shards))
+        last = shards[number + 1] if number + 1 < len(shards) else np.inf
+        keys += _build_one(documents, begins, (first, last), _TOKEN_BYTES * depth, folder, number)
+    advance(len(shards), len(shards))
+    return keys, shards
+
+
+def _shards(begins: Sequence[NDArray[np.uint32]], most: int) -> tuple[int, ...]:
+    """The first token of each trie: as few tries as there can be of at most ``most`` positions each."""
+    size = 1 + max((int(tokens.max()) for tokens in begins if len(tokens)), default=0)
+    counts = np.zeros(size, dtype=np.int64)
+    for tokens in begins:
+        counts += np.bincount(tokens, minlength=size)
+    most = max(most, -(-2 * int(counts.sum()) // (MAX_SHARDS - 1)))
+    found, held = [0], 0
+    for token in np.flatnonzero(counts).tolist():
+        if held and held + counts[token] > most:
+            found.append(token)
+            held = 0
+        held += int(counts[token])
+    return tuple(found)
+
+
+def _build_one(
+    documents: Sequence[NDArray[np.uint32]],
+    begins: Sequence[NDArray[np.uint32]],
+    tokens: tuple[int, float],
+    width: int,
+    folder: Path,
+    number: int,
+) -> int:
+    """Write the trie of the keys that begin with ``tokens``, from the first to before the last; returns their number."""
     counted: Counter[bytes] = Counter()
-    tokens = 0
-    for document in documents:
-        tokens += len(document)
-        encoded = document.astype(">u4").tobytes()
-        width = _TOKEN_BYTES * depth
-        counted.update(
-            encoded[start : start + width] for start in range(0, len(encoded) - _SHORTEST_MATCH * _TOKEN_BYTES, _TOKEN_BYTES)
-        )
+    for document, first in zip(documents, begins, strict=True):
+        starts = np.flatnonzero((first >= tokens[0]) & (first < tokens[1])) * _TOKEN_BYTES
+        if len(starts):
+            encoded = document.astype(">u4").tobytes()
+            counted.update(encoded[start : start + width] for start in starts.tolist())
     # The weights order the branches, so that iteration meets frequent ones first.
-    keys = list(counted)
-    trie = marisa_trie.BinaryTrie(keys, weights=[float(count) for count in counted.values()])
-    trie.save(str(folder / KEYS))
-    counts = np.zeros(len(keys), dtype="<u2")
+    trie = marisa_trie.BinaryTrie(list(counted), weights=[float(count) for count in counted.values()])
+    keys_file, counts_file = trie_files(number)
+    trie.save(str(folder / keys_file))
+    counts = np.zeros(len(counted), dtype="<u2")
     for key, count in counted.items():
         counts[trie.key_id(key)] = min(count, _LARGEST_COUNT)
-    counts.tofile(folder / COUNTS)
-    return len(keys), tokens
+    counts.tofile(folder / counts_file)
+    return len(counted)
 
 
 class NgramTrie:
-    """A built trie, mapped into memory. Look-ups need no lock.
+    """Built tries, mapped into memory. Look-ups need no lock.
 
     Args:
         depth: longest key, in tokens.
+        shards: ``Manifest.shards``.
 
     Raises:
         ConfigurationError: the files cannot be mapped, or do not belong together.
     """
 
-    def __init__(self, folder: Path, depth: int) -> None:
+    def __init__(self, folder: Path, depth: int, shards: Sequence[int]) -> None:
         self._depth = depth
-        self._trie = marisa_trie.BinaryTrie()
-        try:
-            self._trie.mmap(str(folder / KEYS))
-            self._counts: NDArray[np.uint16] = np.memmap(folder / COUNTS, dtype="<u2", mode="r")
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigurationError(f"cannot map the index in {folder}: {error}", about=folder) from error
-        if len(self._counts) != len(self._trie) or not self._counts.all():
-            raise ConfigurationError(
-                f"{folder / COUNTS} does not hold a count for each of the {len(self._trie)} n-grams", about=folder / COUNTS
-            )
+        self._shards = shards
+        self._parts = [_Part(folder, *trie_files(number)) for number in range(len(shards))]
 
     def __len__(self) -> int:
-        return len(self._trie)
+        return sum(len(part.trie) for part in self._parts)
 
     def look_up(self, suffix: Sequence[int], max_continuations: int, max_length: int) -> list[Continuation]:
         """What followed the longest suffix of ``suffix`` that is in the trie, with at most ``max_length`` tokens each.
@@ -88,21 +131,39 @@ class NgramTrie:
         The matched suffix takes at most half of a key, so that the other half is left for the continuation.
         """
         for length in range(min(len(suffix), self._depth // 2), _SHORTEST_MATCH - 1, -1):
+            part = self._parts[bisect_right(self._shards, suffix[-length]) - 1]
             prefix = np.asarray(suffix[-length:], dtype=">u4").tobytes()
-            keys = list(islice(self._trie.iterkeys(prefix), max_continuations))
-            found = self._continuations(keys, len(prefix), max_length, length)
+            keys = list(islice(part.trie.iterkeys(prefix), max_continuations))
+            found = _continuations(part, keys, len(prefix), max_length, length)
             if found:
                 return found
         return []
 
-    def _continuations(self, keys: Sequence[bytes], skipped: int, max_length: int, length: int) -> list[Continuation]:
-        end = skipped + _TOKEN_BYTES * max_length
-        counted: dict[bytes, int] = {}
-        for key in keys:
-            rest = key[skipped:end]
-            if rest:
-                counted[rest] = counted.get(rest, 0) + int(self._counts[self._trie.key_id(key)])
-        return [
-            Continuation(tokens=tuple(np.frombuffer(rest, dtype=">u4").tolist()), count=count, match_length=length)
-            for rest, count in counted.items()
-        ]
+
+class _Part:
+    """One trie, and how often each of its keys occurred."""
+
+    def __init__(self, folder: Path, keys: str, counts: str) -> None:
+        self.trie = marisa_trie.BinaryTrie()
+        try:
+            self.trie.mmap(str(folder / keys))
+            self.counts: NDArray[np.uint16] = np.memmap(folder / counts, dtype="<u2", mode="r")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigurationError(f"cannot map the index in {folder}: {error}", about=folder) from error
+        if len(self.counts) != len(self.trie) or not self.counts.all():
+            raise ConfigurationError(
+                f"{folder / counts} does not hold a count for each of the {len(self.trie)} n-grams", about=folder / counts
+            )
+
+
+def _continuations(part: _Part, keys: Sequence[bytes], skipped: int, max_length: int, length: int) -> list[Continuation]:
+    end = skipped + _TOKEN_BYTES * max_length
+    counted: dict[bytes, int] = {}
+    for key in keys:
+        rest = key[skipped:end]
+        if rest:
+            counted[rest] = counted.get(rest, 0) + int(part.counts[part.trie.key_id(key)])
+    return [
+        Continuation(tokens=tuple(np.frombuffer(rest, dtype=">u4").tolist()), count=count, match_length=length)
+        for rest, count in counted.items()
+    ]

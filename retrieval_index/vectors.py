@@ -7,9 +7,11 @@ document is followed by the token ``END`` with a state of zeros, so that no cont
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 from retrieval_index.manifest import END, STATES, TOKENS
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation
+
+log = logging.getLogger(__name__)
 
 # Limits from FAISS's guidelines: exact search below the first, inverted lists with one byte per number below the second,
 # product quantisation above.
@@ -29,6 +33,8 @@ _TRAINED_ON = 64
 _PROBED = 16
 _NEIGHBOURS = 64
 _CHUNK = 65_536
+# Bytes that FAISS may set aside on a GPU for its own work; its default would be 1.5 GiB.
+_GPU_WORK_BYTES = 64 << 20
 
 
 def kind_for(count: int, width: int) -> str:
@@ -58,7 +64,7 @@ def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path)
 
 
 class StateIndex:
-    """A built index. Inverted lists are mapped into memory; an exact index is read.
+    """A built index. Inverted lists are mapped into memory, or copied to a GPU where FAISS sees one; an exact index is read.
 
     Attributes:
         width: numbers in a state.
@@ -85,6 +91,7 @@ class StateIndex:
             if isinstance(lists, faiss.OnDiskInvertedLists):
                 # FAISS's read-ahead threads would compete with the target's threads.
                 lists.prefetch_nthread = 0
+            self._resources, self._index = _on_gpu(self._index)
 
     def look_up(self, state: NDArray[np.float32], last: int, max_continuations: int, max_length: int) -> list[Continuation]:
         """What followed the positions whose states are nearest to ``state`` ([width]), nearest first.
@@ -113,6 +120,23 @@ class StateIndex:
                 counted[rest] = counted.get(rest, 0) + 1
         found = list(counted.items())[:max_continuations]
         return [Continuation(tokens=rest, count=count, match_length=1) for rest, count in found]
+
+
+def _on_gpu(index: Any) -> tuple[Any, Any]:
+    """FAISS's resources, which must live as long, and the index on the first GPU that this process sees; else as it is.
+
+    faiss-cpu sees none, nor does a process on Ray for which none is set aside (``retrieval.num_gpus``).
+    """
+    if not getattr(faiss, "get_num_gpus", int)():
+        return None, index
+    try:
+        resources = faiss.StandardGpuResources()
+        resources.setTempMemory(_GPU_WORK_BYTES)
+        return resources, faiss.index_cpu_to_gpu(resources, 0, index)
+    except RuntimeError as error:
+        # Not every width is supported there, and memory may be short.
+        log.warning("the index of hidden states stays on the processor: %s", " ".join(str(error).split())[:300])
+        return None, index
 
 
 def _normalised(states: NDArray[np.float16] | NDArray[np.float32]) -> NDArray[np.float32]:

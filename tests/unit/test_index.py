@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from retrieval_index import ngram_trie
 from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
 from retrieval_index.corpus import read_corpus
 from retrieval_index.index import open_index
-from retrieval_index.manifest import FILE, Manifest, read_manifest, verify
-from retrieval_index.ngram_trie import COUNTS, KEYS
+from retrieval_index.manifest import FILE, Manifest, read_manifest, trie_files, verify
+from retrieval_index.ngram_trie import NgramTrie
 from retrieval_index.scores import limit_for
 from services.model_files.folder import tokenizer_digest
 from speculation import successor_table as successors
@@ -197,10 +200,43 @@ def test_bad_build_settings_are_refused(name: str, value: float) -> None:
         BuildConfig(**{name: value})  # type: ignore[arg-type]
 
 
+def test_a_large_corpus_has_several_tries_that_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("abcdefg", weights=[30, 9, 8, 5, 3, 2, 1], k=draw.randrange(1, 90))) for _ in range(40)]
+    one = build(tmp_path / "one", texts)
+    monkeypatch.setattr(ngram_trie, "_SHARD", 200)
+    several = build(tmp_path / "several", texts)
+    assert one.shards == (0,)
+    assert len(several.shards) > 4
+    assert several == read_manifest(tmp_path / "several")
+    assert (one.tokens, one.version == several.version) == (several.tokens, False)
+    assert "shards" not in one.to_json(), "an index of one trie has the version that it always had"
+    for _ in range(300):
+        text = "".join(draw.choices("abcdefgh", weights=[30, 9, 8, 5, 3, 2, 1, 1], k=draw.randrange(1, 9)))
+        left, right = found(ask(tmp_path / "one", text, 999)), found(ask(tmp_path / "several", text, 999))
+        assert left == right
+    # A smaller one in its place leaves nothing of it.
+    monkeypatch.undo()
+    build(tmp_path / "several", texts)
+    assert sorted(file.name for file in (tmp_path / "several").iterdir() if "-" in file.name) == []
+    # The next trie begins where one token has more than a trie should.
+    keys, shards = ngram_trie.build([np.array([5] * 30 + [7, 7, 9, 9], dtype=np.uint32)], 4, tmp_path, shard=3)
+    assert (len(NgramTrie(tmp_path, 4, shards)), shards) == (keys, (0, 7))
+
+
+@pytest.mark.parametrize("shards", [[], [1], [0, 0], [0, 9, 3], [0, 1.5], ["a"], 7, list(range(2000)), [0, 5]])
+def test_tries_that_are_none_are_refused(tmp_path: Path, shards: object) -> None:
+    manifest = json.loads(build(tmp_path, ["abcdabcd"]).to_json())
+    with refuses(ConfigurationError, field="x"):
+        Manifest.from_json(json.dumps(manifest | {"shards": shards}), "x")
+
+
 # --- damage -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("part", "how"), [(p, h) for p in (KEYS, COUNTS, successors.FILE) for h in ("cut", "flip", "gone")])
+@pytest.mark.parametrize(
+    ("part", "how"), [(p, h) for p in (*trie_files(0), successors.FILE) for h in ("cut", "flip", "gone")]
+)
 def test_damaged_parts_are_refused(tmp_path: Path, part: str, how: str) -> None:
     build(tmp_path, ["abcdabcd"]) if not any(tmp_path.iterdir()) else None
     file = tmp_path / part

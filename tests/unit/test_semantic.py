@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,6 +187,47 @@ def test_every_kind_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.Monk
         answer = index.look_up(states[n].astype(np.float32), n + 1, 8, 3)
         hits += any(hit.tokens == (n + 2, n + 3, n + 4) for hit in answer)
     assert hits >= 48
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_where_faiss_sees_a_gpu_the_states_lie_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """Answers are those of the processor, with a double of FAISS's classes for GPUs; also if the index does not fit there."""
+    monkeypatch.setattr(vectors, "_EXACT_UP_TO", 100)
+    states = np.random.default_rng(1).standard_normal((2000, 32)).astype(np.float16)
+    vectors.build(states, np.arange(2000, dtype=np.uint32), tmp_path)
+    plain, searched, set_aside = StateIndex(tmp_path), list[int](), list[int]()
+
+    class Resources:
+        def setTempMemory(self, size: int) -> None:  # FAISS's name
+            set_aside.append(size)
+
+    class Moved:
+        def __init__(self, index: Any) -> None:
+            self.index = index
+
+        def search(self, queries: NDArray[np.float32], most: int) -> Any:
+            searched.append(len(queries))
+            return self.index.search(queries, most)
+
+    def move(resources: Resources, device: int, index: Any) -> Moved:
+        assert isinstance(resources, Resources)
+        assert (device, index.nprobe) == (0, vectors._PROBED)
+        if fails:
+            raise RuntimeError("Error in alloc:\n out of memory")
+        return Moved(index)
+
+    monkeypatch.setattr(vectors.faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(vectors.faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(vectors.faiss, "index_cpu_to_gpu", move, raising=False)
+    index = StateIndex(tmp_path)
+    for n in range(0, 1900, 100):
+        asked = states[n].astype(np.float32), n + 1, 8, 3
+        assert index.look_up(*asked) == plain.look_up(*asked)
+    assert len(searched) == (0 if fails else 19)
+    assert set_aside == [64 << 20]
+    assert ("stays on the processor: Error in alloc: out of memory" in caplog.text) == fails
 
 
 def test_a_models_states_are_what_its_output_layer_reads(tiny_model: Path) -> None:
