@@ -325,8 +325,8 @@ class DrafterConfig:
     draft_ahead: Annotated[
         int,
         Setting(
-            "most outcomes of a step, the likeliest, for which text sources and the draft model send the next draft in "
-            "advance, as far as these come true; pays on slow links",
+            "most outcomes of a step, the likeliest, for which text sources, the draft model and heads of hidden states "
+            "send the next draft in advance, as far as these come true; pays on slow links",
             ge=0,
             le=8,
         ),
