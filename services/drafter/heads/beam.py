@@ -63,7 +63,7 @@ class Growth(Protocol):
 class TreeGrowth(Growth, Protocol):
     """A draft that grows."""
 
-    pool: Pool
+    pool: CandidatePool
 
     def draft(self) -> Indices:
         """The nodes of the draft."""
@@ -74,7 +74,7 @@ class TreeGrowth(Growth, Protocol):
         ...
 
 
-class Pool:
+class CandidatePool:
     """Candidates: token, parent, depth, and the log-probability of the path. Children come behind their parents."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Growing:
     """
 
     def __init__(self) -> None:
-        self.pool = Pool()
+        self.pool = CandidatePool()
         self._run: Indices = np.array([ROOT])
 
     def tokens(self, nodes: Indices) -> Indices:
