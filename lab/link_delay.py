@@ -1,6 +1,6 @@
 """A slow link between verifier and drafter, with and without draft-ahead.
 
-    python -m lab.link_delay [--delay-ms 10] [--ahead 0,4] [--tokens 64] [--repeats 3]
+    python -m lab.link_delay [--delay-ms 10] [--ahead 0,4] [--strategy blend] [--tokens 64] [--repeats 3]
 
 Every message takes --delay-ms in each direction. `idle` is the share of time in which the target waits for drafts. `ahead`
 is the share of the used drafts that were sent before their step was decided. Plain decoding takes turns with the strategy,
@@ -35,7 +35,7 @@ from services.verifier.service import VerifierService
 from speculation.messages import DraftingCall, DraftingReply
 from speculation.ports import DraftReceiver
 
-PLAIN, STRATEGY = "autoregressive", "blend"
+PLAIN = "autoregressive"
 
 
 class DelayedLink(InProcessDraftLink):
@@ -134,9 +134,9 @@ async def run(arguments: argparse.Namespace) -> dict[str, list[Measured]]:
         }
         for _ in track(range(arguments.repeats), "Measuring", console=stderr()):
             for ahead, (router, stats) in running.items():
-                for strategy in (PLAIN, STRATEGY):
-                    if strategy == STRATEGY or ahead == arguments.ahead[0]:
-                        name = PLAIN if strategy == PLAIN else f"{STRATEGY}, draft_ahead {ahead}"
+                for strategy in (PLAIN, arguments.strategy):
+                    if strategy != PLAIN or ahead == arguments.ahead[0]:
+                        name = PLAIN if strategy == PLAIN else f"{strategy}, draft_ahead {ahead}"
                         results.setdefault(name, []).append(await measure(router, stats, strategy, arguments.tokens))
     return results
 
@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="each way")
     parser.add_argument("--ahead", type=lambda text: [int(part) for part in text.split(",")], default=[0, 4])
+    parser.add_argument("--strategy", default="blend")
     parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

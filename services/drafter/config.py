@@ -325,7 +325,10 @@ class DrafterConfig:
     draft_ahead: Annotated[
         int,
         Setting(
-            "likeliest outcomes of a step for which the next draft is sent in advance, which pays on slow links", ge=0, le=8
+            "most outcomes of a step, the likeliest, for which text sources, the draft model and heads of hidden states "
+            "send the next draft in advance, as far as these come true; pays on slow links",
+            ge=0,
+            le=8,
         ),
     ] = 0
     max_feature_bytes: int = 1 << 30

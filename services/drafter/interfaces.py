@@ -10,9 +10,9 @@ thread, and every model has a thread of its own. Calls run one at a time, so no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
@@ -134,4 +134,43 @@ class ModelSource(Protocol):
 
     def forget(self, tenant: str) -> None:
         """As ``TextSource.forget``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AheadWanted:
+    """One request's part of a batch of drafts made ahead: ``session``, ``max_nodes``, ``min_probability`` as in
+    ``DraftWanted``.
+
+    Attributes:
+        most: most outcomes of the step under way to draft for.
+    """
+
+    session: Any
+    max_nodes: int
+    min_probability: float
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ahead:
+    """A draft for the text with ``assumed``, tokens that the step under way is likely to commit."""
+
+    assumed: tuple[int, ...]
+    tree: TokenTree
+
+
+@runtime_checkable
+class DraftsAhead(Protocol):
+    """Models that use the time of the target's pass implement this too (speculative speculative decoding, 2603.03251)."""
+
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> Sequence[Sequence[Ahead]]:
+        """Draft for likely outcomes of the steps that the sessions' last drafts are for, the likeliest first.
+
+        Args:
+            go_on: asked between passes of the model; if not, what has been drafted so far is all.
+
+        Returns:
+            For each request; none where its last draft is not for its present text.
+        """
         ...

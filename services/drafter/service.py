@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +14,10 @@ from typing import TypeVar, cast
 
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import ModelSource
+from services.drafter.interfaces import Ahead, ModelSource
 from services.drafter.sessions.known_states import BoundedStates
 from services.drafter.sessions.model_group import ModelGroup
+from services.drafter.sessions.outcome_ranks import OutcomeRanks
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
 from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
@@ -75,6 +76,7 @@ class DrafterService:
         self._text = TextGroup(config)
         self._models: dict[str, ModelGroup] = {}
         self._states = BoundedStates(config.max_feature_bytes)
+        self._ranks: defaultdict[str, OutcomeRanks] = defaultdict(partial(OutcomeRanks, config.draft_ahead))
         self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
         self._ended = 0
         self.shared = None if answers is None else SharedAnswers(answers, self._take_answers, self._forget_text)
@@ -168,12 +170,14 @@ class DrafterService:
             self._drop(session.id)
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
         self._sessions.move_to_end(session.id)
+        for group, assumed in session.prefix.assumed.items():
+            self._ranks[group].learn(assumed, message.committed)
         if session.answer is not None:
             session.answer += message.committed
         if message.observation is not None and message.observation.features is not None:
             self._keep(session, message.observation.features)
-        for group in session.models:
-            group.observe(message)
+        for model in session.models:
+            model.observe(message)
         session.begin(
             DraftedPrefix(
                 length=message.length,
@@ -213,11 +217,11 @@ class DrafterService:
                 # An empty draft is sent, too, so that nobody waits for it, or keeps from asking for another.
                 more = any(other is whose for _, other in pending.values())
                 yield session.draft(whose, group, tree or EMPTY_TREE, more=more, unready=tree is None)
+        if self._config.draft_ahead:
+            async for ahead in self._ahead(session, prefix):
+                yield ahead
         if session.text is None:
             return
-        if self._config.draft_ahead:
-            async for ahead in self._ahead(session, session.text, prefix):
-                yield ahead
         # In idle time, let the text sources read the rest of a long prompt.
         while not session.counted:
             behind: bool | None = await self._thread.run(if_still, session, prefix, session.text.catch_up, later=True)
@@ -236,14 +240,25 @@ class DrafterService:
             return tree
         return tree if joined is None else joined
 
-    async def _ahead(self, session: DraftedRequest, text: TextSession, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
-        outcomes = partial(text.outcomes, self._config.draft_ahead)
-        for outcome in await self._thread.run(if_still, session, prefix, outcomes, later=True) or ():
-            draft_after = partial(text.draft_after, outcome, prefix.max_nodes)
-            ahead = await self._thread.run(if_still, session, prefix, draft_after, later=True)
-            if ahead is None or session.prefix is not prefix:
-                return
-            yield session.draft(prefix, TEXT, ahead, assumed=outcome)
+    async def _ahead(self, session: DraftedRequest, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
+        """Drafts for outcomes of the step under way: those of the text sources, then those of models."""
+        asked = {
+            group.name: group.ahead(session.id, prefix.max_nodes, prefix.min_probability, self._ranks[group.name].wanted())
+            for group in session.models
+        }
+        if (text := session.text) is not None:
+            outcomes = partial(text.outcomes, self._ranks[TEXT].wanted())
+            for outcome in await self._thread.run(if_still, session, prefix, outcomes, later=True) or ():
+                draft_after = partial(text.draft_after, outcome, prefix.max_nodes)
+                tree = await self._thread.run(if_still, session, prefix, draft_after, later=True)
+                if tree is None or session.prefix is not prefix:
+                    return
+                yield session.ahead(prefix, TEXT, Ahead(assumed=outcome, tree=tree))
+        for group, found in asked.items():
+            for each in await found:
+                if session.prefix is not prefix:
+                    return
+                yield session.ahead(prefix, group, each)
 
     def features(self, message: FeatureChunk) -> None:
         session = self._sessions.get(message.session_id)

@@ -15,7 +15,7 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
-from services.drafter.sessions.text_group import likeliest_outcomes
+from services.drafter.sessions.outcomes import likeliest_outcomes
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, prior_of
 from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash

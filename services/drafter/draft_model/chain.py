@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from services.drafter.draft_model.next_tokens import Draws, NextTokens
-from services.drafter.draft_model.session import LmSession
+from services.drafter.draft_model.session import LmSession, MadeDraft
 from services.drafter.draft_model.text_cache import NewRows
 from services.drafter.stopping.interface import TOP, DraftedToken
 from speculation.tree import ROOT, prune
@@ -45,13 +45,25 @@ class DraftedChain:
 
     Args:
         source: name of the source.
+        assumed: tokens behind the text that the draft follows; a policy does not end it.
+        root: row of the last of them; None: the text's last row.
     """
 
-    def __init__(self, session: LmSession, limits: DraftLimits, source: str, randomness: Draws) -> None:
+    def __init__(
+        self,
+        session: LmSession,
+        limits: DraftLimits,
+        source: str,
+        randomness: Draws,
+        *,
+        assumed: Sequence[int] = (),
+        root: int | None = None,
+    ) -> None:
         self._session = session
         self._limits = limits
         self._source = source
         self._randomness = randomness
+        self._assumed = len(assumed)
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._scores: list[float] = []
@@ -59,22 +71,25 @@ class DraftedChain:
         self._chain: list[int] = []
         # Nodes whose rows are computed in the pass under way; of each that was, its row.
         self._run = [ROOT]
-        self._rows = {ROOT: session.cache.text - 1}
+        self._rows = {ROOT: session.cache.text - 1 if root is None else root}
 
     def take(self, logits: torch.Tensor) -> NewRows | None:
         """Take [rows, kept ids] logits of the rows of the last pass; returns the rows of the next one, None: it is done."""
-        goes_on = self._draw(logits) if self._session.sampled else self._extend(logits)
-        if not goes_on or len(self._chain) >= self._limits.length:
-            return None
-        cache = self._session.cache
-        rows = [self._rows[self._parents[node]] for node in self._run]
-        self._rows |= {node: len(cache) + index for index, node in enumerate(self._run)}
-        tokens = [self._session.vocabulary.encode([self._tokens[node]])[0] for node in self._run]
-        return cache.add_drafts(tokens, rows)
+        return self._session.cache.add_drafts(*self.next(len(self._session.cache))) if self.goes_on(logits) else None
 
-    def tree(self) -> TokenTree:
-        """The draft. Its chain is judged when more is committed."""
-        self._session.drafted([self._tokens[node] for node in self._chain])
+    def goes_on(self, logits: torch.Tensor) -> bool:
+        """Take [rows, kept ids] logits of the rows of the last pass; returns whether another pass follows."""
+        more = self._draw(logits) if self._session.sampled else self._extend(logits)
+        return more and len(self._chain) < self._limits.length
+
+    def next(self, first: int) -> tuple[list[int], list[int]]:
+        """The next pass's rows, from ``first`` on: the draft model's ids, and the rows of their parents."""
+        parents = [self._rows[self._parents[node]] for node in self._run]
+        self._rows |= {node: first + index for index, node in enumerate(self._run)}
+        return [self._session.vocabulary.encode([self._tokens[node]])[0] for node in self._run], parents
+
+    def made(self) -> MadeDraft:
+        """The draft as far as it has grown."""
         tree = TokenTree(
             tokens=tuple(self._tokens),
             parents=tuple(self._parents),
@@ -82,13 +97,16 @@ class DraftedChain:
             scores=tuple(self._scores),
             proposals=tuple(self._proposals),
         )
-        return tree if self._proposals else prune(tree, self._limits.nodes, self._limits.nodes)
+        return MadeDraft(
+            tree=tree if self._proposals else prune(tree, self._limits.nodes, self._limits.nodes),
+            chain=[self._tokens[node] for node in self._chain],
+        )
 
     def _extend(self, logits: torch.Tensor) -> bool:
         found: dict[int, NextTokens] = {}
         level: list[int] = []
         for node, row in zip(self._run, logits.numpy(), strict=True):
-            found[node] = self._session.distribution.likeliest(row, len(self._session.tokens) + len(self._chain))
+            found[node] = self._session.distribution.likeliest(row, self._position)
             level += self._add(node, found[node])
         end = self._chain[-1] if self._chain else ROOT
         # Children are entered likeliest first.
@@ -98,7 +116,7 @@ class DraftedChain:
         self._chain.append(chosen)
         others = sorted((node for node in level if node != chosen), key=lambda node: -self._scores[node])
         self._run = [chosen, *others[: (self._limits.branches or 1) - 1]]
-        return self._session.stop.more(self._token(chosen, found[end]))
+        return bool(self._assumed) or self._session.stop.more(self._token(chosen, found[end]))
 
     def _add(self, parent: int, after: NextTokens) -> list[int]:
         above = 1.0 if parent == ROOT else self._scores[parent]
@@ -110,6 +128,11 @@ class DraftedChain:
             added.append(len(self._tokens))
             self._enter(int(token), parent, score)
         return added
+
+    @property
+    def _position(self) -> int:
+        """That of the next level's tokens, counted from the start of the prompt."""
+        return len(self._session.tokens) + self._assumed + len(self._chain)
 
     @property
     def _children(self) -> int:

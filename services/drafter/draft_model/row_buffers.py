@@ -58,6 +58,7 @@ def mask_of(new: NewRows) -> torch.Tensor | None:
     mask = torch.ones(count, end, dtype=torch.bool)
     mask[:, new.text :] = False
     for row, path in enumerate(new.paths):
+        mask[row, first + row + 1 : new.text] = False
         mask[row, list(path)] = True
     return mask
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from services.drafter.draft_model.next_tokens import Distribution
 from services.drafter.draft_model.text_cache import HeldRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
 from services.drafter.stopping.interface import StopState
 from speculation.messages import OpenSession, StepReport
+from speculation.types import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeDraft:
+    """A draft, and the tokens of its chain."""
+
+    tree: TokenTree
+    chain: Sequence[int]
 
 
 class LmSession:
@@ -24,6 +34,7 @@ class LmSession:
         distribution: how its tokens are chosen.
         sampled: whether its drafts are drawn from q.
         stop: decides how long its drafts get.
+        draft: the draft for the present text, if there is one.
     """
 
     def __init__(self, message: OpenSession, held: HeldRows, vocabulary: VocabularyMap, stop: StopState) -> None:
@@ -34,12 +45,17 @@ class LmSession:
         self.distribution = Distribution(message.temperature, message.noise, vocabulary.targets)
         self.sampled = message.sampled and message.temperature > 0
         self.stop = stop
+        self.draft: MadeDraft | None = None
         self._ids = vocabulary.encode(self.tokens)
         self._base = 0
         self._chain: Sequence[int] = ()
         self._right = 0
+        # Drafts made ahead, by the tokens behind a text of so many tokens that they follow.
+        self._ahead: Mapping[tuple[int, ...], MadeDraft] = {}
+        self._ahead_of = 0
 
     def observe(self, report: StepReport) -> None:
+        self.draft = None
         self.tokens += report.committed
         self._ids += self.vocabulary.encode(report.committed)
         self._judge(report.committed)
@@ -69,9 +85,17 @@ class LmSession:
         self._chain, self._right = (), 0
         return self.stop.begin(len(self.tokens) - self.prompt_length)
 
-    def drafted(self, chain: Sequence[int]) -> None:
-        """Note the chain of the draft, to be judged by what is committed: the target's tokens do not depend on the draft."""
-        self._chain = chain
+    def drafted(self, made: MadeDraft) -> None:
+        """Note the draft, to be judged by what is committed: the target's tokens do not depend on it."""
+        self.draft, self._chain = made, made.chain
+
+    def drafted_ahead(self, made: Mapping[tuple[int, ...], MadeDraft]) -> None:
+        """Keep whole drafts that were made for outcomes of the step under way."""
+        self._ahead, self._ahead_of = made, len(self.tokens)
+
+    def made_ahead(self) -> MadeDraft | None:
+        """The draft that was made ahead for the present text."""
+        return self._ahead.get(tuple(self.tokens[self._ahead_of :]))
 
     def _judge(self, committed: Sequence[int]) -> None:
         for token in committed:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.draft_model.ahead import MOST_NODES, DraftedOutcomes, draft_outcomes
 from services.drafter.draft_model.chain import DraftedChain, DraftLimits
 from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.loading import check_folder, load_draft_model, quietly
@@ -22,7 +23,7 @@ from services.drafter.draft_model.next_tokens import Draws, FreshDraws
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
-from services.drafter.interfaces import DraftWanted
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.thread import use_threads
 from services.drafter.stopping.interface import StopPolicy
@@ -32,6 +33,7 @@ from services.model_files.weights.files import check_shared
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
+from speculation.tree import prune
 from speculation.types import EMPTY_TREE, TokenTree
 
 log = logging.getLogger(__name__)
@@ -101,7 +103,7 @@ class _Drafting:
 
 
 class DraftModelSource:
-    """Implements ``ModelSource``.
+    """Implements ``ModelSource`` and ``DraftsAhead``.
 
     A call makes one pass for each level of its drafts, over the rows of all sessions. The first one also computes the
     text that is not in a session's cache: what was committed since its last draft, and the last token of a chain that was
@@ -170,8 +172,7 @@ class DraftModelSource:
         trees: list[TokenTree | None] = [EMPTY_TREE] * len(batch)
         drafting: list[_Drafting] = []
         try:
-            for index in self._begin(batch, drafting):
-                trees[index] = None
+            self._begin(batch, drafting, trees)
             while running := [(each, each.rows) for each in drafting if each.rows is not None]:
                 found = self._lm.logits([rows for _, rows in running])
                 for (each, _), logits in zip(running, found, strict=True):
@@ -183,35 +184,70 @@ class DraftModelSource:
             raise
         for each in drafting:
             if each.chain is not None:
-                trees[each.index] = each.chain.tree()
+                made = each.chain.made()
+                each.session.drafted(made)
+                trees[each.index] = made.tree
         self._room.used(each.session.cache for each in drafting)
         return trees
+
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
+        outcomes = {index: found for index, wanted in enumerate(batch) if (found := self._outcomes(wanted)) is not None}
+        try:
+            draft_outcomes(self._lm, list(outcomes.values()), go_on)
+        except Exception:
+            for each in outcomes.values():
+                each.session.cache.clear()
+            raise
+        self._room.used(each.session.cache for each in outcomes.values())
+        return [outcomes[index].found() if index in outcomes else [] for index in range(len(batch))]
+
+    def _outcomes(self, wanted: AheadWanted) -> DraftedOutcomes | None:
+        session = cast(LmSession, wanted.session)
+        made = session.draft
+        if made is None or not made.tree or session.sampled:
+            return None
+        # As long as the policy has let the last one get.
+        length = min(len(made.chain), wanted.max_nodes)
+        rows = MOST_NODES + wanted.most * length * (self._branches or 1)
+        text = session.behind(self._longest, min(rows, self._longest // 2))
+        if not text or len(text) > _FEW:
+            return None
+        may = DraftLimits(nodes=wanted.max_nodes, length=length, branches=self._branches, least=wanted.min_probability)
+        return DraftedOutcomes(
+            session=session,
+            tree=made.tree,
+            text=text,
+            most=wanted.most,
+            make=lambda outcome, row: DraftedChain(session, may, NAME, self._randomness, assumed=outcome, root=row),
+        )
 
     def forget(self, tenant: str) -> None:
         """A session's rows are its own, and go when it is closed."""
 
-    def _begin(self, batch: Sequence[DraftWanted], drafting: list[_Drafting]) -> list[int]:
+    def _begin(self, batch: Sequence[DraftWanted], drafting: list[_Drafting], trees: list[TokenTree | None]) -> None:
         """Add to ``drafting`` the rows of the first pass: of all sessions with few, of others as far as there is room.
 
-        Returns:
-            The places in the batch of sessions whose text takes further calls.
+        In ``trees`` goes what was drafted ahead, and None for sessions whose text takes further calls.
         """
         waiting: list[tuple[int, DraftWanted, int, list[int]]] = []
         for index, wanted in enumerate(batch):
             session = cast(LmSession, wanted.session)
             length = self._length(session, wanted.max_nodes)
-            if length:
+            if length and (made := session.made_ahead()) is not None:
+                trees[index] = tree = prune(made.tree, wanted.max_nodes, wanted.max_nodes)
+                session.drafted(replace(made, tree=tree))
+            elif length:
                 spare = length * (self._branches or 1)
                 waiting.append((index, wanted, length, session.behind(self._longest, min(spare, self._longest // 2))))
         waiting = sorted((each for each in waiting if each[3]), key=lambda each: len(each[3]))
         room = _ROWS_BESIDE if waiting and len(waiting[0][3]) <= _FEW and len(waiting[-1][3]) > _FEW else _ROWS_ALONE
-        unread: list[int] = []
         for index, wanted, length, text in waiting:
             session = cast(LmSession, wanted.session)
             count = len(text) if len(text) <= _FEW else min(len(text), room)
             whole = count == len(text)
             if not whole:
-                unread.append(index)
+                trees[index] = None
             if count == 0:
                 continue
             if len(text) > _FEW:
@@ -220,7 +256,6 @@ class DraftModelSource:
             may = DraftLimits(nodes=wanted.max_nodes, length=length, branches=self._branches, least=wanted.min_probability)
             chain = DraftedChain(session, may, NAME, self._randomness) if whole else None
             drafting.append(_Drafting(index, session, chain, rows))
-        return unread
 
     def _length(self, session: LmSession, max_nodes: int) -> int:
         """The most tokens of a session's chain; 0: it wants no draft."""

@@ -125,6 +125,25 @@ class TextCache:
         """Enter rows of drafts. ``parents`` are rows entered before; the text's last row is ``text`` - 1."""
         return self._add(tokens, parents, len(tokens))
 
+    def add_behind_text(self, text: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> NewRows:
+        """Enter rows that continue the text, and behind them a tree of drafts; there must be no rows of drafts.
+
+        Logits are wanted of the text's last row, and of all drafts.
+
+        Args:
+            text: at least one token.
+            parents: for each of ``tokens`` the place in it of its parent; -1: the text's last row.
+        """
+        first = self.text
+        self.text += len(text)
+        rows = [self.text + parent for parent in parents]
+        return self._add([*text, *tokens], [*range(first - 1, self.text - 1), *rows], 1 + len(tokens))
+
+    def withdraw(self, rows: NewRows) -> None:
+        """Take back the rows of a pass that is not made after all, the last that were entered."""
+        self.text = min(self.text, rows.first)
+        self._cut(rows.first)
+
     def _add(self, tokens: Sequence[int], parents: Sequence[int], logits: int) -> NewRows:
         first = len(self._tokens)
         for token, parent in zip(tokens, parents, strict=True):

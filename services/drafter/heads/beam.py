@@ -20,11 +20,11 @@ from speculation.types import Proposal, TokenTree
 Indices = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
-_NONE: Indices = np.empty(0, dtype=np.int64)
+NO_NODES: Indices = np.empty(0, dtype=np.int64)
 
 
 class Growth(Protocol):
-    """A tree that grows.
+    """What grows.
 
     Attributes:
         children: how many of the likeliest tokens it wants after each node.
@@ -59,16 +59,26 @@ class Growth(Protocol):
         """Depths of nodes; children of the root have depth 1, the root 0."""
         ...
 
+
+class TreeGrowth(Growth, Protocol):
+    """A draft that grows."""
+
+    pool: CandidatePool
+
+    def draft(self) -> Indices:
+        """The nodes of the draft."""
+        ...
+
     def tree(self, source: str) -> TokenTree:
         """The draft."""
         ...
 
 
-class _Pool:
+class CandidatePool:
     """Candidates: token, parent, depth, and the log-probability of the path. Children come behind their parents."""
 
     def __init__(self) -> None:
-        self.tokens = self.parents = self.depths = _NONE
+        self.tokens = self.parents = self.depths = NO_NODES
         self.scores: Numbers = np.empty(0)
 
     def __len__(self) -> int:
@@ -108,24 +118,40 @@ class _Pool:
 
 
 class Growing:
-    """What all growths share."""
+    """What all growths share.
+
+    Attributes:
+        pool: candidates so far.
+    """
 
     def __init__(self) -> None:
-        self._pool = _Pool()
+        self.pool = CandidatePool()
         self._run: Indices = np.array([ROOT])
 
     def tokens(self, nodes: Indices) -> Indices:
-        return self._pool.tokens[nodes]
+        return self.pool.tokens[nodes]
 
     def parents(self, nodes: Indices) -> Indices:
-        return self._pool.parents[nodes]
+        return self.pool.parents[nodes]
 
     def depths(self, nodes: Indices) -> Indices:
-        return np.where(nodes == ROOT, 0, self._pool.depths[nodes]) if len(self._pool) else np.zeros_like(nodes)
+        return np.where(nodes == ROOT, 0, self.pool.depths[nodes]) if len(self.pool) else np.zeros_like(nodes)
 
 
-class BestFirst(Growing):
-    """The ``max_nodes`` likeliest paths, as far as the model is run. Implements ``Growth``.
+class GrowingTree(Growing):
+    """What growths of one tree share."""
+
+    def draft(self) -> Indices:
+        """As ``TreeGrowth.draft``."""
+        raise NotImplementedError
+
+    def tree(self, source: str) -> TokenTree:
+        """As ``TreeGrowth.tree``."""
+        return self.pool.tree(self.draft(), source)
+
+
+class BestFirst(GrowingTree):
+    """The ``max_nodes`` likeliest paths, as far as the model is run. Implements ``TreeGrowth``.
 
     Each round runs the likeliest nodes that have not been run, at whatever depth: as long as a child of theirs can still
     come among the likeliest ``max_nodes``. So no round is spent on what cannot pay. (EAGLE-2 widens the last level only.)
@@ -147,14 +173,14 @@ class BestFirst(Growing):
         self._done: set[int] = set()
 
     def add(self, tokens: Indices, logs: Numbers) -> None:
-        self._pool.extend(self._run, tokens[:, : self.children], logs[:, : self.children])
+        self.pool.extend(self._run, tokens[:, : self.children], logs[:, : self.children])
 
     def grow(self) -> Indices:
-        self._run = _NONE
+        self._run = NO_NODES
         if self._steps == 0:
             return self._run
         self._steps -= 1
-        best = self._pool.best(self._max_nodes, self._least)
+        best = self.pool.best(self._max_nodes, self._least)
         # No child is likelier than its parent, so none of the last one's would come among the best.
         open_ones = best[:-1] if len(best) == self._max_nodes else best
         chosen = [node for node in open_ones.tolist() if node not in self._done][: self._width]
@@ -162,12 +188,12 @@ class BestFirst(Growing):
         self._run = np.array(chosen, dtype=np.int64)
         return self._run
 
-    def tree(self, source: str) -> TokenTree:
-        return self._pool.tree(self._pool.best(self._max_nodes, self._least), source)
+    def draft(self) -> Indices:
+        return self.pool.best(self._max_nodes, self._least)
 
 
-class DynamicTree(Growing):
-    """EAGLE-2's dynamic tree, exactly as its authors' ``topK_genrate``. Implements ``Growth``.
+class DynamicTree(GrowingTree):
+    """EAGLE-2's dynamic tree, exactly as its authors' ``topK_genrate``. Implements ``TreeGrowth``.
 
     Every level runs the best ``top_k`` of the level before, and the draft is the best ``total`` - 1 of all candidates (their
     ``total_token`` counts the last committed token, too).
@@ -182,26 +208,26 @@ class DynamicTree(Growing):
         self.rows = depth * top_k
         self._nodes = total - 1
         self._levels = depth
-        self._beams: Indices = _NONE
+        self._beams: Indices = NO_NODES
 
     def add(self, tokens: Indices, logs: Numbers) -> None:
-        first = len(self._pool)
-        self._pool.extend(self._run, tokens[:, : self.children], logs[:, : self.children])
-        level = self._pool.scores[first:]
+        first = len(self.pool)
+        self.pool.extend(self._run, tokens[:, : self.children], logs[:, : self.children])
+        level = self.pool.scores[first:]
         order = np.argsort(-level, kind="stable")[: self.children]
         self._beams = first + order[level[order] > -np.inf]
 
     def grow(self) -> Indices:
-        self._run = self._beams if self._levels else _NONE
+        self._run = self._beams if self._levels else NO_NODES
         self._levels -= 1
         return self._run
 
-    def tree(self, source: str) -> TokenTree:
-        return self._pool.tree(self._pool.best(self._nodes), source)
+    def draft(self) -> Indices:
+        return self.pool.best(self._nodes)
 
 
-class SampledChain(Growing):
-    """A chain drawn from the draft distribution q, as speculation/rejection.py needs it. Implements ``Growth``.
+class SampledChain(GrowingTree):
+    """A chain drawn from the draft distribution q, as speculation/rejection.py needs it. Implements ``TreeGrowth``.
 
     q is what the model gives, cut to the ``limits.MAX_PROPOSAL`` likeliest tokens: tokens are drawn from the very
     distribution that is sent along. How long the chain is depends on nothing that was drawn: a verifier drops chains for
@@ -223,12 +249,15 @@ class SampledChain(Growing):
     def add(self, tokens: Indices, logs: Numbers) -> None:
         drawn, proposal = drawn_from(tokens[0], np.exp(logs[0]), self._draw)
         token, probability = proposal.token_ids[drawn], proposal.probabilities[drawn]
-        self._pool.extend(self._run, np.array([[token]]), np.log([[probability]]))
+        self.pool.extend(self._run, np.array([[token]]), np.log([[probability]]))
         self._proposals.append(proposal)
 
     def grow(self) -> Indices:
-        self._run = _NONE if len(self._pool) == self._length else np.array([len(self._pool) - 1])
+        self._run = NO_NODES if len(self.pool) == self._length else np.array([len(self.pool) - 1])
         return self._run
 
+    def draft(self) -> Indices:
+        return np.arange(len(self.pool))
+
     def tree(self, source: str) -> TokenTree:
-        return self._pool.tree(np.arange(len(self._pool)), source, self._proposals)
+        return self.pool.tree(self.draft(), source, self._proposals)

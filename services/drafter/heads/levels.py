@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.drafter.config import Choices, TrainedConfig
-from services.drafter.heads.beam import BestFirst, Growth, SampledChain
+from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_choice import AskedRows, DraftChoice, StateDrafter
 from services.drafter.heads.medusa.fixed_tree import FixedTree
@@ -93,7 +93,7 @@ class LevelTrees:
     def _asked(self, session: ChoosingSession) -> AskedRows:
         return AskedRows(session, len(session.tokens) + np.arange(self._levels))
 
-    def _growth(self, wanted: DraftWanted) -> Growth:
+    def _growth(self, wanted: DraftWanted) -> TreeGrowth:
         if wanted.session.sampled:
             return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
         if self._fixed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,10 +60,12 @@ class FeatureSession(ChoosingSession):
 
     Attributes:
         cache: its rows.
+        drafted: what its source keeps of the draft for the present text.
     """
 
     def __init__(self, message: OpenSession, shape: CacheShape, extra: DraftVocabulary | None) -> None:
         super().__init__(message, extra)
+        self.drafted: Any = None
         self.cache = RowCache(shape)
         self._reported = False
         # Positions, ascending, of rows held that were made without a state.
@@ -71,9 +74,11 @@ class FeatureSession(ChoosingSession):
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         self._reported = True
+        self.drafted = None
 
     def close(self) -> None:
         super().close()
+        self.drafted = None
         self.cache.clear()
         self._without.clear()
 

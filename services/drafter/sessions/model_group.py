@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
-from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
+from services.drafter.interfaces import Ahead, AheadWanted, DraftsAhead, DraftWanted, ModelSource, SourceSession
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.thread import DraftingThread
 from speculation.errors import ConfigurationError
@@ -16,6 +17,8 @@ from speculation.messages import OpenSession, StepReport
 from speculation.types import EMPTY_TREE, TokenTree
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +30,18 @@ class _Asked:
     answer: asyncio.Future[TokenTree | None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AskedAhead:
+    max_nodes: int
+    min_probability: float
+    most: int
+    answer: asyncio.Future[Sequence[Ahead]]
+
+
 class ModelGroup:
     """Drafts for all waiting sessions in one batch; sessions that arrive meanwhile make up the next batch.
+
+    Drafts ahead are made while no session waits, and end once one does.
 
     The model is made and called in a thread of its own. A session whose draft fails is not drafted for again; the others
     go on.
@@ -44,6 +57,7 @@ class ModelGroup:
         self._thread = DraftingThread(f"drafts-{name}")
         self._waiting: dict[str, _Asked] = {}
         self._begun: dict[str, _Asked] = {}
+        self._ahead: dict[str, _AskedAhead] = {}
         self._batches: asyncio.Task[None] | None = None
         # Used in the model's thread only.
         self._model: ModelSource | None = None
@@ -81,9 +95,32 @@ class ModelGroup:
             answer=asyncio.get_running_loop().create_future(),
         )
         self._waiting[session_id] = asked
+        self._work()
+        return asked.answer
+
+    def ahead(self, session_id: str, max_nodes: int, least: float, most: int) -> asyncio.Future[Sequence[Ahead]]:
+        """Ask for drafts for at most ``most`` outcomes of the step that the session's last draft is for.
+
+        Args:
+            max_nodes: of each draft; 0: none is wanted.
+            least: as ``DraftWanted.min_probability``.
+        """
+        self._drop_ahead(session_id)
+        answer: asyncio.Future[Sequence[Ahead]] = asyncio.get_running_loop().create_future()
+        if not max_nodes:
+            answer.set_result(())
+            return answer
+        self._ahead[session_id] = _AskedAhead(max_nodes=max_nodes, min_probability=least, most=most, answer=answer)
+        self._work()
+        return answer
+
+    def _drop_ahead(self, session_id: str) -> None:
+        if (asked := self._ahead.pop(session_id, None)) is not None:
+            _answer(asked.answer, ())
+
+    def _work(self) -> None:
         if self._batches is None:
             self._batches = asyncio.create_task(self._draft_batches(), name=f"batches-{self.name}")
-        return asked.answer
 
     def waiting_for(self, session_id: str) -> tuple[int, float] | None:
         """Most nodes and least probability of a draft that was asked for and has not begun; None: there is none."""
@@ -95,6 +132,7 @@ class ModelGroup:
         for asked in [self._waiting.pop(session_id, None), self._begun.pop(session_id, None)]:
             if asked is not None:
                 _answer(asked.answer, None)
+        self._drop_ahead(session_id)
         self._thread.run(self._close, session_id)
 
     def forget(self, tenant: str) -> asyncio.Future[None]:
@@ -103,19 +141,35 @@ class ModelGroup:
 
     async def _draft_batches(self) -> None:
         try:
-            while self._waiting:
-                self._begun, self._waiting = self._waiting, {}
-                batch = list(self._begun.values())
-                try:
-                    trees = await self._thread.run(self._draft, batch)
-                except Exception:
-                    log.exception("%s failed to draft for %d sessions", self.name, len(batch))
-                    trees = {}
-                for asked in batch:
-                    _answer(asked.answer, trees.get(asked.session_id, EMPTY_TREE))
-                self._begun = {}
+            while self._waiting or self._ahead:
+                if self._waiting:
+                    await self._draft_batch()
+                else:
+                    await self._draft_batch_ahead()
         finally:
             self._batches = None
+
+    async def _draft_batch(self) -> None:
+        self._begun, self._waiting = self._waiting, {}
+        batch = list(self._begun.values())
+        try:
+            trees = await self._thread.run(self._draft, batch)
+        except Exception:
+            log.exception("%s failed to draft for %d sessions", self.name, len(batch))
+            trees = {}
+        for asked in batch:
+            _answer(asked.answer, trees.get(asked.session_id, EMPTY_TREE))
+        self._begun = {}
+
+    async def _draft_batch_ahead(self) -> None:
+        batch, self._ahead = self._ahead, {}
+        found: dict[str, Sequence[Ahead]] = {}
+        try:
+            found = await self._thread.run(self._draft_ahead, batch)
+        except Exception:
+            log.exception("%s failed to draft ahead for %d sessions", self.name, len(batch))
+        for session_id, asked in batch.items():
+            _answer(asked.answer, found.get(session_id, ()))
 
     # --- in the model's thread ------------------------------------------------------------------------------------
 
@@ -196,11 +250,27 @@ class ModelGroup:
             trees |= self._draft([asked])
         return trees
 
+    def _draft_ahead(self, batch: dict[str, _AskedAhead]) -> dict[str, Sequence[Ahead]]:
+        wanted = {
+            session_id: AheadWanted(
+                session=session,
+                max_nodes=asked.max_nodes,
+                min_probability=asked.min_probability,
+                most=asked.most,
+            )
+            for session_id, asked in batch.items()
+            if (session := self._sessions.get(session_id)) is not None
+        }
+        model: object = self._model
+        if not isinstance(model, DraftsAhead) or not wanted:
+            return {}
+        return dict(zip(wanted, model.draft_ahead(list(wanted.values()), lambda: not self._waiting), strict=True))
+
 
 def _nothing() -> None:
     """The last of the calls that are waited for."""
 
 
-def _answer(answer: asyncio.Future[TokenTree | None], tree: TokenTree | None) -> None:
+def _answer(answer: asyncio.Future[_Result], result: _Result) -> None:
     if not answer.done():
-        answer.set_result(tree)
+        answer.set_result(result)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.drafter.interfaces import Ahead
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.text_group import TextSession
@@ -23,6 +24,8 @@ class DraftedPrefix:
 
     ``expected`` are the models' drafts that have not been sent, each with its group and prefix. Some are for earlier
     prefixes, which models were working on when this one came: part of a long draft may still be useful.
+
+    ``assumed`` are the outcomes of its step that drafts were sent for, by group, the likeliest first.
     """
 
     length: int
@@ -31,6 +34,7 @@ class DraftedPrefix:
     min_probability: float = 0.0
     start: float
     expected: dict[asyncio.Future[TokenTree | None], tuple[str, DraftedPrefix]] = field(default_factory=dict)
+    assumed: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -94,3 +98,8 @@ class DraftedRequest:
             unready=unready,
             drafting_s=0.0 if assumed else time.perf_counter() - prefix.start,
         )
+
+    def ahead(self, prefix: DraftedPrefix, group: str, made: Ahead) -> Draft:
+        """The message that carries a group's tree for an outcome of a prefix's step."""
+        prefix.assumed.setdefault(group, []).append(made.assumed)
+        return self.draft(prefix, group, made.tree, assumed=made.assumed)

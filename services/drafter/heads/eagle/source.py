@@ -7,7 +7,7 @@ the batch. (Li et al., EAGLE, 2401.15077, section 4; EAGLE-2, 2406.16858, sectio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from services.drafter.config import DrafterConfig
-from services.drafter.heads.beam import BestFirst, DynamicTree, Growth, SampledChain
+from services.drafter.heads.beam import BestFirst, DynamicTree, SampledChain, TreeGrowth
 from services.drafter.heads.cache import CacheShape, PassRows, attention
 from services.drafter.heads.canary.heads import check_checkpoint
-from services.drafter.heads.draft_choice import AskedRows, DraftChoice
+from services.drafter.heads.draft_choice import DraftChoice
 from services.drafter.heads.eagle.head import FeatureHead, HeadOutput
 from services.drafter.heads.files.head_files import load_head
-from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call
-from services.drafter.interfaces import DraftWanted
+from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
+from services.drafter.heads.outcome_trees import OutcomeTrees
+from services.drafter.heads.session import FeatureSession, in_one_call
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from services.drafter.sessions.thread import use_threads
@@ -89,52 +91,15 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
         width=trained.eagle_topk or usual.width,
         dynamic=trained.num_draft_tokens,
     )
-    return FeatureSource(name, head, window=trained.window, form=form)
+    return FeatureSource(name, head, window=trained.window, form=form, ahead=config.draft_ahead > 0)
 
 
-class _Growing:
-    """One session's draft under way.
-
-    Args:
-        place: its place in the batch.
-        rows: the rows of committed positions that it needs.
-    """
-
-    def __init__(self, place: int, session: FeatureSession, growth: Growth, rows: CommittedRows) -> None:
-        self.place = place
-        self.session = session
-        self.growth = growth
-        self.rows = rows
-        # By node that has been run: which row of the tree it is, and which of all rows that the head feeds back.
-        self._row: dict[int, int] = {}
-        self._fed: dict[int, int] = {}
-        self._ancestors = np.zeros((growth.rows, growth.rows), dtype=np.bool_)
-
-    def part(self, nodes: NDArray[np.int64]) -> PassRows:
-        """The part of a pass that runs ``nodes``."""
-        first, end = len(self._row), len(self._row) + len(nodes)
-        for row, (node, parent) in enumerate(zip(nodes.tolist(), self.growth.parents(nodes).tolist(), strict=True), first):
-            if parent != ROOT:
-                self._ancestors[row] = self._ancestors[self._row[parent]]
-            self._ancestors[row, row] = True
-            self._row[node] = row
-        return self.session.cache.tree(self._ancestors[first:end, :end])
-
-    def read(self, nodes: NDArray[np.int64]) -> list[int]:
-        """Which rows fed back the passes over ``nodes`` read: those of their parents."""
-        return [self._fed[parent] for parent in self.growth.parents(nodes).tolist()]
-
-    def feed(self, nodes: NDArray[np.int64], first: int) -> None:
-        """Note that ``nodes`` fed back the rows from ``first`` on."""
-        self._fed.update(zip(nodes.tolist(), range(first, first + len(nodes)), strict=True))
-
-    def after(self, nodes: NDArray[np.int64]) -> AskedRows:
-        """What may come after ``nodes``."""
-        return AskedRows(self.session, len(self.session.tokens) + self.growth.depths(nodes))
+# Drafts under way, and the nodes of each that run next.
+_Level = Sequence[tuple[GrowingDraft, NDArray[np.int64]]]
 
 
 class FeatureSource:
-    """Implements ``ModelSource``.
+    """Implements ``ModelSource`` and ``DraftsAhead``.
 
     Args:
         name: of the source.
@@ -142,6 +107,7 @@ class FeatureSource:
         form: of the trees.
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
+        ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
     """
 
     def __init__(
@@ -153,8 +119,10 @@ class FeatureSource:
         form: TreeForm | None = None,
         draw: Draw | None = None,
         most_bytes: int = _MOST_BYTES,
+        ahead: bool = False,
     ) -> None:
         self._name = name
+        self._ahead = ahead
         self._head = head
         self._form = form or TreeForm()
         self._choice = DraftChoice(head)
@@ -180,7 +148,7 @@ class FeatureSource:
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
         due = [
-            _Growing(place, wanted.session, self._growth(wanted), rows)
+            GrowingDraft(place, wanted.session, self._growth(wanted), rows)
             for place, wanted in enumerate(batch)
             if wanted.max_nodes
             and (rows := wanted.session.rows_wanted(wanted.states, self._head.config.state_layers, self._missing))
@@ -189,17 +157,56 @@ class FeatureSource:
         if not due:
             return trees
         ready, ends = self._commit(due)
-        if ready:
-            self._grow(ready, ends)
+        fed = self._grow(ready, ends) if ready else ends.state
         for each in ready:
-            trees[each.place] = each.growth.tree(self._name)
+            trees[each.place] = each.draft.tree(self._name)
+            if self._ahead and not each.session.sampled:
+                each.session.drafted = LastDraft(growing=each, fed=each.take_fed(fed), end=each.session.cache.end)
         self._room.used(each.session.cache for each in due)
         return trees
+
+    @torch.inference_mode()
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``: behind what the head itself feeds back, since the target's states have not come.
+
+        Drafts that are drawn from q are not made ahead.
+        """
+        found: list[list[Ahead]] = [[] for _ in batch]
+        growths: list[tuple[int, OutcomeTrees]] = []
+        going: list[GrowingDraft] = []
+        fed: list[torch.Tensor] = []
+        for place, wanted in enumerate(batch):
+            last: LastDraft | None = wanted.session.drafted
+            # A cache that had to make room holds its rows no more.
+            if last is None or last.end != wanted.session.cache.end:
+                continue
+            wanted.session.drafted = None
+            each = last.growing
+            growth = OutcomeTrees(
+                each.draft,
+                each.run,
+                most=wanted.most,
+                max_nodes=wanted.max_nodes,
+                steps=self._form.steps,
+                width=self._form.width,
+                least=wanted.min_probability,
+            )
+            each.go_on(growth)
+            each.move_fed(sum(map(len, fed)))
+            fed.append(last.fed)
+            each.session.cache.reserve(last.end, growth.rows + len(each.run))
+            growths.append((place, growth))
+            going.append(each)
+        if going:
+            self._levels([(each, nodes) for each in going if len(nodes := each.growth.grow())], torch.cat(fed), go_on)
+        for place, growth in growths:
+            found[place] = growth.found(self._name)
+        return found
 
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""
 
-    def _growth(self, wanted: DraftWanted) -> Growth:
+    def _growth(self, wanted: DraftWanted) -> TreeGrowth:
         form, nodes, least = self._form, wanted.max_nodes, wanted.min_probability
         if wanted.session.sampled:
             return SampledChain(nodes, steps=form.steps, draw=self._draw)
@@ -207,7 +214,7 @@ class FeatureSource:
             return DynamicTree(total=min(form.dynamic, nodes + 1), depth=form.steps, top_k=form.width)
         return BestFirst(nodes, steps=form.steps, width=form.width, least=least)
 
-    def _commit(self, due: Sequence[_Growing]) -> tuple[list[_Growing], HeadOutput]:
+    def _commit(self, due: Sequence[GrowingDraft]) -> tuple[list[GrowingDraft], HeadOutput]:
         """Compute the rows of committed positions.
 
         Returns:
@@ -232,25 +239,36 @@ class FeatureSource:
                 last.append(end - 1)
         return ready, HeadOutput(hidden=output.hidden[last], state=output.state[last])
 
-    def _grow(self, growing: Sequence[_Growing], ends: HeadOutput) -> None:
-        """Grow all trees, level by level, from the output of each session's last committed row."""
-        hidden, fed = ends.hidden, ends.state
-        level = [(each, np.array([ROOT])) for each in growing]
-        for at, (each, root) in enumerate(level):
-            each.feed(root, at)
-        while level:
-            count = max(each.growth.children for each, _ in level)
-            tokens, logs = self._choice.likeliest(hidden, [each.after(nodes) for each, nodes in level], count)
-            begin = 0
-            for each, nodes in level:
-                each.growth.add(tokens[begin : begin + len(nodes)], logs[begin : begin + len(nodes)])
-                begin += len(nodes)
-            level = [(each, nodes) for each, _ in level if len(nodes := each.growth.grow())]
-            if level:
-                output = self._run(level, fed)
-                hidden, fed = output.hidden, torch.cat((fed, output.state))
+    def _grow(self, growing: Sequence[GrowingDraft], ends: HeadOutput) -> torch.Tensor:
+        """Grow all trees, level by level, from the output of each session's last committed row.
 
-    def _run(self, level: Sequence[tuple[_Growing, NDArray[np.int64]]], fed: torch.Tensor) -> HeadOutput:
+        Returns:
+            [rows, h], what all nodes fed back.
+        """
+        root = np.array([ROOT])
+        for at, each in enumerate(growing):
+            each.feed(root, at)
+        return self._levels(self._add(ends.hidden, [(each, root) for each in growing]), ends.state)
+
+    def _levels(self, level: _Level, fed: torch.Tensor, go_on: Callable[[], bool] = lambda: True) -> torch.Tensor:
+        """Run ``level`` and what grows from it; [rows, h], what has been fed back before and by it."""
+        while level and go_on():
+            output = self._run(level, fed)
+            fed = torch.cat((fed, output.state))
+            level = self._add(output.hidden, level)
+        return fed
+
+    def _add(self, hidden: torch.Tensor, level: _Level) -> _Level:
+        """Let trees have what follows the nodes of a level, of which the head gave [nodes, h]; the next level."""
+        count = max(each.growth.children for each, _ in level)
+        tokens, logs = self._choice.likeliest(hidden, [each.after(nodes) for each, nodes in level], count)
+        begin = 0
+        for each, nodes in level:
+            each.growth.add(tokens[begin : begin + len(nodes)], logs[begin : begin + len(nodes)])
+            begin += len(nodes)
+        return [(each, nodes) for each, _ in level if len(nodes := each.growth.grow())]
+
+    def _run(self, level: _Level, fed: torch.Tensor) -> HeadOutput:
         """One pass over the nodes of all sessions, which read what their parents ``fed`` [rows, h] back."""
         states = fed[[row for each, nodes in level for row in each.read(nodes)]]
         tokens = np.concatenate([each.growth.tokens(nodes) for each, nodes in level])

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from services.drafter.config import Choices
-from services.drafter.heads.beam import Growing, Indices, Numbers
+from services.drafter.heads.beam import GrowingTree, Indices, Numbers
 from speculation.tree import ROOT
-from speculation.types import TokenTree
 
 # Paths of ranks, a digit for each head, the likeliest first as the authors found them; parents come before children.
 _MC_SIM_7B_63 = """
@@ -19,8 +18,8 @@ _MC_SIM_7B_63 = """
 CHOICES: Mapping[Choices, tuple[str, ...]] = {"mc_sim_7b_63": tuple(_MC_SIM_7B_63.split())}
 
 
-class FixedTree(Growing):
-    """The first ``max_nodes`` of the fixed paths. Implements ``Growth``.
+class FixedTree(GrowingTree):
+    """The first ``max_nodes`` of the fixed paths. Implements ``TreeGrowth``.
 
     Paths deeper than the heads guess, and tokens that cannot come, are left out with what hangs on them.
     """
@@ -38,7 +37,7 @@ class FixedTree(Growing):
         tokens, logs = tokens[:, : self.children], logs[:, : self.children]
         self._newest = len(self._paths)
         above = ["" if node == ROOT else self._paths[node] for node in self._run.tolist()]
-        self._pool.extend(self._run, tokens, logs)
+        self.pool.extend(self._run, tokens, logs)
         self._paths += [f"{path}{rank}" for path in above for rank in range(tokens.shape[1])]
 
     def grow(self) -> Indices:
@@ -48,9 +47,9 @@ class FixedTree(Growing):
         self._run = np.array(found, dtype=np.int64)
         return self._run
 
-    def tree(self, source: str) -> TokenTree:
+    def draft(self) -> Indices:
         kept = [node for node, path in enumerate(self._paths) if path in self._wanted and self._there(node)]
-        return self._pool.tree(np.array(kept, dtype=np.int64), source)
+        return np.array(kept, dtype=np.int64)
 
     def _there(self, node: int) -> bool:
-        return bool(self._pool.scores[node] > -np.inf)
+        return bool(self.pool.scores[node] > -np.inf)
