@@ -100,6 +100,8 @@ class Chooser:
         Raises:
             ValueError: an entry's ``logits`` are neither 0 nor the chain's last row and all nodes.
         """
+        if (plain := self._plain_outcomes(batch, logits, likeliest)) is not None:
+            return plain
         walks, end = [], 0
         for rows in batch:
             choices = rows.logits
@@ -117,6 +119,20 @@ class Chooser:
             self._try(tried, logits)
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+
+    def _plain_outcomes(
+        self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
+    ) -> list[Outcome] | None:
+        """As ``outcomes`` where each entry wants the likeliest token after one row and no more; None: one wants more."""
+        if likeliest is None or self._reader.on_host(logits):
+            return None
+        requests = self._requests
+        for rows in batch:
+            more = rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None
+            if more or not requests[rows.request_id].plain:
+                return None
+        ids = likeliest()
+        return None if NOT_CHOSEN in ids else [Outcome(choices=(token,)) for token in ids]
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs

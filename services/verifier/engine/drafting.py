@@ -14,14 +14,14 @@ from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
-from services.verifier.engine.deciding.draft_costs import DraftCosts
+from services.verifier.engine.deciding.draft_costs import Busy, DraftCosts
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassSize
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
 from speculation.budget import Wanted
@@ -277,10 +277,13 @@ class Drafting:
         self._send_features(origin, request, features)
         origin.link.step(report)
 
-    def learn(self, parts: Sequence[Part], seconds: float, whole_s: float, expected_s: float) -> None:
+    def learn(
+        self, parts: Sequence[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, expected_s: float
+    ) -> None:
         """Learn what drafting costs from a pass, before what it brought is committed.
 
         Args:
+            busy: as from ``busy``.
             seconds: that it took, until its result was here; ``whole_s``: from the end of the pass before.
             expected_s: seconds of such a pass; infinite where time does not count.
         """
@@ -288,19 +291,19 @@ class Drafting:
         self._settling = max(0, self._settling - 1)
         if self._settling:
             return
-        if math.isinf(expected_s) or any(part.chain > 1 or part.request.by_paper for part in parts):
+        if math.isinf(expected_s) or size.prompts or size.named:
             # What a request by its paper costs says nothing about the others, who may leave out what it uses.
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
-        self._cost.learn(parts, seconds, expected_s)
+        self._cost.learn(size, busy, seconds, expected_s)
 
-    def busy(self, parts: Sequence[Part]) -> bool:
-        """Whether an origin had work for a request of the pass meanwhile."""
-        return any(self._cost.busy(parts).values())
+    def busy(self, parts: Sequence[Part]) -> Busy:
+        """As ``DraftCosts.busy``."""
+        return self._cost.busy(parts)
 
-    def slowed_s(self, parts: Sequence[Part]) -> float:
+    def slowed_s(self, busy: Busy) -> float:
         """How much longer a pass took because drafts were made meanwhile, in seconds."""
-        return self._cost.slowed_s(parts)
+        return self._cost.slowed_s(busy)
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
