@@ -224,13 +224,18 @@ class Drafting:
             cost = self._cost.of(origin.name, costly=bool(request.used))
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
-            if not mailbox.held.fits(report):
-                self._send_held(origin, request, mailbox)
-            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
             # A window learns from its probes pass by pass.
-            if due or (verdict.observation is not None and verdict.observation.probe_ids):
+            sends = due or (verdict.observation is not None and verdict.observation.probe_ids)
+            if sends and not mailbox.held and features is None:
+                mailbox.told(report.length)
+                origin.link.step(report)
+                continue
+            if not mailbox.held.fits(report):
+                self._send_held(origin, request, mailbox)
+            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
+            if sends:
                 self._send_held(origin, request, mailbox)
 
     def _hold(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, features: Features | None) -> None:
@@ -252,7 +257,7 @@ class Drafting:
     def _leave_out(self, request: LiveRequest) -> set[str]:
         """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
         before = request.sources
-        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed else ()
+        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed and request.used else ()
         reopened = set()
         self._settling = _SETTLING if gone else self._settling
         for origin, mailbox in self._of(request) if gone else ():

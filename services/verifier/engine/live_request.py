@@ -213,20 +213,14 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return not self.mailboxes or all(mailbox.given_up for mailbox in self.mailboxes.values())
+        return all(mailbox.given_up for mailbox in self.mailboxes.values())
 
-    def ready(self) -> dict[tuple[str, str], ReadyDraft]:
-        """The drafts at hand for the coming step, by origin and group."""
-        return {
-            (origin, found.draft.group): found
-            for origin, mailbox in self.mailboxes.items()
-            for found in mailbox.find(self.tokens)
-        }
+    def drafts(self) -> list[ReadyDraft]:
+        """The drafts at hand for the coming step: at most one of each group of each origin."""
+        return [found for mailbox in self.mailboxes.values() for found in mailbox.find(self.tokens)]
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
-        if not self.mailboxes:
-            return 0.0
         best = 0.0
         for mailbox in self.mailboxes.values():
             for found in mailbox.find(self.tokens):
@@ -270,7 +264,7 @@ class LiveRequest:
             return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        trees = [found.tree for found in self.ready().values() if len(found.tree)]
+        trees = [found.tree for found in self.drafts() if found.tree.tokens]
         if self.message.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.

@@ -153,7 +153,7 @@ class Mailbox:
 
     @property
     def _unanswered(self) -> int:
-        return sum(length > self._answered for length in self._asked)
+        return len([length for length in self._asked if length > self._answered])
 
     def gain(self, prices: Prices) -> Gain:
         """What another draft is expected to gain."""
