@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec.trees import check_size
@@ -31,7 +31,7 @@ def numbers_of_report(report: StepReport) -> int | None:
     tree, rows = seen.tree, len(seen.top_ids)
     top = len(seen.top_ids[0]) if rows else 0
     known = seen.features is None and not seen.probe_ids and not tree.probes and not tree.proposals
-    even = top and rows == 1 + len(tree.tokens) and all(len(row) == top for row in seen.top_ids)
+    even = top and rows == 1 + len(tree.tokens) and set(map(len, seen.top_ids)) == {top}
     return size + 4 * rows + top * rows if known and even else None
 
 
@@ -141,8 +141,15 @@ def _draft(
     )
 
 
+class _Names(NamedTuple):
+    """The names of all sources of a message, and the longest of them."""
+
+    all: tuple[str, ...]
+    longest: int
+
+
 # A tree's tokens, parents, indices of sources and scores, and the names of all sources.
-_Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[str, ...]]
+_Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...], _Names]
 
 
 def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
@@ -158,8 +165,9 @@ def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
 
 
 def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
-    counts, names = wire.counts[:], tuple(wire.source_names[:])
-    check_size(f"{name}.source_names", len(names), limits.MAX_SOURCES * len(counts))
+    counts, told = wire.counts[:], tuple(wire.source_names[:])
+    check_size(f"{name}.source_names", len(told), limits.MAX_SOURCES * len(counts))
+    names = _Names(told, max(map(len, told), default=0))
     return [
         (*columns, names)
         for columns in zip(
@@ -177,18 +185,17 @@ def _tree(
     parents: tuple[int, ...],
     sources: tuple[int, ...],
     scores: tuple[float, ...],
-    names: tuple[str, ...],
+    names: _Names,
 ) -> TokenTree:
     """As ``trees.decode_tree``, of a tree in columns."""
     if not tokens:
         return EMPTY_TREE
     if max(len(tokens), len(scores)) > limits.MAX_TREE_NODES:
         raise MalformedTree("tree.tokens", f"{max(len(tokens), len(scores))} entries", f"at most {limits.MAX_TREE_NODES}")
-    if max(sources) >= len(names):
-        raise MalformedTree("tree.sources", max(sources), f"below {len(names)}")
-    named = tuple([names[each] for each in sources])
-    longest = max(set(named), key=len)
-    if len(longest) > limits.MAX_SOURCE_NAME:
+    if max(sources) >= len(names.all):
+        raise MalformedTree("tree.sources", max(sources), f"below {len(names.all)}")
+    named = tuple([names.all[each] for each in sources])
+    if names.longest > limits.MAX_SOURCE_NAME and len(longest := max(set(named), key=len)) > limits.MAX_SOURCE_NAME:
         raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
     return TokenTree(tokens=tokens, parents=parents, sources=named, scores=scores)
 
