@@ -24,7 +24,7 @@ from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 _KNOWN = (suffix.NAME, recycling.NAME)
-# The structs wanted and candidate in blend.h, and the constants there: a context has at most as many tokens as there are zeros.
+# The structs wanted and candidate in blend.h, and the constants there. A context has at most as many tokens as zeros here.
 _WANTED = struct.Struct("4Pd3i8i2i12i4x")
 _ZEROS, _PASSED, _PASSED_RANKS = (0, 0, 0), 2, 6
 

@@ -193,7 +193,8 @@ class Mailbox:
             if not draft.more:
                 del self._asked[asked_for]
             if not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                self._brought, left = min(most, follow(draft.tree, since)), _goes_on(draft.tree, since)
+                right = follow(draft.tree, since)
+                self._brought, left = min(most, right), right == len(since) and _goes_on(draft.tree, since)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
                     # A remainder is rated by the steps that it serves. Without one, no step will.
@@ -308,10 +309,11 @@ class Mailbox:
         for found in self.find(tokens):
             if found.asked:
                 group = found.draft.group
-                brought = min(most, follow(found.tree, committed))
+                right = follow(found.tree, committed)
+                brought = min(most, right)
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not _goes_on(found.tree, committed)
+                ends = not found.late and not (right == len(committed) and _goes_on(found.tree, committed))
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:
