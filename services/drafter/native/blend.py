@@ -20,12 +20,14 @@ from services.drafter.sources import recycling, suffix
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import SuffixSession
 from services.drafter.sources.suffix_automaton import NOWHERE
+from speculation.records import maker
 from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 _KNOWN = (suffix.NAME, recycling.NAME)
 # The structs wanted and candidate in blend.h, and the constants there. A context has at most as many tokens as zeros here.
 _WANTED = struct.Struct("4Pd3i8i2i12i4x")
+_make_tree = maker(TokenTree)
 _ZEROS, _PASSED, _PASSED_RANKS = (0, 0, 0), 2, 6
 
 
@@ -82,7 +84,7 @@ class CompiledBlendSession(BlendSession):
         draft = self._other if ahead else self._last
         tokens, parents, recycled, scores = self._tokens, self._parents, self._recycled, self._scores
         count = self._library.blend_draft(draft.address, self._wanted, tokens, parents, recycled, scores)
-        return TokenTree(
+        return _make_tree(
             tokens=tuple(tokens[:count]),
             parents=tuple(parents[:count]),
             sources=tuple([_KNOWN[each] for each in recycled[:count]]),

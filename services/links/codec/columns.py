@@ -15,9 +15,12 @@ from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import Draft, DraftFailure, StepReport
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 _T = TypeVar("_T")
+_make_report, _make_observation = maker(StepReport), maker(Observation)
+_make_draft, _make_tree = maker(Draft), maker(TokenTree)
 
 # Most numbers of reports and of drafts in one message: with room to spare below ``MAX_DRAFT_MESSAGE_BYTES``.
 MOST_NUMBERS = 1 << 18
@@ -84,7 +87,7 @@ def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
         strict=True,
     )
     return [
-        StepReport(
+        _make_report(
             session_id=session_id,
             committed=committed,
             length=length,
@@ -101,7 +104,7 @@ def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
 def _observation(tree: TokenTree, top: int, ids: tuple[int, ...]) -> Observation | None:
     if not top:
         return None
-    return Observation(tree=tree, top_ids=tuple([ids[at : at + top] for at in range(0, len(ids), top)]))
+    return _make_observation(tree=tree, top_ids=tuple([ids[at : at + top] for at in range(0, len(ids), top)]))
 
 
 def write_drafts(drafts: Sequence[Draft], made: drafting_pb2.Drafts) -> None:
@@ -136,7 +139,7 @@ def _draft(
         return DraftFailure(session_id=session_id, reason=f"malformed draft: {error}")
     # Only a statistic: an invalid value is no reason to drop the draft.
     took_s = drafting_s if 0 <= drafting_s < float("inf") else 0.0
-    return Draft(
+    return _make_draft(
         session_id=session_id, base_length=base_length, base_hash=base_hash, tree=tree, drafting_s=took_s, group=group
     )
 
@@ -197,7 +200,7 @@ def _tree(
     named = tuple([names.all[each] for each in sources])
     if names.longest > limits.MAX_SOURCE_NAME and len(longest := max(set(named), key=len)) > limits.MAX_SOURCE_NAME:
         raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
-    return TokenTree(tokens=tokens, parents=parents, sources=named, scores=scores)
+    return _make_tree(tokens=tokens, parents=parents, sources=named, scores=scores)
 
 
 def _joined(parts: Iterable[Sequence[_T]]) -> list[_T]:

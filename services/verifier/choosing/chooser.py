@@ -27,9 +27,11 @@ from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from services.verifier.model.to_device import to_device
 from speculation.choose import choose
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16
+_make_outcome = maker(Outcome)
 _GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
 
 
@@ -132,7 +134,7 @@ class Chooser:
             if more or not requests[rows.request_id].plain:
                 return None
         ids = likeliest()
-        return None if NOT_CHOSEN in ids else [Outcome(choices=(token,)) for token in ids]
+        return None if NOT_CHOSEN in ids else [_make_outcome(choices=(token,)) for token in ids]
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -141,8 +143,8 @@ class Chooser:
         scored = made.scored(walk) if rows.scored else ()
         if top is None and rows.tried is None:
             if not (top_ids or scored or walk.error):
-                return Outcome(choices=choices)
-            return Outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
+                return _make_outcome(choices=choices)
+            return _make_outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
             return made.of(walk, row, token)
@@ -150,7 +152,7 @@ class Chooser:
         def distribution(row: int) -> NDArray[np.float64]:
             return self._distribution(walk.point(row), logits)
 
-        return Outcome(
+        return _make_outcome(
             choices=choices,
             top_ids=top_ids,
             logprobs=None if top is None or not choices else logprobs,

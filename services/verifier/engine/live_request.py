@@ -21,6 +21,7 @@ from services.verifier.model.target_port import StreamSpec, TokenRule
 from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.records import maker
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
 from speculation.tree import fits, merge, prune
@@ -31,6 +32,7 @@ _REMEMBERED = 8
 _FEWEST = 4
 # The source that drafts from streams.
 _STREAMING = "streaming"
+_make_report, _make_stop_rule = maker(StepReport), maker(StopRule)
 
 
 class Observes(NamedTuple):
@@ -149,7 +151,7 @@ class LiveRequest:
     @property
     def stop_rule(self) -> StopRule:
         """The rule that ends the answer, counting from the tokens generated so far."""
-        return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
+        return _make_stop_rule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
 
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
@@ -361,7 +363,7 @@ class LiveRequest:
         Args:
             asks: whether to ask for a draft.
         """
-        return StepReport(
+        return _make_report(
             session_id=self.id,
             committed=verdict.committed,
             length=verdict.length,

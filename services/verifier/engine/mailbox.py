@@ -12,7 +12,7 @@ from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.records import quickly_made
+from speculation.records import maker, quickly_made
 from speculation.tree import descend, follow, goes_on
 from speculation.types import TokenTree
 
@@ -86,6 +86,9 @@ class _Kept:
     draft: Draft
     asked: bool
     at: float
+
+
+_make_ready, _make_kept = maker(ReadyDraft), maker(_Kept)
 
 
 class Mailbox:
@@ -200,7 +203,7 @@ class Mailbox:
                     # A remainder is rated by the steps that it serves. Without one, no step will.
                     if not left:
                         each.learn(0.0, late=True)
-        self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+        self._kept.append(_make_kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
         self._found = None
 
     def _asked_for(self, draft: Draft) -> int | None:
@@ -287,9 +290,9 @@ class Mailbox:
             if since is None or (since and group in late):
                 continue
             if not since:
-                exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
+                exact[group] = _make_ready(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif tree := _remainder(draft.tree, since):
-                late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+                late[group] = _make_ready(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
             else:
                 # The text went elsewhere, or past its end.
                 gone.append(kept)

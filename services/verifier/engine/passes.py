@@ -16,6 +16,7 @@ from services.verifier.engine.verify import verify, with_features
 from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, Features, TokenLogprobs, TokenTree, Verdict
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Part:
     saved_s: float = 0.0
 
 
+_make_part, _make_rows = maker(Part), maker(Rows)
 Failed = tuple[LiveRequest, Exception]
 
 
@@ -99,7 +101,7 @@ def _chains(requests: Sequence[LiveRequest], budget: Budget, most: int, everybod
             chain = min(rows, prompt_rows)
             prompt_rows -= chain
         if chain:
-            parts.append(Part(request=request, chain=chain, verified=chain == rows))
+            parts.append(_make_part(request=request, chain=chain, verified=chain == rows))
     return parts
 
 
@@ -175,11 +177,11 @@ def _rows(part: Part, quiet: bool) -> Rows:
     end = computed + chain
     if request.plain and not request.scores.wanted:
         tokens = (request.tokens[computed],) if chain == 1 else tuple(request.tokens[computed:end])
-        return Rows(request_id=request.id, context=computed, tokens=tokens, logits=int(verified))
+        return _make_rows(request_id=request.id, context=computed, tokens=tokens, logits=int(verified))
     wants, ends, streams = request.observes, part.ends, request.streams
     if streams is not None:
         part.stream_rows = len(ends) * streams.rows * streams.share
-    return Rows(
+    return _make_rows(
         request_id=request.id,
         context=computed,
         tokens=(*request.tokens[computed:end], *tree.tokens),
