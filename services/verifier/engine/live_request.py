@@ -62,6 +62,7 @@ class LiveRequest:
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
+        speculates: its plan has drafts, whether or not anybody drafts for it now.
         by_paper: every step waits for its drafts and checks all of them, whatever that costs.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
@@ -105,7 +106,8 @@ class LiveRequest:
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
         self.by_paper = by_paper
-        self.sources = message.plan.sources if message.plan.speculates else ()
+        self.speculates = message.plan.speculates
+        self.sources = message.plan.sources if self.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
         self.mailboxes: dict[str, Mailbox] = {}
@@ -177,8 +179,10 @@ class LiveRequest:
     @property
     def rows_wanted(self) -> int:
         """Rows of the KV cache that the next pass needs: those of the tokens, the largest tree and the streams on it."""
-        streams = self.streams
-        return len(self.tokens) + self.max_nodes + (0 if streams is None else MOST_ENDS * streams.rows)
+        rows = len(self.tokens) + self.max_nodes
+        if self._streams is not None and (streams := self.streams) is not None:
+            rows += MOST_ENDS * streams.rows
+        return rows
 
     @property
     def observes(self) -> Observes:

@@ -134,7 +134,7 @@ class DecodingLoop:
     @property
     def _speculates(self) -> bool:
         """Whether any running request may be drafted for."""
-        return any(request.message.plan.speculates for request in self._requests.running.values())
+        return any(request.speculates for request in self._requests.running.values())
 
     @property
     def waiting(self) -> int:
