@@ -13,6 +13,7 @@ from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.process.garbage import begin_serving, end_serving
 from cluster.ray.internal_token import with_token
 from cluster.settings.component_tls import server_tls
 from cluster.settings.config import Settings
@@ -59,9 +60,11 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
                 tls,
                 observing.component(settings, "drafter"),
             )
+        begin_serving()
         try:
             yield f"{own.host}:{port}"
         finally:
+            end_serving()
             await server.stop(_LAST_WORDS_S)
     finally:
         await drafter.stop()

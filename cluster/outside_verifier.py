@@ -15,6 +15,7 @@ from cluster import build
 from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
+from cluster.process.garbage import begin_serving, end_serving
 from cluster.ray.internal_token import with_token
 from cluster.settings.component_tls import server_tls
 from cluster.settings.config import Settings
@@ -55,9 +56,11 @@ async def verifying(settings: Settings, model: ResolvedModel, lost: asyncio.Even
                 observing.component(settings, "verifier"),
             )
         watching = asyncio.create_task(_watch(running.verifier, lost or asyncio.Event()))
+        begin_serving()
         try:
             yield f"{own.host}:{port}"
         finally:
+            end_serving()
             watching.cancel()
             await server.stop(own.drain_s)
 

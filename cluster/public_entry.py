@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from cluster import build
 from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
+from cluster.process.garbage import begin_serving, end_serving
 from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
@@ -49,8 +49,7 @@ class PublicEntry:
         await asyncio.gather(self._grpc.stop(), *([] if self._http is None else [self._http.stop()]))
         await self._closed_last.aclose()
         await self._ops.stop()
-        # What is frozen when Python ends is never freed, and libraries complain of it.
-        gc.unfreeze()
+        end_serving()
 
 
 async def open_entry(router: RouterPort, settings: Settings, observing: Observing, *, service: str = "") -> PublicEntry:
@@ -88,9 +87,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         ops = OpsEntry(settings, observing.exposition, router)
         await ops.start(patient=shared)
         started.pop_all()
-    # What is there now stays. To look through it for garbage again and again would stop everybody for a tenth of a second.
-    gc.collect()
-    gc.freeze()
+    begin_serving()
     return PublicEntry(grpc, serving_http, ops, closed_last)
 
 

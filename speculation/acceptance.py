@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from speculation.records import quickly_made
+from speculation.records import maker, quickly_made
 from speculation.tree import ROOT, child_with, children
 from speculation.types import FinishReason, SamplingParams, TokenTree
 
@@ -26,6 +26,9 @@ class Accepted:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
+
+
+_make_accepted = maker(Accepted)
 
 
 @quickly_made
@@ -103,7 +106,7 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
             path.append(node)
         tokens.append(token)
         finish = stop.after(tokens)
-    return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
+    return _make_accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
 
 def decided_path(tree: TokenTree, decide: Decide, stop: StopRule) -> Accepted:

@@ -15,7 +15,6 @@ _BUCKETS = 16
 # In nodes: how many the source's own claim weighs as much as, and how many a bucket remembers.
 _PRIOR = 8.0
 _MEMORY = 512.0
-_NOTHING = Ratio()
 
 
 class AcceptanceRates:
@@ -44,10 +43,6 @@ class AcceptanceRates:
             parent = tree.parents[node]
             found.append(probability if parent == ROOT else min(probability, found[parent]))
         return found
-
-    def seen_of(self, source: str) -> list[Ratio]:
-        """What was seen of a source's nodes, bucket by bucket."""
-        return [self._seen.get((source, bucket), _NOTHING) for bucket in range(_BUCKETS)]
 
     def learn(self, tree: TokenTree, accepted_path: Collection[int]) -> None:
         """Learn which of the verified nodes were accepted."""

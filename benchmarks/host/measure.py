@@ -15,6 +15,7 @@ from benchmarks.host.loads import HostLoad
 from benchmarks.host.null_target import NullTarget, PassMark
 from benchmarks.host.parts import Profiled
 from benchmarks.host.scripted_text import scripted_text
+from cluster.process.garbage import begin_serving, end_serving
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
@@ -204,7 +205,7 @@ async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str]
         await run.start(again=False)
         await run.all_decode()
         await run.mark()
-        gc.collect()
+        begin_serving()
         before, times = await run.mark(), run.loop.stats.times
         seconds, laid_out, first = dict(times.seconds), run.target.layout_s, before
         for number in range(rounds):
@@ -218,6 +219,7 @@ async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str]
         told(f"{load.name}: under a profiler")
         found.parts = await _profiled(run, found.best.cpu_s)
     finally:
+        end_serving()
         await run.stop()
     return found
 

@@ -31,6 +31,7 @@ from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
 from cluster.outside_links import outside_link, verifier_links
+from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
 from cluster.public_entry import Addresses, open_entry
 from cluster.ray.callers import Callers
@@ -64,7 +65,7 @@ _ASK_AGAIN_S = 0.2
 
 @contextmanager
 def _telling_why(settings: Settings) -> Iterator[None]:
-    """Start the replica's log, and turn any error of the block into one marked line.
+    """Start the replica's log, and turn any error of the block, which makes the component, into one marked line.
 
     The starting process can find it in Serve's messages.
     """
@@ -72,6 +73,7 @@ def _telling_why(settings: Settings) -> Iterator[None]:
     start_logging(settings.logging, sys.__stderr__)
     try:
         yield
+        begin_serving()
     except Exception as error:
         log.error("the component cannot start", exc_info=not isinstance(error, OutriderError))
         ours = translate(error) if isinstance(error, (OutriderError, RayError, DeploymentUnavailableError)) else None

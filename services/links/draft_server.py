@@ -160,7 +160,10 @@ class _Conversation:
             self._keep(call)
             return
         if isinstance(call, StepReport) and name not in self._answering and (reply := self._now(call)) is not None:
-            await self.replies.put(reply)
+            if self.replies.full():
+                await self.replies.put(reply)
+            else:
+                self.replies.put_nowait(reply)
             return
         if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
             # The drafter bounds the hidden states that it keeps. Queued here, they would pile up behind a slow answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -162,3 +163,34 @@ def test_counts_follow_what_is_kept(kernels: Library | None) -> None:
             accepted = nodes[: source.randrange(3)]
             made.commit("a", rows.context, [text[-1], *accepted])
             text += [*accepted, source.randrange(9)]
+
+
+GREEDY = Sampling(params=SamplingParams(temperature=0.0), prompt_length=3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_plain_requests_take_the_ids_that_the_pass_has_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way of a batch without trees gives what the long way does, also where a row's choice fails."""
+    source = random.Random(seed)
+    found: list[list[tuple[tuple[int, ...], type]]] = []
+    for _ in range(10):
+        size, fails = source.randrange(1, 6), source.random() < 0.3
+        logits = torch.from_numpy(
+            np.random.default_rng(source.randrange(1 << 30)).normal(size=(size, 40)).astype(np.float32)
+        )
+        ids = logits.argmax(dim=1).tolist()
+        if fails:
+            logits[source.randrange(size)] = math.nan
+            ids = [NOT_CHOSEN if row.isnan().any() else each for row, each in zip(logits, ids, strict=True)]
+        chosen_by = Chooser(EOS, reader=ELSEWHERE)
+        batch = [Rows(request_id=f"{at}", context=5, tokens=(source.randrange(40),), logits=1) for at in range(size)]
+        for rows in batch:
+            chosen_by.open(rows.request_id, None if source.random() < 0.5 else GREEDY)
+        for short in (True, False):
+            with monkeypatch.context() as patch:
+                if not short:
+                    patch.setattr(Chooser, "_plain_outcomes", lambda *given: None)
+                made = chosen_by.outcomes(batch, logits, partial(list, ids))
+            found.append([(each.choices, type(each.error)) for each in made])
+        assert found[-1] == found[-2]
+        assert (NOT_CHOSEN in [each.choices[0] for each in made]) == fails

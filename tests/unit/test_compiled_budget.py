@@ -66,6 +66,19 @@ def test_it_decides_the_same(seed: int) -> None:
     assert checked or most_s == 0.02
 
 
+def test_old_nodes_fade_alike() -> None:
+    assert LIBRARY is not None
+    source = random.Random(5)
+    costs = CostTable(by_rows={1: 0.01}, per_request=0.0, per_key=0.0)
+    python, compiled = MeasuredBudget(costs, max_nodes=32), CompiledBudget(LIBRARY, costs, max_nodes=32)
+    drafted = [random_tree(source, 12, 50) for _ in range(8)]
+    for _ in range(200):
+        outcomes = [(each, tuple(range(source.randint(0, len(each))))) for each in drafted if len(each)]
+        for budget in (python, compiled):
+            budget.learn(Load(rows=1, requests=1, keys=0), 0.01, outcomes)
+        assert [compiled.probabilities(each) for each in drafted] == [python.probabilities(each) for each in drafted]
+
+
 def test_without_a_compiler_the_python_form_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = CostTable(by_rows={1: 1.0}, per_request=0.0, per_key=0.0)
     assert isinstance(measured_budget(costs, max_nodes=4), CompiledBudget)

@@ -20,13 +20,15 @@ from services.drafter.sources import recycling, suffix
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import SuffixSession
 from services.drafter.sources.suffix_automaton import NOWHERE
+from speculation.records import maker
 from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 _KNOWN = (suffix.NAME, recycling.NAME)
-# The structs wanted and candidate in blend.h.
+# The structs wanted and candidate in blend.h, and the constants there. A context has at most as many tokens as zeros here.
 _WANTED = struct.Struct("4Pd3i8i2i12i4x")
-_CONTEXT, _PASSED, _PASSED_RANKS = 3, 2, 6
+_make_tree = maker(TokenTree)
+_ZEROS, _PASSED, _PASSED_RANKS = (0, 0, 0), 2, 6
 
 
 class _Candidate(ctypes.Structure):
@@ -82,7 +84,7 @@ class CompiledBlendSession(BlendSession):
         draft = self._other if ahead else self._last
         tokens, parents, recycled, scores = self._tokens, self._parents, self._recycled, self._scores
         count = self._library.blend_draft(draft.address, self._wanted, tokens, parents, recycled, scores)
-        return TokenTree(
+        return _make_tree(
             tokens=tuple(tokens[:count]),
             parents=tuple(parents[:count]),
             sources=tuple([_KNOWN[each] for each in recycled[:count]]),
@@ -99,7 +101,7 @@ class CompiledBlendSession(BlendSession):
         own = shared = table = depth = endings = 0
         (state, size), (other, length) = NOWHERE, NOWHERE
         context: tuple[int, ...] = ()
-        passed: list[tuple[int, ...]] = []
+        passed: Sequence[tuple[int, ...]] = ()
         if suffix.NAME in places:
             (state, size), (other, length) = places[suffix.NAME]
             counted, answers = self._suffix.automata
@@ -107,14 +109,12 @@ class CompiledBlendSession(BlendSession):
             depth, endings = self._suffix.config.depth, self._suffix.config.max_endings
         if recycling.NAME in places:
             table, context = cast(CompiledTable, self._recycling.table).address, places[recycling.NAME]
-            passed = [] if ahead else [each[:_PASSED_RANKS] for each in self._recycling.passed]
+            passed = () if ahead else self._recycling.passed
+        counts, ids = [0] * _PASSED, [0] * (_PASSED * _PASSED_RANKS)
+        for ago, each in enumerate(passed):
+            counts[ago] = count = min(len(each), _PASSED_RANKS)
+            ids[ago * _PASSED_RANKS : ago * _PASSED_RANKS + count] = each[:count]
         return [
             own, shared, table, self._weights, self._least, max_nodes, depth, endings, state, size, other, length,
-            len(context), *_filled(context, _CONTEXT), *_filled([len(each) for each in passed], _PASSED),
-            *_filled([token for each in passed for token in _filled(each, _PASSED_RANKS)], _PASSED * _PASSED_RANKS),
+            len(context), *context, *_ZEROS[len(context) :], *counts, *ids,
         ]  # fmt: skip
-
-
-def _filled(numbers: Sequence[int], count: int) -> tuple[int, ...]:
-    """``numbers`` and as many zeros as make ``count``."""
-    return (*numbers, *(0,) * (count - len(numbers)))

@@ -13,7 +13,10 @@ from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.text_group import TextSession
 from speculation.messages import Draft
+from speculation.records import maker
 from speculation.types import TokenTree
+
+_make_draft = maker(Draft)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -87,7 +90,7 @@ class DraftedRequest:
         unready: bool = False,
     ) -> Draft:
         """The message that carries a group's tree for a prefix."""
-        return Draft(
+        return _make_draft(
             session_id=self.id,
             base_length=prefix.length,
             base_hash=prefix.hash,

@@ -26,20 +26,19 @@ class Memory:
 
     Args:
         depth, likeliest: see ``Automaton``.
+
+    Attributes:
+        begin: what lies before this position is to be forgotten.
+        end: position behind the last token.
     """
 
     def __init__(self, depth: int, likeliest: int) -> None:
         self._depth, self._likeliest = depth, likeliest
-        # The text from position ``_base`` on; what lies before ``begin`` is to be forgotten.
+        # The text from position ``_base`` on.
         self._text = array("i")
-        self._base = self.begin = 0
+        self._base = self.begin = self.end = 0
         self._used = self._anew()
         self._next: _Counted | None = None
-
-    @property
-    def end(self) -> int:
-        """Position behind the last token."""
-        return self._base + len(self._text)
 
     @property
     def automaton(self) -> Automaton | CompiledAutomaton:
@@ -59,6 +58,7 @@ class Memory:
     def add(self, tokens: Iterable[int]) -> None:
         """Append tokens; ``work`` will count them."""
         self._text.extend(tokens)
+        self.end = self._base + len(self._text)
 
     def forget(self, begin: int) -> None:
         """Forget what lies before position ``begin``."""
@@ -107,3 +107,4 @@ class Memory:
         if 2 * (read - self._base) > len(self._text):
             del self._text[: read - self._base]
             self._base = read
+            self.end = self._base + len(self._text)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import Draft, DraftFailure, StepReport
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 _T = TypeVar("_T")
+_make_report, _make_observation = maker(StepReport), maker(Observation)
+_make_draft, _make_tree = maker(Draft), maker(TokenTree)
 
 # Most numbers of reports and of drafts in one message: with room to spare below ``MAX_DRAFT_MESSAGE_BYTES``.
 MOST_NUMBERS = 1 << 18
@@ -31,7 +34,7 @@ def numbers_of_report(report: StepReport) -> int | None:
     tree, rows = seen.tree, len(seen.top_ids)
     top = len(seen.top_ids[0]) if rows else 0
     known = seen.features is None and not seen.probe_ids and not tree.probes and not tree.proposals
-    even = top and rows == 1 + len(tree.tokens) and all(len(row) == top for row in seen.top_ids)
+    even = top and rows == 1 + len(tree.tokens) and set(map(len, seen.top_ids)) == {top}
     return size + 4 * rows + top * rows if known and even else None
 
 
@@ -84,7 +87,7 @@ def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
         strict=True,
     )
     return [
-        StepReport(
+        _make_report(
             session_id=session_id,
             committed=committed,
             length=length,
@@ -101,7 +104,7 @@ def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
 def _observation(tree: TokenTree, top: int, ids: tuple[int, ...]) -> Observation | None:
     if not top:
         return None
-    return Observation(tree=tree, top_ids=tuple([ids[at : at + top] for at in range(0, len(ids), top)]))
+    return _make_observation(tree=tree, top_ids=tuple([ids[at : at + top] for at in range(0, len(ids), top)]))
 
 
 def write_drafts(drafts: Sequence[Draft], made: drafting_pb2.Drafts) -> None:
@@ -136,13 +139,20 @@ def _draft(
         return DraftFailure(session_id=session_id, reason=f"malformed draft: {error}")
     # Only a statistic: an invalid value is no reason to drop the draft.
     took_s = drafting_s if 0 <= drafting_s < float("inf") else 0.0
-    return Draft(
+    return _make_draft(
         session_id=session_id, base_length=base_length, base_hash=base_hash, tree=tree, drafting_s=took_s, group=group
     )
 
 
+class _Names(NamedTuple):
+    """The names of all sources of a message, and the longest of them."""
+
+    all: tuple[str, ...]
+    longest: int
+
+
 # A tree's tokens, parents, indices of sources and scores, and the names of all sources.
-_Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[str, ...]]
+_Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...], _Names]
 
 
 def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
@@ -158,8 +168,9 @@ def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
 
 
 def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
-    counts, names = wire.counts[:], tuple(wire.source_names[:])
-    check_size(f"{name}.source_names", len(names), limits.MAX_SOURCES * len(counts))
+    counts, told = wire.counts[:], tuple(wire.source_names[:])
+    check_size(f"{name}.source_names", len(told), limits.MAX_SOURCES * len(counts))
+    names = _Names(told, max(map(len, told), default=0))
     return [
         (*columns, names)
         for columns in zip(
@@ -177,20 +188,19 @@ def _tree(
     parents: tuple[int, ...],
     sources: tuple[int, ...],
     scores: tuple[float, ...],
-    names: tuple[str, ...],
+    names: _Names,
 ) -> TokenTree:
     """As ``trees.decode_tree``, of a tree in columns."""
     if not tokens:
         return EMPTY_TREE
     if max(len(tokens), len(scores)) > limits.MAX_TREE_NODES:
         raise MalformedTree("tree.tokens", f"{max(len(tokens), len(scores))} entries", f"at most {limits.MAX_TREE_NODES}")
-    if max(sources) >= len(names):
-        raise MalformedTree("tree.sources", max(sources), f"below {len(names)}")
-    named = tuple([names[each] for each in sources])
-    longest = max(set(named), key=len)
-    if len(longest) > limits.MAX_SOURCE_NAME:
+    if max(sources) >= len(names.all):
+        raise MalformedTree("tree.sources", max(sources), f"below {len(names.all)}")
+    named = tuple([names.all[each] for each in sources])
+    if names.longest > limits.MAX_SOURCE_NAME and len(longest := max(set(named), key=len)) > limits.MAX_SOURCE_NAME:
         raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
-    return TokenTree(tokens=tokens, parents=parents, sources=named, scores=scores)
+    return _make_tree(tokens=tokens, parents=parents, sources=named, scores=scores)
 
 
 def _joined(parts: Iterable[Sequence[_T]]) -> list[_T]:

@@ -27,9 +27,11 @@ from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from services.verifier.model.to_device import to_device
 from speculation.choose import choose
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16
+_make_outcome = maker(Outcome)
 _GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
 
 
@@ -100,6 +102,8 @@ class Chooser:
         Raises:
             ValueError: an entry's ``logits`` are neither 0 nor the chain's last row and all nodes.
         """
+        if (plain := self._plain_outcomes(batch, logits, likeliest)) is not None:
+            return plain
         walks, end = [], 0
         for rows in batch:
             choices = rows.logits
@@ -118,6 +122,20 @@ class Chooser:
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
 
+    def _plain_outcomes(
+        self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
+    ) -> list[Outcome] | None:
+        """As ``outcomes`` where each entry wants the likeliest token after one row and no more; None: one wants more."""
+        if likeliest is None or self._reader.on_host(logits):
+            return None
+        requests = self._requests
+        for rows in batch:
+            more = rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None
+            if more or not requests[rows.request_id].plain:
+                return None
+        ids = likeliest()
+        return None if NOT_CHOSEN in ids else [_make_outcome(choices=(token,)) for token in ids]
+
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
     ) -> Outcome:
@@ -125,8 +143,8 @@ class Chooser:
         scored = made.scored(walk) if rows.scored else ()
         if top is None and rows.tried is None:
             if not (top_ids or scored or walk.error):
-                return Outcome(choices=choices)
-            return Outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
+                return _make_outcome(choices=choices)
+            return _make_outcome(choices=choices, top_ids=top_ids, error=walk.error, scored=scored)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
             return made.of(walk, row, token)
@@ -134,7 +152,7 @@ class Chooser:
         def distribution(row: int) -> NDArray[np.float64]:
             return self._distribution(walk.point(row), logits)
 
-        return Outcome(
+        return _make_outcome(
             choices=choices,
             top_ids=top_ids,
             logprobs=None if top is None or not choices else logprobs,

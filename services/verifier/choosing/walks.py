@@ -26,7 +26,7 @@ class RequestState:
         pipeline: all its processors as one function of a row and its history, if the model's generation config brings some;
             None if ``penalties``, the temperature and ``truncation`` are all.
         address: of the struct that the native kernel reads.
-        unchanged: it takes the likeliest token everywhere.
+        unchanged: it takes the likeliest token everywhere; ``plain``: and wants no log-probabilities.
         follows: its choices depend on committed tokens.
         history: prompt and answer; kept only for ``pipeline``.
         rule: bars tokens, before temperature and truncation; None: all may be chosen.
@@ -46,6 +46,7 @@ class RequestState:
         self.rule = sampling.rule
         changes = self.penalties.counts is not None or len(self.penalties.biased) > 0 or self.penalties.barred_until > 0
         self.unchanged = not (params.temperature or self.pipeline or self.rule or changes)
+        self.plain = self.unchanged and params.logprobs is None
         self.follows = self.pipeline is not None or self.penalties.counts is not None
         self.history: list[int] = []
         self._known = 0

@@ -14,14 +14,14 @@ from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
-from services.verifier.engine.deciding.draft_costs import DraftCosts
+from services.verifier.engine.deciding.draft_costs import Busy, DraftCosts
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassSize
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
 from speculation.budget import Wanted
@@ -224,13 +224,18 @@ class Drafting:
             cost = self._cost.of(origin.name, costly=bool(request.used))
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
-            if not mailbox.held.fits(report):
-                self._send_held(origin, request, mailbox)
-            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
             # A window learns from its probes pass by pass.
-            if due or (verdict.observation is not None and verdict.observation.probe_ids):
+            sends = due or (verdict.observation is not None and verdict.observation.probe_ids)
+            if sends and not mailbox.held and features is None:
+                mailbox.told(report.length)
+                origin.link.step(report)
+                continue
+            if not mailbox.held.fits(report):
+                self._send_held(origin, request, mailbox)
+            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
+            if sends:
                 self._send_held(origin, request, mailbox)
 
     def _hold(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, features: Features | None) -> None:
@@ -252,7 +257,7 @@ class Drafting:
     def _leave_out(self, request: LiveRequest) -> set[str]:
         """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
         before = request.sources
-        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed else ()
+        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed and request.used else ()
         reopened = set()
         self._settling = _SETTLING if gone else self._settling
         for origin, mailbox in self._of(request) if gone else ():
@@ -277,10 +282,13 @@ class Drafting:
         self._send_features(origin, request, features)
         origin.link.step(report)
 
-    def learn(self, parts: Sequence[Part], seconds: float, whole_s: float, expected_s: float) -> None:
+    def learn(
+        self, parts: Sequence[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, expected_s: float
+    ) -> None:
         """Learn what drafting costs from a pass, before what it brought is committed.
 
         Args:
+            busy: as from ``busy``.
             seconds: that it took, until its result was here; ``whole_s``: from the end of the pass before.
             expected_s: seconds of such a pass; infinite where time does not count.
         """
@@ -288,19 +296,19 @@ class Drafting:
         self._settling = max(0, self._settling - 1)
         if self._settling:
             return
-        if math.isinf(expected_s) or any(part.chain > 1 or part.request.by_paper for part in parts):
+        if math.isinf(expected_s) or size.prompts or size.named:
             # What a request by its paper costs says nothing about the others, who may leave out what it uses.
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
-        self._cost.learn(parts, seconds, expected_s)
+        self._cost.learn(size, busy, seconds, expected_s)
 
-    def busy(self, parts: Sequence[Part]) -> bool:
-        """Whether an origin had work for a request of the pass meanwhile."""
-        return any(self._cost.busy(parts).values())
+    def busy(self, parts: Sequence[Part]) -> Busy:
+        """As ``DraftCosts.busy``."""
+        return self._cost.busy(parts)
 
-    def slowed_s(self, parts: Sequence[Part]) -> float:
+    def slowed_s(self, busy: Busy) -> float:
         """How much longer a pass took because drafts were made meanwhile, in seconds."""
-        return self._cost.slowed_s(parts)
+        return self._cost.slowed_s(busy)
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""

@@ -34,6 +34,7 @@ class Events:
         return self._ready.popleft() if self._ready else None
 
     def came(self) -> asyncio.Future[None]:
-        """Ends once the reader is woken; for a reader that found nothing."""
-        self._waiting = asyncio.get_running_loop().create_future()
-        return self._waiting
+        """Ends once the reader is woken; for a reader that found nothing. Only in a running event loop."""
+        waiting: asyncio.Future[None] = asyncio.Future()
+        self._waiting = waiting
+        return waiting

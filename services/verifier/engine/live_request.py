@@ -21,6 +21,7 @@ from services.verifier.model.target_port import StreamSpec, TokenRule
 from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.records import maker
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
 from speculation.tree import fits, merge, prune
@@ -31,6 +32,7 @@ _REMEMBERED = 8
 _FEWEST = 4
 # The source that drafts from streams.
 _STREAMING = "streaming"
+_make_report, _make_stop_rule = maker(StepReport), maker(StopRule)
 
 
 class Observes(NamedTuple):
@@ -60,6 +62,7 @@ class LiveRequest:
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
+        speculates: its plan has drafts, whether or not anybody drafts for it now.
         by_paper: every step waits for its drafts and checks all of them, whatever that costs.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
@@ -103,7 +106,8 @@ class LiveRequest:
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
         self.by_paper = by_paper
-        self.sources = message.plan.sources if message.plan.speculates else ()
+        self.speculates = message.plan.speculates
+        self.sources = message.plan.sources if self.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
         self.mailboxes: dict[str, Mailbox] = {}
@@ -149,7 +153,7 @@ class LiveRequest:
     @property
     def stop_rule(self) -> StopRule:
         """The rule that ends the answer, counting from the tokens generated so far."""
-        return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
+        return _make_stop_rule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
 
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
@@ -175,8 +179,10 @@ class LiveRequest:
     @property
     def rows_wanted(self) -> int:
         """Rows of the KV cache that the next pass needs: those of the tokens, the largest tree and the streams on it."""
-        streams = self.streams
-        return len(self.tokens) + self.max_nodes + (0 if streams is None else MOST_ENDS * streams.rows)
+        rows = len(self.tokens) + self.max_nodes
+        if self._streams is not None and (streams := self.streams) is not None:
+            rows += MOST_ENDS * streams.rows
+        return rows
 
     @property
     def observes(self) -> Observes:
@@ -213,20 +219,14 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return not self.mailboxes or all(mailbox.given_up for mailbox in self.mailboxes.values())
+        return all(mailbox.given_up for mailbox in self.mailboxes.values())
 
-    def ready(self) -> dict[tuple[str, str], ReadyDraft]:
-        """The drafts at hand for the coming step, by origin and group."""
-        return {
-            (origin, found.draft.group): found
-            for origin, mailbox in self.mailboxes.items()
-            for found in mailbox.find(self.tokens)
-        }
+    def drafts(self) -> list[ReadyDraft]:
+        """The drafts at hand for the coming step: at most one of each group of each origin."""
+        return [found for mailbox in self.mailboxes.values() for found in mailbox.find(self.tokens)]
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
-        if not self.mailboxes:
-            return 0.0
         best = 0.0
         for mailbox in self.mailboxes.values():
             for found in mailbox.find(self.tokens):
@@ -270,7 +270,7 @@ class LiveRequest:
             return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        trees = [found.tree for found in self.ready().values() if len(found.tree)]
+        trees = [found.tree for found in self.drafts() if found.tree.tokens]
         if self.message.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.
@@ -367,7 +367,7 @@ class LiveRequest:
         Args:
             asks: whether to ask for a draft.
         """
-        return StepReport(
+        return _make_report(
             session_id=self.id,
             committed=verdict.committed,
             length=verdict.length,

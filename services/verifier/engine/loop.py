@@ -25,10 +25,12 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.draft_costs import Busy
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
 from services.verifier.engine.drafting import Drafting
+from services.verifier.engine.events import Events
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.live_request import LiveRequest
@@ -36,7 +38,7 @@ from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures, progress_of
-from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, named_parts, plan_parts
+from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -90,7 +92,8 @@ class DecodingLoop:
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
         self._pass_ended = 0.0
-        self._told: list[LiveRequest] = []
+        # What consumers read of the last passes, before they are woken.
+        self._told: list[Events] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -131,7 +134,7 @@ class DecodingLoop:
     @property
     def _speculates(self) -> bool:
         """Whether any running request may be drafted for."""
-        return any(request.message.plan.speculates for request in self._requests.running.values())
+        return any(request.speculates for request in self._requests.running.values())
 
     @property
     def waiting(self) -> int:
@@ -267,8 +270,7 @@ class DecodingLoop:
             await self._wait_for_drafts(batch)
         waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
-            everybody = decoding_load(self._requests.running.values())
-            rows = self.config.max_batched_tokens
+            everybody, rows = self._requests.running.values(), self.config.max_batched_tokens
             parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet, named=self._named)
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
@@ -292,15 +294,16 @@ class DecodingLoop:
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         times = self.stats.times
         with times.measure("deliver"):
-            load = decoding_load(self._requests.running.values())
-            prices = self._prices(parts, seconds, whole_s, load)
-            self._contest.learn(parts, whole_s, speculates=self._speculates)
-            self._learn(parts, took)
-            if 0 < named_parts(parts) < len(parts):
+            load, size = decoding_load(self._requests.running.values()), size_of(parts)
+            busy = self._drafting.busy(parts)
+            prices = self._prices(parts, size, busy, seconds, whole_s, load)
+            self._contest.learn(parts, size, whole_s, busy=any(busy.values()), speculates=self._speculates)
+            self._learn(parts, size, busy, took)
+            if 0 < size.named < size.parts:
                 self._named.passed(seconds)
             wanted = self._budget.wanted(load)
-            figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
-            self.stats.count_rows([part.rows for part in parts], sum([part.stream_rows for part in parts]))
+            figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts)
+            self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
             for part in parts:
                 try:
                     self._deliver(part, wanted, prices, figures)
@@ -310,10 +313,12 @@ class DecodingLoop:
         times.steps += 1
         self._metrics.step(parts, seconds)
 
-    def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
+    def _prices(
+        self, parts: list[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
+    ) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
         try:
-            self._drafting.learn(parts, seconds, whole_s, self._budget.seconds(load_of(parts)))
+            self._drafting.learn(parts, size, busy, seconds, whole_s, self._budget.seconds(size.load))
         except Exception:
             log.exception("learning the cost of drafts from a pass failed")
             return None
@@ -327,20 +332,19 @@ class DecodingLoop:
             log.exception("computing the cost of drafts failed")
             return None
 
-    def _learn(self, parts: list[Part], seconds: float) -> None:
+    def _learn(self, parts: list[Part], size: PassSize, busy: Busy, seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
-        if any(part.chain > 1 for part in parts):
-            self._budget.learn_prompts(load_of(parts), seconds)
+        if size.prompts:
+            self._budget.learn_prompts(size.load, seconds)
             return
-        load = load_of(parts)
-        outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
+        outcomes = [
+            (part.tree, part.verdict.accepted_path) for part in parts if part.tree.tokens and part.verdict is not None
+        ]
         # The table holds what rows cost while nobody drafts. What named requests' drafters take of the cores is not known.
         alone_s = (
-            self._budget.seconds(load)
-            if named_parts(parts)
-            else max(0.5 * seconds, seconds - self._drafting.slowed_s(parts))
+            self._budget.seconds(size.load) if size.named else max(0.5 * seconds, seconds - self._drafting.slowed_s(busy))
         )
-        self._budget.learn(load, alone_s, outcomes)
+        self._budget.learn(size.load, alone_s, outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict
@@ -363,8 +367,9 @@ class DecodingLoop:
         if request.used:
             self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
-        request.say(progress_of(part, verdict, figures))
-        self._told.append(request)
+        events = request.events
+        events.add(progress_of(part, verdict, figures))
+        self._told.append(events)
         if verdict.finish_reason is not None:
             request.finish(verdict.finish_reason)
             self._release(request)
@@ -377,8 +382,8 @@ class DecodingLoop:
 
     def _stream(self) -> None:
         """Deliver the events queued in the last passes."""
-        for request in self._told:
-            request.flush()
+        for events in self._told:
+            events.wake()
         self._told.clear()
 
     def _fail(self, request: LiveRequest, error: Exception, what: str) -> None:

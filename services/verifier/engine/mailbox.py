@@ -12,7 +12,7 @@ from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.records import quickly_made
+from speculation.records import maker, quickly_made
 from speculation.tree import descend, follow, goes_on
 from speculation.types import TokenTree
 
@@ -88,6 +88,9 @@ class _Kept:
     at: float
 
 
+_make_ready, _make_kept = maker(ReadyDraft), maker(_Kept)
+
+
 class Mailbox:
     """One origin's drafts for one request.
 
@@ -153,7 +156,7 @@ class Mailbox:
 
     @property
     def _unanswered(self) -> int:
-        return sum(length > self._answered for length in self._asked)
+        return len([length for length in self._asked if length > self._answered])
 
     def gain(self, prices: Prices) -> Gain:
         """What another draft is expected to gain."""
@@ -193,13 +196,14 @@ class Mailbox:
             if not draft.more:
                 del self._asked[asked_for]
             if not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                self._brought, left = min(most, follow(draft.tree, since)), _goes_on(draft.tree, since)
+                right = follow(draft.tree, since)
+                self._brought, left = min(most, right), right == len(since) and _goes_on(draft.tree, since)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
                     # A remainder is rated by the steps that it serves. Without one, no step will.
                     if not left:
                         each.learn(0.0, late=True)
-        self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+        self._kept.append(_make_kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
         self._found = None
 
     def _asked_for(self, draft: Draft) -> int | None:
@@ -286,9 +290,9 @@ class Mailbox:
             if since is None or (since and group in late):
                 continue
             if not since:
-                exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
+                exact[group] = _make_ready(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif tree := _remainder(draft.tree, since):
-                late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+                late[group] = _make_ready(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
             else:
                 # The text went elsewhere, or past its end.
                 gone.append(kept)
@@ -308,10 +312,11 @@ class Mailbox:
         for found in self.find(tokens):
             if found.asked:
                 group = found.draft.group
-                brought = min(most, follow(found.tree, committed))
+                right = follow(found.tree, committed)
+                brought = min(most, right)
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not _goes_on(found.tree, committed)
+                ends = not found.late and not (right == len(committed) and _goes_on(found.tree, committed))
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:

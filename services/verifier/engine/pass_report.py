@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from services.verifier.engine.passes import Part
 from speculation.messages import PassReport, Progress
+from speculation.records import maker
 from speculation.tree import ROOT
 from speculation.types import TokenTree, Verdict
+
+_make_progress = maker(Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class PassFigures:
 def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
     """What a pass brought to its request, which it tells only once."""
     request, tree = part.request, part.tree
-    return Progress(
+    return _make_progress(
         token_ids=verdict.committed,
         queue_s=request.queue_s,
         cached_tokens=request.cached,

@@ -16,6 +16,7 @@ from services.verifier.engine.verify import verify, with_features
 from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
+from speculation.records import maker
 from speculation.types import EMPTY_TREE, Features, TokenLogprobs, TokenTree, Verdict
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Part:
     saved_s: float = 0.0
 
 
+_make_part, _make_rows = maker(Part), maker(Rows)
 Failed = tuple[LiveRequest, Exception]
 
 
@@ -61,7 +63,7 @@ def plan_parts(
     requests: Sequence[LiveRequest],
     budget: Budget,
     prompt_rows: int,
-    everybody: Load,
+    everybody: Iterable[LiveRequest],
     *,
     quiet: bool = False,
     named: NamedShare | None = None,
@@ -70,16 +72,15 @@ def plan_parts(
 
     Args:
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
-        everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
+        everybody: all requests, in this pass or another one: those that decode are slowed down by its prompt rows.
         quiet: no drafts are checked, and nothing is read for drafters but hidden states; requests by their paper's rule are
             excepted.
         named: what these may cost the others; None: anything.
     """
-    farthest = max([request.computed for request in requests if len(request.tokens) - request.computed > 1], default=0)
-    parts = _chains(requests, budget.prompt_rows(everybody, prompt_rows, farthest))
+    parts = _chains(requests, budget, prompt_rows, everybody)
     failed: list[Failed] = []
     drafted = [part for part in parts if part.request.by_paper] if quiet else parts
-    if drafted:
+    if any(not part.request.plain for part in drafted):
         failed = _choose_nodes(parts, drafted, budget, named if named_parts(parts) < len(parts) else None)
         parts = [part for part in parts if part.error is None]
     for part in parts:
@@ -87,16 +88,20 @@ def plan_parts(
     return parts, failed
 
 
-def _chains(requests: Sequence[LiveRequest], prompt_rows: int) -> list[Part]:
-    """How many tokens of each request the pass computes; those of prompts are at most ``prompt_rows`` in all."""
+def _chains(requests: Sequence[LiveRequest], budget: Budget, most: int, everybody: Iterable[LiveRequest]) -> list[Part]:
+    """How many tokens of each request the pass computes; those of prompts are at most ``most`` in all."""
+    left = [len(request.tokens) - request.computed for request in requests]
+    prompt_rows = 0
+    if prompts := [request.computed for request, rows in zip(requests, left, strict=True) if rows > 1]:
+        prompt_rows = budget.prompt_rows(decoding_load(everybody), most, max(prompts))
     parts: list[Part] = []
-    for request in requests:
-        left = chain = len(request.tokens) - request.computed
-        if left > 1:
-            chain = min(left, prompt_rows)
+    for request, rows in zip(requests, left, strict=True):
+        chain = rows
+        if rows > 1:
+            chain = min(rows, prompt_rows)
             prompt_rows -= chain
         if chain:
-            parts.append(Part(request=request, chain=chain, verified=chain == left))
+            parts.append(_make_part(request=request, chain=chain, verified=chain == rows))
     return parts
 
 
@@ -171,13 +176,12 @@ def _rows(part: Part, quiet: bool) -> Rows:
     computed = request.computed
     end = computed + chain
     if request.plain and not request.scores.wanted:
-        return Rows(
-            request_id=request.id, context=computed, tokens=tuple(request.tokens[computed:end]), logits=int(verified)
-        )
+        tokens = (request.tokens[computed],) if chain == 1 else tuple(request.tokens[computed:end])
+        return _make_rows(request_id=request.id, context=computed, tokens=tokens, logits=int(verified))
     wants, ends, streams = request.observes, part.ends, request.streams
     if streams is not None:
         part.stream_rows = len(ends) * streams.rows * streams.share
-    return Rows(
+    return _make_rows(
         request_id=request.id,
         context=computed,
         tokens=(*request.tokens[computed:end], *tree.tokens),
@@ -203,13 +207,6 @@ def load_to_come(requests: Iterable[LiveRequest]) -> Load:
     return _load(keys, [1] * len(keys))
 
 
-def load_of(parts: Sequence[Part]) -> Load:
-    """The load of a pass over ``parts``, tree nodes and streams included."""
-    load = _load([part.rows.context for part in parts], [len(part.rows.tokens) for part in parts])
-    streams = round(sum([part.stream_rows for part in parts]))
-    return replace(load, rows=load.rows + streams) if streams else load
-
-
 def _load(contexts: Sequence[int], rows: Sequence[int]) -> Load:
     """The load of requests with so many committed tokens before their rows."""
     row_keys = sum(map(mul, contexts, rows))
@@ -219,6 +216,41 @@ def _load(contexts: Sequence[int], rows: Sequence[int]) -> Load:
 def named_parts(parts: Sequence[Part]) -> int:
     """How many parts are of requests by their paper's rule."""
     return sum([part.request.by_paper for part in parts])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassSize:
+    """What a pass holds.
+
+    Attributes:
+        parts: how many requests; ``named``: those by their paper's rule.
+        rows: of tokens and nodes; ``stream_rows``, ``observed_rows``: as in ``LoopStats``.
+        prompts: it computes rows of prompts before their last one.
+        load: nodes and streams included.
+    """
+
+    parts: int
+    named: int
+    rows: int
+    stream_rows: float
+    observed_rows: int
+    prompts: bool
+    load: Load
+
+
+def size_of(parts: Sequence[Part]) -> PassSize:
+    """The size of a pass over ``parts``, whose rows are set."""
+    rows, streams = [len(part.rows.tokens) for part in parts], sum([part.stream_rows for part in parts])
+    load = _load([part.rows.context for part in parts], rows)
+    return PassSize(
+        parts=len(parts),
+        named=named_parts(parts),
+        rows=load.rows,
+        stream_rows=streams,
+        observed_rows=sum([len(part.rows.tokens) for part in parts if part.rows.layers]),
+        prompts=max([part.chain for part in parts], default=0) > 1,
+        load=replace(load, rows=load.rows + round(streams)) if streams else load,
+    )
 
 
 def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:

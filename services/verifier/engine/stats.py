@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from services.verifier.model.target_port import Rows
 from speculation.messages import Draft
 from speculation.types import TokenTree, Verdict
 
@@ -132,11 +131,11 @@ class LoopStats:
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
 
-    def count_rows(self, rows: Sequence[Rows], stream_rows: float) -> None:
-        """Count the rows of one pass; ``stream_rows`` as in the attribute."""
-        self.rows += sum([len(each.tokens) for each in rows])
+    def count_rows(self, rows: int, stream_rows: float, observed: int) -> None:
+        """Count the rows of one pass; all as in the attributes."""
+        self.rows += rows
         self.stream_rows += stream_rows
-        self.rows_observed += sum([len(each.tokens) for each in rows if each.layers])
+        self.rows_observed += observed
 
     def count_pass(self, tree: TokenTree, verdict: Verdict, strategy: str) -> None:
         """Count what a pass brought one request, and the nodes of its tree; ``strategy`` is the request's."""

@@ -11,8 +11,11 @@ from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
 from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
 from speculation.errors import Internal
+from speculation.records import maker
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, Features, Observation, TokenLogprobs, TokenTree, Verdict
+
+_make_verdict, _make_observation = maker(Verdict), maker(Observation)
 
 
 def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
@@ -27,7 +30,7 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
     if not tree.tokens and outcome.distribution is None and outcome.logprobs is None:
         return _plain(request, outcome)
     accepted = _accept(request, tree, outcome)
-    return Verdict(
+    return _make_verdict(
         accepted_path=accepted.path,
         committed=accepted.tokens,
         length=len(request.tokens) + len(accepted.tokens),
@@ -43,7 +46,7 @@ def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
     token = committed[0]
     if token == NOT_CHOSEN:
         raise _nothing_chosen(outcome)
-    return Verdict(
+    return _make_verdict(
         accepted_path=(),
         committed=committed,
         length=len(request.tokens) + 1,
@@ -107,4 +110,4 @@ def _observe(tree: TokenTree, outcome: Outcome) -> Observation | None:
     if not outcome.top_ids:
         return None
     ids = outcome.top_ids
-    return Observation(tree=tree, top_ids=ids, probe_ids=tuple(ids[node + 1] for node in tree.probes))
+    return _make_observation(tree=tree, top_ids=ids, probe_ids=tuple(ids[node + 1] for node in tree.probes))

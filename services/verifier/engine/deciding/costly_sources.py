@@ -174,7 +174,7 @@ class CostlySources:
         for name, use in request.used.items():
             reached = 0
             if accepted:
-                others = (each.tree for (_, group), each in request.ready().items() if group != name)
+                others = (each.tree for each in request.drafts() if each.draft.group != name)
                 reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
             use.steps += 1
             use.brought.learn(accepted - reached, len(committed) - (accepted - reached))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
@@ -114,9 +115,10 @@ class DraftWait:
     def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
         """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
         for request in requests:
-            ready = sorted(request.ready().values(), key=lambda found: found.late)
-            if pays or any(not found.late for found in ready):
-                self._stats.count_draft(ready[0].draft if ready else None)
+            # One that came in time, if there is one.
+            found = min(request.drafts(), key=attrgetter("late"), default=None)
+            if pays or (found is not None and not found.late):
+                self._stats.count_draft(None if found is None else found.draft)
 
     async def _wait(
         self,
@@ -154,7 +156,7 @@ class DraftWait:
         if since is None or not self._rate:
             return
         began, expected = since
-        came = (found for found in request.ready().values() if not found.late and found.at >= began)
+        came = (found for found in request.drafts() if not found.late and found.at >= began)
         brought = max((follow(found.tree, verdict.committed) for found in came), default=0)
         gained = min(brought, len(verdict.accepted_path)) - expected
         if gained > 0:

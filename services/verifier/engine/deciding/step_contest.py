@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.drafting import Drafting
-from services.verifier.engine.passes import Part, decoding_load, load_of
+from services.verifier.engine.passes import Part, PassSize, decoding_load
 from speculation.budget import Budget
 from speculation.costs import Load
 
@@ -21,11 +21,13 @@ class StepContest:
         timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
         self._contest = Contest() if timed else None
 
-    def learn(self, parts: Sequence[Part], whole_s: float, *, speculates: bool) -> None:
+    def learn(self, parts: Sequence[Part], size: PassSize, whole_s: float, *, busy: bool, speculates: bool) -> None:
         """Learn from a step before it is committed. Sets each part's ``saved_s``, and whether drafting is quiet.
 
         Args:
+            size: that of its pass.
             whole_s: seconds from the end of the pass before to its end.
+            busy: an origin had work for a request of the pass meanwhile.
             speculates: whether any running request may be drafted for.
         """
         decoded = {part.request: len(part.verdict.committed) for part in parts if part.verdict and part.chain == 1}
@@ -34,7 +36,7 @@ class StepContest:
         plain_s, prompt_s = self._budget.seconds(decoding_load(decoded)), 0.0
         if len(decoded) < len(parts):
             nodes = sum(len(part.tree) for part in parts)
-            prompt_s = max(0.0, self._budget.prompt_seconds(load_of(parts).plus(-nodes)) - plain_s)
+            prompt_s = max(0.0, self._budget.prompt_seconds(size.load.plus(-nodes)) - plain_s)
         self._count_saved(parts, len(decoded), whole_s, plain_s, prompt_s)
         expected = {"seconds": whole_s, "plain_s": plain_s, "prompt_s": prompt_s}
         if not speculates:
@@ -44,8 +46,7 @@ class StepContest:
             pass
         elif self._drafting.quiet or not any(use.trial for request in decoded for use in request.used.values()):
             # A costly source that is tried pays for it, or goes, by its own account.
-            busy, repeats = self._drafting.busy(parts), any(request.repetition.begins for request in decoded)
-            tokens = sum(decoded.values())
+            repeats, tokens = any(request.repetition.begins for request in decoded), sum(decoded.values())
             self._contest.learn(requests=len(decoded), tokens=tokens, busy=busy, repeats=repeats, **expected)
         self._drafting.quiet = not self._contest.drafting
 

@@ -26,6 +26,7 @@ _RECIPE = Recipe(
 _SIGNATURES: dict[str, tuple[str, str | None]] = {
     "nodes_rank": ("PPPPqqP", "q"),
     "nodes_probabilities": ("PP", None),
+    "nodes_learn": ("PP", None),
 }
 
 

@@ -1,11 +1,11 @@
-"""The measured budget, whose nodes compiled code ranks and counts: all trees of a step in one call; see nodes.c."""
+"""The measured budget, for all trees of a step in one call: compiled code ranks, counts and learns; see nodes.c."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from services.verifier.engine.native.library import engine_library
@@ -15,6 +15,8 @@ from speculation.tree import claims
 from speculation.types import TokenTree
 
 _PROBE = -1
+# The constant in nodes.h.
+_BUCKETS = 16
 
 
 class _CostTable(ctypes.Structure):
@@ -50,6 +52,23 @@ class CompiledBudget(MeasuredBudget):
     def __init__(self, library: ctypes.PyDLL, costs: CostTable, *, max_nodes: int, max_step_s: float = math.inf) -> None:
         super().__init__(costs, max_nodes=max_nodes, max_step_s=max_step_s)
         self._library = library
+        # What AcceptanceRates holds: sources by their number, and of each, bucket by bucket, accepted nodes and all of them.
+        self._sources: dict[str, int] = {}
+        self._accepted, self._seen = array("d"), array("d")
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        self._costs.learn(load, seconds)
+        if not outcomes:
+            return
+        columns, held = self._columns([tree for tree, _ in outcomes])
+        hits = bytearray(sum([len(tree.tokens) for tree, _ in outcomes]))
+        first = 0
+        for tree, accepted_path in outcomes:
+            for node in accepted_path:
+                hits[first + node] = 1
+            first += len(tree.tokens)
+        self._library.nodes_learn(ctypes.addressof(columns), bytes(hits))
+        del held
 
     def probabilities(self, tree: TokenTree) -> list[float]:
         found = (ctypes.c_double * len(tree.tokens))()
@@ -81,15 +100,12 @@ class CompiledBudget(MeasuredBudget):
     def _columns(self, trees: Sequence[TokenTree]) -> tuple[_Nodes, tuple[array[int] | array[float], ...]]:
         """The nodes of trees as compiled code reads them, and the memory that this lies in."""
         names = list(chain.from_iterable([tree.sources for tree in trees]))
-        known = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        seen = [each for name in known for each in self._acceptance.seen_of(name)]
+        numbers = self._numbers(names)
         held = (
             array("q", [len(tree.tokens) for tree in trees]),
             array("i", chain.from_iterable([tree.parents for tree in trees])),
-            array("i", [known[name] for name in names]),
+            array("i", [numbers[name] for name in names]),
             array("d", chain.from_iterable([claims(tree) for tree in trees])),
-            array("d", [each.part for each in seen]),
-            array("d", [each.whole for each in seen]),
         )
         first = 0
         for tree in trees:
@@ -98,7 +114,15 @@ class CompiledBudget(MeasuredBudget):
                 if not tree.scores:
                     held[3][first + probe] = 0.0
             first += len(tree.tokens)
-        return _Nodes(len(trees), *[_address(each) for each in held]), held
+        return _Nodes(len(trees), *[_address(each) for each in (*held, self._accepted, self._seen)]), held
+
+    def _numbers(self, names: Iterable[str]) -> Mapping[str, int]:
+        """The number of each source; one that is new has seen nothing."""
+        for name in set(names).difference(self._sources):
+            self._sources[name] = len(self._sources)
+            for each in (self._accepted, self._seen):
+                each.extend([0.0] * _BUCKETS)
+        return self._sources
 
 
 def _address(held: array[int] | array[float]) -> int:

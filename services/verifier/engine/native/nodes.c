@@ -32,6 +32,21 @@ void nodes_probabilities(const struct nodes *nodes, double *probabilities) {
     }
 }
 
+void nodes_learn(const struct nodes *nodes, const uint8_t *hits) {
+    int64_t count = 0;
+    for (int64_t tree = 0; tree < nodes->trees; tree++) count += nodes->counts[tree];
+    for (int64_t node = 0; node < count; node++) {
+        if (nodes->sources[node] < 0) continue;
+        int at = nodes->sources[node] * BUCKETS + bucket_of(nodes->claimed[node]);
+        nodes->accepted[at] += hits[node];
+        nodes->seen[at] += 1.0;
+        if (nodes->seen[at] <= MEMORY) continue;
+        double share = MEMORY / nodes->seen[at];
+        nodes->accepted[at] *= share;
+        nodes->seen[at] *= share;
+    }
+}
+
 static int likelier(const void *one, const void *other) {
     const struct ranked *a = one, *b = other;
     if (a->probability != b->probability) return a->probability > b->probability ? -1 : 1;

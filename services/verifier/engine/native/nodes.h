@@ -4,9 +4,10 @@
 
 #include <stdint.h>
 
-/* Buckets of claimed probabilities, and the nodes as which a claim counts: speculation/acceptance_rates.py. */
+/* Buckets of claimed probabilities, the nodes as which a claim counts, and those that a bucket remembers: speculation/acceptance_rates.py. */
 enum { BUCKETS = 16, STEPS_PER_HALF = 2 };
 #define PRIOR 8.0
+#define MEMORY 512.0
 
 /* As speculation.costs.CostTable. */
 struct cost_table {
@@ -28,8 +29,8 @@ struct nodes {
     const int32_t *parents; /* within the tree; -1: the last committed token */
     const int32_t *sources; /* -1: a probe */
     const double *claimed;  /* probability that its source claims for the path to it */
-    const double *accepted; /* by source and bucket: accepted nodes, and all of them */
-    const double *seen;
+    double *accepted;       /* by source and bucket: accepted nodes, and all of them */
+    double *seen;
 };
 
 /* Ranks nodes, the likeliest first. `order` gets the first `most` of them, numbered over all trees.
@@ -40,5 +41,8 @@ int64_t nodes_rank(const struct nodes *nodes, const struct cost_table *costs, co
 
 /* The probability that each node is accepted, as AcceptanceRates.probabilities of its tree. */
 void nodes_probabilities(const struct nodes *nodes, double *probabilities);
+
+/* Learns which of the verified nodes were accepted, 1 in `hits`: as AcceptanceRates.learn, tree after tree. */
+void nodes_learn(const struct nodes *nodes, const uint8_t *hits);
 
 #endif
