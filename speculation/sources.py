@@ -5,6 +5,7 @@ A new source is one entry here, one file in ``services/drafter/sources``, and on
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,8 +81,20 @@ WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("ret
 WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
 # Sources that draft from other answers: the tenant's, and those of its requests that have the same group.
 FROM_ANSWERS = frozenset({"suffix"})
-# Of sources that run a model, a strategy uses the first that the server has: several would share the cores or the device.
+# Sources that run a model, which a strategy uses as well where the server has them.
 _TRAINED = ("fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa")
 WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}
+
+
+def blended(trained: Collection[str], *, named: bool) -> tuple[str, ...]:
+    """Those of the sources with weights that ``auto`` and ``blend`` use, in their order.
+
+    Args:
+        trained: the sources that have weights here.
+        named: whether somebody named these weights: then all, since each is asked only while it pays. Of those that come
+            along it is the first: the others would be loaded and tried although nobody wants them.
+    """
+    found = tuple(name for name in WHERE_TRAINED[AUTO] if name in trained)
+    return found if named else found[:1]

@@ -13,8 +13,10 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.drafter.config import TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect
+from services.router.drafters import TrainedDrafter
 from services.settings import filled
 from speculation.errors import ConfigurationError
+from speculation.sources import blended
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
@@ -181,6 +183,12 @@ def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[s
         asked_for=settings.drafter.models is not None,
         default_strategy=settings.router.strategy,
     )
+
+
+def router_drafters(settings: Settings, found: Mapping[str, Checkpoint]) -> tuple[TrainedDrafter, ...]:
+    """The models ``found``, as the router knows them."""
+    used = blended(found, named=settings.drafter.models is not None)
+    return tuple(TrainedDrafter(source=name, layers=each.layers, blended=name in used) for name, each in found.items())
 
 
 def memory_here(settings: Settings, model: ResolvedModel) -> int:

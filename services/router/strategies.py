@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated
 
 from services.api.messages import ClientRequest
+from services.router.drafters import TrainedDrafter
 from services.settings import Setting
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -32,7 +33,7 @@ class StrategyConfig:
     Attributes:
         retrieval: whether there is an index; without one, strategies that need it are refused.
         semantic: whether the index can be searched by hidden states.
-        trained: the sources that run a model and have one here, each with the layers whose hidden states its model reads.
+        trained: the models that draft here.
     """
 
     strategy: Annotated[str, Setting("strategy of requests that name none, such as auto, blend or autoregressive")] = AUTO
@@ -61,7 +62,11 @@ class StrategyConfig:
     ] = None
     retrieval: bool = False
     semantic: bool = False
-    trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    trained: tuple[TrainedDrafter, ...] = ()
+
+    def model_of(self, source: str) -> TrainedDrafter | None:
+        """The model that a source runs here; None: there is none, or the source runs none."""
+        return next((each for each in self.trained if each.source == source), None)
 
 
 def served(config: StrategyConfig) -> tuple[str, ...]:
@@ -137,11 +142,16 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
         observe_top_k=max((spec.top_k for spec in specs), default=0),
-        observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
+        observe_layers=tuple(sorted({layer for source in sources for layer in _layers_of(source, config)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
         report_passes=request.report == "trees",
         effort=request.effort or config.effort or _usual_effort(strategy),
     )
+
+
+def _layers_of(source: str, config: StrategyConfig) -> tuple[int, ...]:
+    model = config.model_of(source)
+    return SOURCES[source].layers if model is None else model.layers
 
 
 def _usual_effort(strategy: str) -> Effort:
@@ -185,8 +195,9 @@ def _suitable_nodes(strategy: str) -> int:
 def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
     """A strategy's sources, and the optional ones that the server's index and models make possible."""
     indexed = [source for source in WHERE_INDEXED.get(strategy, ()) if _source_lacks(SOURCES[source], config) is None]
-    trained = [source for source in WHERE_TRAINED.get(strategy, ()) if source in config.trained]
-    return (*STRATEGIES[strategy], *indexed, *trained[:1])
+    models = {each.source for each in config.trained if each.blended}
+    trained = [source for source in WHERE_TRAINED.get(strategy, ()) if source in models]
+    return (*STRATEGIES[strategy], *indexed, *trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,7 @@ def _source_lacks(spec: SourceSpec, config: StrategyConfig) -> _Lack | None:
         return _NO_INDEX
     if spec.retrieval and spec.layers and not config.semantic:
         return _NO_STATES
-    if spec.kind == "model" and spec.name not in config.trained:
+    if spec.kind == "model" and config.model_of(spec.name) is None:
         return _Lack(f"a checkpoint of {spec.name}", "drafter.models", f"no checkpoint of {spec.name}")
     return None
 

@@ -4,9 +4,10 @@ transformers' own ``generate``."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
-from speculation.sources import SOURCES, STRATEGIES
+from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED
 from speculation.types import Plan
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
@@ -199,6 +200,34 @@ async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampl
             assert await said(running, plan, sampling, together=True) == plain, form
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
+
+
+_TRAINED = WHERE_TRAINED["auto"]
+_SOME, _PAIRS = [_TRAINED, _TRAINED[::3]], [*itertools.combinations(_TRAINED, 2)]
+
+
+@pytest.mark.parametrize(
+    ("link", "sampling", "chosen"),
+    [
+        pytest.param("in_process", SAMPLING[0], _SOME, id="in process, greedily"),
+        pytest.param("grpc", SAMPLING[2], _SOME, id="over gRPC, sampled"),
+        *(
+            pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
+            for link in ("in_process", "grpc")
+            for at in (0, 2)
+        ),
+    ],
+)
+async def test_several_trained_sources_in_one_tree(
+    tiny_model: Path, chosen: Sequence[tuple[str, ...]], sampling: dict[str, object], link: str
+) -> None:
+    plain = await plain_answers(tiny_model, sampling)
+    for trained in chosen:
+        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10) as running:
+            for names in (trained, trained[::-1]):
+                plan = plan_of((*STRATEGIES["blend"], *names), strategy="auto")
+                assert await said(running, plan, sampling, together=True) == plain, names
+            assert set(trained) <= running.loop.stats.nodes_by_source.keys(), trained
 
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.

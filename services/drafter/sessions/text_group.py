@@ -112,7 +112,8 @@ class TextGroup:
         """
         opened = {name: self._source(name).open(message) for name in names}
         looking_up = [cast(LookingUp, session) for name, session in opened.items() if SOURCES[name].retrieval]
-        models = tuple(name for name in message.sources if SOURCES[name].kind == "model")
+        # Sorted, since those that draft together share a calibrator, whichever is the cheaper one.
+        models = tuple(sorted(name for name in message.sources if SOURCES[name].kind == "model"))
         if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
         sampled = message.temperature > 0
@@ -120,7 +121,7 @@ class TextGroup:
             {name: self._path(name, session) for name, session in opened.items()},
             self._calibrator(names, sampled),
             {name: TreeWalk(name) for name in models},
-            self._calibrator((*names, *models), sampled),
+            lambda present: self._calibrator((*names, *present), sampled),
         )
         return TextSession(joined=joined, looking_up=looking_up)
 
@@ -153,7 +154,11 @@ class TextGroup:
         return cast(PathSession, session)
 
     def _blend(
-        self, paths: Mapping[str, PathSession], alone: Calibrator, walks: Mapping[str, TreeWalk], joint: Calibrator
+        self,
+        paths: Mapping[str, PathSession],
+        alone: Calibrator,
+        walks: Mapping[str, TreeWalk],
+        joint: Callable[[tuple[str, ...]], Calibrator],
     ) -> BlendSession:
         library = drafting_library()
         if library is None or not isinstance(alone, CompiledCalibrator):

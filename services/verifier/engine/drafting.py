@@ -33,7 +33,7 @@ from speculation.types import Features, Plan, Verdict
 
 log = logging.getLogger(__name__)
 
-# Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups count as the unnamed group.
+# Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups, which no plan names, count as one group.
 _GROUPS = 8
 # Passes after the end of a model's use in which it may still compute: they say nothing about those before and after.
 _SETTLING = 8
@@ -381,7 +381,8 @@ class Drafting:
                 origin.name, "dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error
             )
             return
-        if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
+        tracked = draft.group in request.message.plan.sources or (origin.name, draft.group) in self._experience
+        if not tracked and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
