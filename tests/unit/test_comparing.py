@@ -105,7 +105,9 @@ def asking(*names: str, prediction: str = "") -> ClientRequest:
 
 def test_what_can_be_replayed() -> None:
     trained = StrategyConfig(
-        trained=(TrainedDrafter(source="draft_model"), TrainedDrafter(source="fspad")), retrieval=True, semantic=True
+        trained=(TrainedDrafter(name="draft_model", source="draft_model"), TrainedDrafter(name="fspad", source="fspad")),
+        retrieval=True,
+        semantic=True,
     )
     blend, rest, plain = plan_comparisons(asking("blend", "rest", "autoregressive"), trained)
     assert (blend.plan.sources, blend.without) == (

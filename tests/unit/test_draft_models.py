@@ -28,6 +28,7 @@ from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
 from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.sources import WHERE_TRAINED
 from speculation.types import Plan
 from tests import head_checkpoints as made
 from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
@@ -170,7 +171,10 @@ def test_two_of_one_source(tmp_path: Path, target: Path, folders: dict[str, Path
     other = Path(shutil.copytree(folders["eagle"], tmp_path / "other"))
     with pytest.raises(ConfigurationError) as caught:
         found(target, folders["eagle"], other)
-    assert str(caught.value) == f"drafter.models names {folders['eagle']} and {other}: both are weights of eagle; name one"
+    assert (
+        str(caught.value)
+        == f"drafter.models names {folders['eagle']} and {other}: both are weights of eagle; give one of them a name"
+    )
 
 
 def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
@@ -346,15 +350,15 @@ def test_strategies_without_their_model(target: Path, folders: dict[str, Path]) 
     assert strategies(target, folders["eagle3"], more=("router.strategy=eagle3",)).strategy == "eagle3"
 
 
-def test_the_blend_takes_one_model_that_is_there(target: Path, folders: dict[str, Path]) -> None:
+def test_the_blend_takes_all_models_that_are_named(target: Path, folders: dict[str, Path]) -> None:
     def taken(*names: str) -> tuple[str, ...]:
         return plan_of(strategies(target, *(folders[name] for name in names)), "blend").sources[2:]
 
     assert plan_of(strategies(target), "blend").sources == ("suffix", "recycling")
     for name in folders:
         assert taken(name) == (name,)
-    assert taken(*folders) == taken("draft_model", "eagle3", "fspad") == ("fspad",)
-    assert taken("draft_model", "eagle3") == ("eagle3",)
+    assert taken(*folders) == tuple(name for name in WHERE_TRAINED["blend"] if name in folders)
+    assert taken("draft_model", "eagle3") == ("eagle3", "draft_model")
     assert plan_of(strategies(target, folders["eagle3"]), "blend").observe_layers == tuple(sorted(EAGLE3_LAYERS))
     assert plan_of(strategies(target, *folders.values()), "suffix").sources == ("suffix",)
 

@@ -134,7 +134,7 @@ def asking(**given: object) -> ClientRequest:
 
 
 def test_plans() -> None:
-    trained = tuple(TrainedDrafter(source=name) for name, spec in SOURCES.items() if spec.kind == "model")
+    trained = tuple(TrainedDrafter(name=name, source=name) for name, spec in SOURCES.items() if spec.kind == "model")
     config = StrategyConfig(
         strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True, trained=trained
     )

@@ -82,9 +82,9 @@ class TextAndModels(RandomDrafter):
 
     def _text(self, name: str, nodes: int) -> Draft:
         self.asked[name] = nodes
-        return self._draft(name, "text", TokenTree(tokens=(), parents=(), sources=()), more=bool(self.used[name] and nodes))
+        return self._joined(name, "text", TokenTree(tokens=(), parents=(), sources=()), more=bool(self.used[name] and nodes))
 
-    def _draft(self, name: str, group: str, tree: TokenTree, *, more: bool) -> Draft:
+    def _joined(self, name: str, group: str, tree: TokenTree, *, more: bool) -> Draft:
         tokens = self.sessions[name]
         return Draft(
             session_id=name,
@@ -111,7 +111,7 @@ class TextAndModels(RandomDrafter):
             order = sorted(spoken, key=lambda each: each != source)
             labels = [next(each for each in order if spoken[each] > node) for node in range(len(tree))]
             joined = TokenTree(tokens=tree.tokens, parents=tree.parents, sources=tuple(labels))
-            yield self._draft(session_id, source, joined, more=number < len(used))
+            yield self._joined(session_id, source, joined, more=number < len(used))
 
     def close(self, message: CloseSession) -> None:
         super().close(message)
@@ -215,5 +215,7 @@ def test_the_blend_uses_all_that_somebody_named() -> None:
     trained = {"medusa", "draft_model", "fspad"}
     assert blended(trained, named=True) == ("fspad", "draft_model", "medusa")
     assert blended(trained, named=False) == ("fspad",)
-    config = StrategyConfig(trained=(TrainedDrafter(source="medusa"), TrainedDrafter(source="fspad")))
+    config = StrategyConfig(
+        trained=(TrainedDrafter(name="medusa", source="medusa"), TrainedDrafter(name="fspad", source="fspad"))
+    )
     assert sources_of("auto", config) == ("suffix", "recycling", "fspad", "medusa")

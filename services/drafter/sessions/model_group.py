@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from services.drafter.sessions.known_states import KnownStates
@@ -184,7 +184,8 @@ class ModelGroup:
         if self._model is None or not wanted:
             return {}
         try:
-            return dict(zip(wanted, self._model.draft(list(wanted.values())), strict=True))
+            trees = self._model.draft(list(wanted.values()))
+            return {session: self._labelled(tree) for session, tree in zip(wanted, trees, strict=True)}
         except Exception:
             log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:
@@ -195,6 +196,12 @@ class ModelGroup:
         for asked in batch:
             trees |= self._draft([asked])
         return trees
+
+    def _labelled(self, tree: TokenTree | None) -> TokenTree | None:
+        """The tree, with the source's name at its nodes: a model knows that of its kind."""
+        if not tree or tree.sources[0] == self.name:
+            return tree
+        return replace(tree, sources=(self.name,) * len(tree))
 
 
 def _nothing() -> None:

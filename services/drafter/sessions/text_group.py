@@ -21,7 +21,7 @@ from services.drafter.sources.suffix import NAME as SUFFIX
 from services.drafter.sources.suffix import Suffix
 from speculation import limits
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, runs_model
 from speculation.tree import ROOT, path_to
 from speculation.types import EMPTY_TREE, TokenTree
 
@@ -113,7 +113,7 @@ class TextGroup:
         opened = {name: self._source(name).open(message) for name in names}
         looking_up = [cast(LookingUp, session) for name, session in opened.items() if SOURCES[name].retrieval]
         # Sorted, since those that draft together share a calibrator, whichever is the cheaper one.
-        models = tuple(sorted(name for name in message.sources if SOURCES[name].kind == "model"))
+        models = tuple(sorted(name for name in message.sources if runs_model(name)))
         if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
         sampled = message.temperature > 0
@@ -174,7 +174,7 @@ class TextGroup:
         if found is None:
             prior: dict[str, float] = {}
             for name in names:
-                prior |= prior_of(name) if SOURCES[name].kind == "model" else self._source(name).prior or prior_of(name)
+                prior |= prior_of(name) if runs_model(name) else self._source(name).prior or prior_of(name)
             found = self._calibrators[names, sampled] = self._new_calibrator(names, prior)
             if (file := self._file(names, sampled)) is not None:
                 found.load(file)
@@ -184,7 +184,7 @@ class TextGroup:
         # A snapshot is asked by the reference alone.
         if is_compiled(names) and drafting_library() is not None and self._config.recycling.snapshot is None:
             return CompiledCalibrator(prior)
-        return Calibrator(prior, [name for name in names if SOURCES[name].kind == "model"])
+        return Calibrator(prior, [name for name in names if runs_model(name)])
 
     def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
         """The file for what is learnt about a combination of sources; None: it is not saved."""

@@ -27,7 +27,7 @@ from speculation import limits
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
-from speculation.sources import SOURCES
+from speculation.sources import spec_of
 from speculation.tree import validate
 from speculation.types import Features, Plan, Verdict
 
@@ -179,7 +179,7 @@ class Drafting:
         drafted = [
             (each.worth, each.typical_s)
             for (name, group), each in self._experience.items()
-            if name == origin.name and (group not in SOURCES or group in request.sources)
+            if name == origin.name and (spec_of(group) is None or group in request.sources)
         ]
         return opening_pays(gain_of_drafts(drafted, prices), self._cost.of(origin.name, costly=False), prices)
 

@@ -22,14 +22,14 @@ from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.room import longest_answer, room_behind
-from speculation.sources import SOURCES
+from speculation.sources import kind_of, spec_of
 from speculation.tree import fits, merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
 _FEWEST = 4
-# The source that drafts from streams.
+# The kind of source that drafts from streams.
 _STREAMING = "streaming"
 
 
@@ -170,7 +170,12 @@ class LiveRequest:
     @property
     def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
-        return self._streams if self._streams is not None and _STREAMING in self.sources else None
+        return self._streams if self._streams is not None and self._stream_source else None
+
+    @property
+    def _stream_source(self) -> str:
+        """The source that drafts from streams; empty: none does."""
+        return next((name for name in self.sources if kind_of(name) == _STREAMING), "")
 
     @property
     def rows_wanted(self) -> int:
@@ -188,7 +193,7 @@ class LiveRequest:
         return self._observes[1]
 
     def _observed_now(self) -> Observes:
-        plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
+        plan, specs = self.message.plan, [spec for name in self.sources if (spec := spec_of(name)) is not None]
         if len(self.sources) == len(plan.sources):
             # The prompt's rows have no streams.
             others = self.streams is None or len(plan.observe_layers) > self.streams.rows
@@ -306,7 +311,8 @@ class LiveRequest:
         chances = budget.probabilities(tree)
         for probe in tree.probes:
             chances[probe] = 0.0
-        tokens = max((mailbox.worth(_STREAMING).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
+        source = self._stream_source
+        tokens = max((mailbox.worth(source).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
         ends = choose_ends(tree, chances, streams, tokens, prices)
         if not ends and self.without_streams >= EXPLORE_EVERY:
             ends = choose_ends(tree, chances, streams, tokens, None)[:1]

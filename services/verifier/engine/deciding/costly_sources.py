@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from services.verifier.engine.deciding.cost_slope import CostSlope
 from services.verifier.engine.deciding.source_use import Brought, Use
 from services.verifier.engine.live_request import LiveRequest
-from speculation.sources import AUTO, SOURCES
+from speculation.sources import AUTO, runs_model, spec_of
 from speculation.tree import ROOT, children
 from speculation.types import Plan, TokenTree
 
@@ -179,7 +179,7 @@ class CostlySources:
         for name, use in request.used.items():
             self._count(name, "trial" if use.trial else "pays")
         # Asked in this order.
-        models = [name for name in request.used if SOURCES[name].kind == "model"]
+        models = [name for name in request.used if runs_model(name)]
         request.sources = (*(name for name in request.sources if name not in models), *models)
 
     def _leave_out_needless(self, request: LiveRequest, requests: int) -> None:
@@ -224,7 +224,7 @@ class CostlySources:
                 reached = reach(others, committed[:accepted], name)
             use.steps += 1
             use.brought.learn(accepted - reached, len(committed) - (accepted - reached))
-            model = SOURCES[name].kind == "model"
+            model = runs_model(name)
             use.drafts = sum(box.received[name] if model else box.received.total() for box in request.mailboxes.values())
 
     def given_up(self, request: LiveRequest, requests: int) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ def costly(plan: Plan) -> tuple[str, ...]:
     return tuple(
         name
         for name in (plan.sources if plan.speculates else ())
-        if (spec := SOURCES.get(name)) is not None
+        if (spec := spec_of(name)) is not None
         and (spec.kind == "model" or (plan.strategy == AUTO and (spec.retrieval or spec.layers)))
     )
 
