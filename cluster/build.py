@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.models.drafters import (
-    by_kernels,
-    draft_models,
-    observed_layers,
-    router_drafters,
-    stream_weights,
-    with_checkpoints,
-)
+from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
+from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles

@@ -14,10 +14,9 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.drafter.config import TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect
-from services.router.drafters import TrainedDrafter
 from services.settings import filled
 from speculation.errors import ConfigurationError
-from speculation.sources import blended, kind_of, source_of
+from speculation.sources import kind_of, source_of
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
@@ -83,7 +82,11 @@ def _streams(found: Iterable[str], form: str) -> str:
     """The source whose streams the target computes in its own passes."""
     sources = [source for source in found if kind_of(source) == _STREAMING]
     if len(sources) != 1:
-        lacks = "there are no weights of streaming" if not sources else f"a pass holds the streams of one of {sources}"
+        lacks = (
+            "there are no weights of streaming"
+            if not sources
+            else f"a pass holds the streams of one of {', '.join(sources)}"
+        )
         raise ConfigurationError(field="drafter.streaming_form", value=form, given=f"but {lacks}")
     return sources[0]
 
@@ -196,23 +199,6 @@ def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[s
         checkpoints=folders,
         asked_for=settings.drafter.models is not None,
         default_strategy=settings.router.strategy,
-    )
-
-
-def router_drafters(settings: Settings, found: Mapping[str, Checkpoint]) -> tuple[TrainedDrafter, ...]:
-    """The models ``found``, as the router knows them."""
-    named, used = settings.drafter.models, blended(found, named=settings.drafter.models is not None)
-    models = [NamedModel(folder=each.folder) for each in found.values()] if named is None else read_models(named)
-    return tuple(
-        TrainedDrafter(
-            name=model.name or source,
-            source=source,
-            layers=checkpoint.layers,
-            tenants=model.tenants,
-            when=model.when,
-            blended=source in used,
-        )
-        for model, (source, checkpoint) in zip(models, found.items(), strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads ``drafter.models``: folders, or mappings that name a folder's model and say for whom it drafts."""
+"""Reads ``drafter.models``: folders, or mappings that name a folder's model and say for whom it drafts; tells the router."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.settings.config import Settings
+from services.drafter.heads.files.kinds import Checkpoint
+from services.router.drafters import TrainedDrafter
 from services.router.rules.conditions import Condition, read_conditions
 from services.router.rules.fields import Field
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, blended
 
 _WHERE = "drafter.models"
 # With the kind of the model before it, it must fit into a source's name.
@@ -50,6 +53,23 @@ def read_models(entries: Sequence[Path | Mapping[str, Any]]) -> tuple[NamedModel
             field.under("name", model.name).refuse("a name that no other model has")
         models.append(model)
     return tuple(models)
+
+
+def router_drafters(settings: Settings, found: Mapping[str, Checkpoint]) -> tuple[TrainedDrafter, ...]:
+    """The models ``found``, as the router knows them."""
+    named, used = settings.drafter.models, blended(found, named=settings.drafter.models is not None)
+    models = [NamedModel(folder=each.folder) for each in found.values()] if named is None else read_models(named)
+    return tuple(
+        TrainedDrafter(
+            name=model.name or source,
+            source=source,
+            layers=checkpoint.layers,
+            tenants=model.tenants,
+            when=model.when,
+            blended=source in used,
+        )
+        for model, (source, checkpoint) in zip(models, found.items(), strict=True)
+    )
 
 
 def _read(entry: Field) -> NamedModel:

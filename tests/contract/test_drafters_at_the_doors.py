@@ -80,7 +80,8 @@ def test_the_named_one_drafts_and_changes_no_token(service: HttpService) -> None
     for name, key in (("copy", ACME), ("law", FIRM), ("night", ACME)):
         text, how = chat(service, key, strategy="fspad", drafter=name)
         assert text == plain and set(how["accepted_by_source"]) <= {f"fspad@{name}"}
-    for named in ({}, {"drafter": "twin"}, {"drafter": "night", "effort": "paper"}):
+    asked: list[dict[str, Any]] = [{}, {"drafter": "twin"}, {"drafter": "night", "effort": "paper"}]
+    for named in asked:
         text, how = chat(service, **named)
         assert (text, how["strategy"]) == (plain, "auto")
 
@@ -117,7 +118,7 @@ def test_nothing_that_a_tenant_sees_names_anothers(service: HttpService) -> None
     told = [json.dumps(how), ask(service, CHAT, messages=[USER], speculation={"strategy": "medusa"}).text]
     told += [
         httpx2.get(service.url + path, headers={"authorization": f"Bearer {ACME}"}, timeout=60).text
-        for path in ("/v1/models", "/openapi.json", "/status")
+        for path in ("/v1/models", "/v1/outrider/status", "/openapi.json")
     ]
     assert not any('law"' in each or "@law" in each or " law" in each for each in told)
 

@@ -27,7 +27,7 @@ from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
-from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED
+from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED, kind_of, source_of
 from speculation.types import Plan
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
@@ -49,6 +49,8 @@ SAMPLING: list[dict[str, object]] = [
 ]
 # Of two origins: the last one is drafted elsewhere.
 TWO = ("spectra_core", "random")
+# A second model of one kind.
+_SECOND = source_of("fspad", "second")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ async def verifier(
     heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_beside(drafting_for), **heads},
+            checkpoints={"draft_model": draft_beside(drafting_for), **heads, _SECOND: heads["fspad"]},
             target=drafting_for,
             draft_kernels=by_kernels,
         ),
@@ -152,14 +154,14 @@ async def plain_answers(folder: Path, sampling: dict[str, object]) -> list[list[
 
 def plan_of(sources: tuple[str, ...], strategy: str = "any", **fields: Any) -> Plan:
     """A plan that gives sources the hidden states that they want."""
-    layers = sorted({layer for source in sources for layer in LAYERS.get(source, SOURCES[source].layers)})
+    layers = sorted({layer for source in map(kind_of, sources) for layer in LAYERS.get(source, SOURCES[source].layers)})
     return Plan(
         strategy=strategy,
         sources=sources,
         max_nodes=20,
         observe_top_k=6,
         observe_layers=tuple(layers),
-        observe_prompt=any(SOURCES[source].prompt_features for source in sources),
+        observe_prompt=any(SOURCES[kind_of(source)].prompt_features for source in sources),
         **fields,
     )
 
@@ -203,7 +205,7 @@ async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampl
 
 
 _TRAINED = WHERE_TRAINED["auto"]
-_SOME, _PAIRS = [_TRAINED, _TRAINED[::3]], [*itertools.combinations(_TRAINED, 2)]
+_SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combinations(_TRAINED, 2)]
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,42 @@ def test_too_little_memory_for_both(target: Path, folders: dict[str, Path], monk
     assert preflight.preflight(settings_of(target, more=(pool,))) == ()
 
 
+def test_two_of_one_kind_with_names(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
+    entries = [
+        str(folders["eagle"]),
+        {"folder": str(shutil.copytree(folders["eagle"], tmp_path / "other")), "name": "code", "tenants": ["acme"]},
+        {"folder": str(folders["draft_model"]), "name": "small"},
+    ]
+    model = ResolvedModel(name="tiny", path=target)
+    settings = load(flags=[f"model={target}", f"drafter.models={json.dumps(entries)}"], environ={})
+    found = draft_models.draft_models(settings, model)
+    assert {source: each.folder for source, each in found.items()} == {
+        "eagle": folders["eagle"],
+        "eagle@code": tmp_path / "other",
+        "draft_model@small": folders["draft_model"],
+    }
+    config = build.drafter_config(settings, model)
+    assert set(config.trained.at_start) == set(found)
+    assert isinstance(make_source("eagle@code", config), FeatureSource)
+    known = {each.name: each for each in build.router_config(settings, model).strategy.trained}
+    assert set(known) == {"eagle", "code", "small"}
+    assert (known["code"].source, known["code"].tenants, known["code"].layers) == ("eagle@code", ("acme",), (-1,))
+
+
+def test_a_pass_holds_the_streams_of_one_model(target: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    entries: list[dict[str, str]] = [{"folder": str(folders["streaming"]), "name": "mine"}]
+    model = ResolvedModel(name="tiny", path=target)
+
+    def found(*named: dict[str, str]) -> dict[str, Checkpoint]:
+        flags = [f"model={target}", f"drafter.models={json.dumps(named)}", "drafter.streaming_form=one_pass"]
+        return dict(draft_models.draft_models(load(flags=flags, environ={}), model))
+
+    (source, streams), *_ = found(*entries).items()
+    assert source == "streaming@mine" and streams.layers == streams.layers_in_pass
+    with refuses(ConfigurationError, field="drafter.streaming_form", value="one_pass"):
+        found(*entries, {"folder": str(folders["streaming"]), "name": "other"})
+
+
 def test_two_of_one_source(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
     other = Path(shutil.copytree(folders["eagle"], tmp_path / "other"))
     with pytest.raises(ConfigurationError) as caught:

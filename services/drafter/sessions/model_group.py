@@ -184,8 +184,8 @@ class ModelGroup:
         if self._model is None or not wanted:
             return {}
         try:
-            trees = self._model.draft(list(wanted.values()))
-            return {session: self._labelled(tree) for session, tree in zip(wanted, trees, strict=True)}
+            drafted = self._model.draft(list(wanted.values()))
+            return {session: self._labelled(tree) for session, tree in zip(wanted, drafted, strict=True)}
         except Exception:
             log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:

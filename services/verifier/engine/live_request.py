@@ -11,7 +11,7 @@ from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.deciding.asking import Prices
 from services.verifier.engine.deciding.repetition import Repetition
 from services.verifier.engine.deciding.source_use import Use
-from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
+from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends, stream_source
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.engine.prompt_scores import PromptScores
@@ -22,15 +22,13 @@ from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.room import longest_answer, room_behind
-from speculation.sources import kind_of, spec_of
+from speculation.sources import spec_of
 from speculation.tree import fits, merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
 _FEWEST = 4
-# The kind of source that drafts from streams.
-_STREAMING = "streaming"
 
 
 class Observes(NamedTuple):
@@ -170,12 +168,7 @@ class LiveRequest:
     @property
     def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
-        return self._streams if self._streams is not None and self._stream_source else None
-
-    @property
-    def _stream_source(self) -> str:
-        """The source that drafts from streams; empty: none does."""
-        return next((name for name in self.sources if kind_of(name) == _STREAMING), "")
+        return self._streams if self._streams is not None and stream_source(self.sources) else None
 
     @property
     def rows_wanted(self) -> int:
@@ -311,7 +304,7 @@ class LiveRequest:
         chances = budget.probabilities(tree)
         for probe in tree.probes:
             chances[probe] = 0.0
-        source = self._stream_source
+        source = stream_source(self.sources)
         tokens = max((mailbox.worth(source).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
         ends = choose_ends(tree, chances, streams, tokens, prices)
         if not ends and self.without_streams >= EXPLORE_EVERY:
