@@ -87,7 +87,7 @@ def check_default(config: StrategyConfig) -> None:
     """Check the defaults at start.
 
     Raises:
-        ConfigurationError: the strategy is unknown or needs an index or a model that is not there, or
+        ConfigurationError: the strategy is unknown or needs an index or a model that is not there for all requests, or
             num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
@@ -95,6 +95,14 @@ def check_default(config: StrategyConfig) -> None:
     if (lack := _lacks(config.strategy, config)) is not None:
         raise ConfigurationError(
             f"set {lack.setting}", field="strategy", value=config.strategy, given=f"which needs {lack.needs}"
+        )
+    for_all = replace(config, trained=tuple(each for each in config.trained if not each.tenants and not each.when))
+    if _lacks(config.strategy, for_all) is not None:
+        raise ConfigurationError(
+            "name one in drafter.models without tenants and when",
+            field="strategy",
+            value=config.strategy,
+            given="whose models only some requests may use",
         )
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:

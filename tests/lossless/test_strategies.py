@@ -232,6 +232,17 @@ async def test_several_trained_sources_in_one_tree(
             assert set(trained) <= running.loop.stats.nodes_by_source.keys(), trained
 
 
+@pytest.mark.parametrize("sampling", [SAMPLING[0], SAMPLING[2]], ids=["greedily", "sampled"])
+async def test_streams_in_the_pass_beside_other_models(tiny_model: Path, sampling: dict[str, object]) -> None:
+    plain = await plain_answers(tiny_model, sampling)
+    plan = plan_of((*STRATEGIES["blend"], "fspad", "streaming"), strategy="auto")
+    for form in STREAM_FORMS:
+        async with verifier(tiny_model, "real", "in_process", "fixed", draft_deadline_s=10) as running:
+            read = replace(plan, observe_layers=tuple(sorted({-1, *form})))
+            assert await said(running, read, sampling, together=True) == plain, form
+            assert running.loop.stats.stream_rows and {"fspad", "streaming"} <= running.loop.stats.nodes_by_source.keys()
+
+
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.
 PROCESSORS: list[dict[str, object]] = [
     {"no_repeat_ngram_size": 3, "encoder_repetition_penalty": 1.3, "suppress_tokens": [9], "typical_p": 0.95, "top_h": 0.8},

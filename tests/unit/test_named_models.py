@@ -131,7 +131,12 @@ def test_a_strategy_that_the_named_model_does_not_draft_for(strategy: str) -> No
 
 def test_which_strategies_there_are() -> None:
     assert {"fspad", "draft_model"} <= set(served(CONFIG)) and "medusa" not in served(CONFIG)
-    check_default(replace(CONFIG, strategy="draft_model"))
+    check_default(replace(CONFIG, strategy="fspad"))
+    # The default is everybody's.
+    with refuses(ConfigurationError, field="strategy", value="draft_model"):
+        check_default(replace(CONFIG, strategy="draft_model"))
+    with refuses(ConfigurationError, field="strategy", value="fspad"):
+        check_default(StrategyConfig(strategy="fspad", trained=(LAW,)))
 
 
 def test_a_rule_names_one() -> None:
