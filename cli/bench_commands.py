@@ -138,7 +138,12 @@ def compare(
 
 def replay(
     traces: Annotated[Path, typer.Argument(help="jsonl with prompt_ids and output_ids in every line, or a bench folder.")],
-    strategies: Annotated[str | None, typer.Option(help="Comma-separated. Default: all that draft.")] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated; what + joins drafts one tree, such as suffix+fspad+draft_model. Default: all that draft."
+        ),
+    ] = None,
     budgets: Annotated[str, typer.Option(help="Most nodes per pass; several values, comma-separated.")] = "3,7,15,31,63",
     model: Annotated[
         str | None,
@@ -163,19 +168,21 @@ def replay(
     from speculation.sources import STRATEGIES
 
     names = read_names(strategies) if strategies is not None else None
-    check_names(names or (), ())
+    for name in names or ():
+        check_names(name.split("+"), ())
     sizes = read_numbers("--budgets", budgets, most=512 if model is None else 128)
     recorded = read_traces(traces)
     with _replaying(config, settings, model) as (sources, replay_with):
         usable = tuple(name for name in sources if STRATEGIES[name])
-        if missing := sorted(set(names or ()) - set(usable)):
+        if missing := sorted({part for name in names or () for part in name.split("+")} - set(usable)):
             raise ConfigurationError(
                 f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can", about="--strategies"
             )
         grid = [(name, budget) for name in names or usable for budget in sizes]
         results = {}
         for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
-            results[name, budget] = replay_with(recorded, sources[name], budget)
+            joined = dict.fromkeys(source for part in name.split("+") for source in sources[part])
+            results[name, budget] = replay_with(recorded, tuple(joined), budget)
     _print([table(results)], as_json)
 
 

@@ -33,7 +33,7 @@ from speculation.messages import Finished, GenerationRequest, Progress, Replayed
 from speculation.types import Plan, SamplingDefaults
 
 _CALL = "tenant=NAME, key=NAME, header.NAME=VALUE, open_requests=NUMBER or time=2026-11-25T23:30+01:00"
-_FIELDS = ("strategy", "num_speculative_tokens", "effort")
+_FIELDS = ("strategy", "num_speculative_tokens", "effort", "drafter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +43,13 @@ class Explanation:
     Attributes:
         passed: the rules up to the one that counts, each with why it was passed over.
         plan: what would be done.
+        drafter: the name of the model that drafts; None: nobody names one.
         said_by: for each field of a plan that rules may set, who says it.
     """
 
     passed: tuple[TriedRule, ...]
     plan: Plan
+    drafter: str | None
     said_by: dict[str, str]
 
 
@@ -93,15 +95,18 @@ def explain(settings: Settings, file: Path, call: Sequence[str]) -> Explanation:
     config = build.router_config(settings, ResolvedModel(name=settings.model, path=folder))
     request, facts = asyncio.run(_asked(settings, config, folder, body, _called(call)))
     rules = rules_of(config)
-    plan, name = planned(rules, request, facts, config.strategy)
+    strategy = config.strategy.for_request(facts)
+    plan, name = planned(rules, request, facts, strategy)
     rule = next((each for each in rules if each.name == name), None)
     said_by = {}
     for field in _FIELDS:
-        own, usual = getattr(request, field) is not None, getattr(config.strategy, field) is not None
+        own, usual = getattr(request, field) is not None, getattr(config.strategy, field, None) is not None
         by_rule = rule is not None and field in rule.sets and (rule.override or not own)
         said = f"the rule {name}" if by_rule else "the request" if own else f"router.{field}" if usual else "the strategy"
         said_by[field] = said
-    return Explanation(passed=tuple(tried_rules(rules, request, facts, config.strategy)), plan=plan, said_by=said_by)
+    drafter = rule.applied(request).drafter if rule is not None else request.drafter
+    passed = tuple(tried_rules(rules, request, facts, strategy))
+    return Explanation(passed=passed, plan=plan, drafter=drafter, said_by=said_by)
 
 
 async def _asked(
@@ -167,6 +172,7 @@ def explanation_object(explained: Explanation) -> dict[str, Any]:
             "sources": list(plan.sources),
             "num_speculative_tokens": plan.max_nodes,
             "effort": plan.effort,
+            "drafter": explained.drafter,
             "acceptance": plan.acceptance,
         },
         "said_by": explained.said_by,
@@ -188,7 +194,12 @@ def print_explanation(explained: Explanation, *, as_json: bool) -> None:
         console.print(table)
     if not any(each.plan is not None for each in explained.passed):
         console.print("No rule counts.")
-    values = {"strategy": plan.strategy, "num_speculative_tokens": plan.max_nodes, "effort": plan.effort}
+    values = {
+        "strategy": plan.strategy,
+        "num_speculative_tokens": plan.max_nodes,
+        "effort": plan.effort,
+        "drafter": explained.drafter or "all that suit the request",
+    }
     table = Table(title="What would be done", title_justify="left")
     for column in ("field", "value", "said by"):
         table.add_column(column)

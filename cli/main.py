@@ -24,12 +24,25 @@ from cli import (
     train_commands,
     train_run_commands,
 )
+from cli.answer_options import (
+    DrafterName,
+    EffortName,
+    MaxTokens,
+    MinP,
+    Nodes,
+    Seed,
+    Sources,
+    Stop,
+    Strategy,
+    Temperature,
+    TopK,
+    TopP,
+)
 from cli.printed_answer import print_answer
 from cluster.process.terminal import end_with, prepare_streams, stderr
 from cluster.settings.config import API_KEY_VARIABLE
 from services.clean_logs import clean_logs
 from speculation.errors import ConfigurationError, OutriderError
-from speculation.sources import STRATEGIES
 
 if TYPE_CHECKING:
     import outrider
@@ -75,32 +88,7 @@ InProcess = Annotated[bool, typer.Option("--in-process", help="Load the model in
 Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
 TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
-Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}. Default: the server's.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: the model's, or 256.")]
-Temperature = Annotated[
-    float | None, typer.Option(help="0: always the likeliest token; larger is more random. Default: the model's, or 0.")
-]
-Seed = Annotated[
-    int | None, typer.Option(help="The same seed gives the same answer. Default: a random one, printed with --json.")
-]
-TopP = Annotated[float | None, typer.Option(help="Keep only the likeliest tokens whose probabilities add up to this.")]
-TopK = Annotated[int | None, typer.Option(help="Keep only this many of the likeliest tokens.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. Repeatable.")]
-Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
-EffortName = Annotated[
-    str | None,
-    typer.Option(
-        "--effort",
-        help="paper: each step waits for a draft and checks all of it; measured: as far as that pays. Default: measured for "
-        "auto and blend, paper for other strategies.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
-Sources = Annotated[
-    bool,
-    typer.Option("--sources", help="Show who guessed which part of the answer: by colour on a terminal, and in numbers."),
-]
 ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for the server.")]
 
 
@@ -144,6 +132,7 @@ def generate(
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
     effort: EffortName = None,
+    drafter: DrafterName = None,
     sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
@@ -160,7 +149,7 @@ def generate(
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
-        report="sources" if sources else None,
+        drafter=drafter, report="sources" if sources else None,
     )  # fmt: skip
     with _client(
         address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
@@ -184,6 +173,7 @@ def chat(
     stop: Stop = None,
     num_speculative_tokens: Nodes = None,
     effort: EffortName = None,
+    drafter: DrafterName = None,
     sources: Sources = False,
     as_json: Json = False,
     address: Address = None,
@@ -204,7 +194,7 @@ def chat(
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
-        report="sources" if sources else None,
+        drafter=drafter, report="sources" if sources else None,
     )  # fmt: skip
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     asked: list[Message] = [*messages, {"role": "user", "content": message or "Hello!"}]
@@ -352,7 +342,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     wire = build_request(prompt, messages, None, options)
     strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
     request = decode_request(wire, tenant=None)
-    make_plan(request, strategy)
+    make_plan(request, strategy.for_tenant(request.tenant))
     plan_comparisons(request, strategy)
 
 

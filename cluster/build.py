@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
+from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
@@ -333,7 +334,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         router,
         retrieval=settings.retrieval.enabled,
         semantic=settings.retrieval.semantic,
-        trained={name: each.layers for name, each in draft_models(settings, model).items()},
+        trained=router_drafters(settings, draft_models(settings, model)),
     )
     check_default(strategy)
     config = filled(

@@ -1,12 +1,12 @@
 """One colour for each source of tokens, wherever they are shown: on the terminal, on the page, in reports.
 
 All are equally light (OKLCH, L 0.6), so that each can be read on white and on black (contrast of 3.6 at least). Sources that
-one strategy uses have hues far from each other. Of models that draft, a strategy uses one.
+one strategy uses have hues far from each other, but for heads that read the target's hidden states, which are of one kind.
 """
 
 from __future__ import annotations
 
-from speculation.sources import AUTO, GRAMMAR, STRATEGIES, TARGET
+from speculation.sources import AUTO, GRAMMAR, STRATEGIES, TARGET, kind_of
 
 # By source: sRGB, as in HTML.
 COLOURS: dict[str, str] = {
@@ -42,4 +42,4 @@ def colour_of(name: str) -> str:
     if name in _OF_SEVERAL:
         return _OF_SEVERAL[name]
     (source, *_) = STRATEGIES.get(name) or (name,)
-    return COLOURS.get(source, COLOURS[TARGET])
+    return COLOURS.get(kind_of(source), COLOURS[TARGET])

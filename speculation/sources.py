@@ -5,6 +5,7 @@ A new source is one entry here, one file in ``services/drafter/sources``, and on
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +62,8 @@ TARGET = "target"
 # And for one that the verifier drafts itself, since a grammar allows no other.
 GRAMMAR = "grammar"
 SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
+# Between the name of a source that runs a model and that of the model, where users have named it: "fspad@code".
+_NAMED = "@"
 
 # Users name a strategy, a set of sources; plain decoding is the empty one. ``auto`` leaves out what does not pay.
 AUTO, _BLEND = "auto", ("suffix", "recycling")
@@ -80,8 +83,41 @@ WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("ret
 WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
 # Sources that draft from other answers: the tenant's, and those of its requests that have the same group.
 FROM_ANSWERS = frozenset({"suffix"})
-# Of sources that run a model, a strategy uses the first that the server has: several would share the cores or the device.
+# Sources that run a model, which a strategy uses as well where the server has them.
 _TRAINED = ("fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa")
 WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}
+
+
+def source_of(kind: str, model: str) -> str:
+    """What plans and drafts call a source that runs a model which users have named; ``kind`` is in ``SOURCES``."""
+    return f"{kind}{_NAMED}{model}"
+
+
+def kind_of(source: str) -> str:
+    """The name in ``SOURCES`` of a source."""
+    return source.partition(_NAMED)[0]
+
+
+def spec_of(source: str) -> SourceSpec | None:
+    """What a source needs; None: there is no such source."""
+    return SOURCES.get(kind_of(source))
+
+
+def runs_model(source: str) -> bool:
+    """Whether a source runs a model."""
+    spec = spec_of(source)
+    return spec is not None and spec.kind == "model"
+
+
+def blended(trained: Collection[str], *, named: bool) -> tuple[str, ...]:
+    """Those of the sources with weights that ``auto`` and ``blend`` use, in their order.
+
+    Args:
+        trained: the sources that have weights here.
+        named: whether somebody named these weights: then all, since each is asked only while it pays. Of those that come
+            along it is the first: the others would be loaded and tried although nobody wants them.
+    """
+    found = tuple(source for kind in WHERE_TRAINED[AUTO] for source in trained if kind_of(source) == kind)
+    return found if named else found[:1]

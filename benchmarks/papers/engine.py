@@ -25,7 +25,7 @@ from services.retrieval.service import RetrievalService
 from services.verifier.engine.origins import Origin
 from services.verifier.service import VerifierService
 from speculation.messages import GenerationRequest, Progress
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, kind_of
 from speculation.types import Plan, SamplingParams
 
 # What an experiment decides itself: drafts and look-ups are waited for, and nothing is kept from request to request.
@@ -150,14 +150,16 @@ class PaperEngine:
         await self._leave()
 
     def _plan(self, drafting: RowDrafting) -> Plan:
-        specs = [SOURCES[name] for name in drafting.sources]
+        specs = {name: SOURCES[kind_of(name)] for name in drafting.sources}
         return Plan(
             strategy="+".join(drafting.sources) or "autoregressive",
             sources=drafting.sources,
             max_nodes=drafting.nodes,
-            observe_top_k=max((spec.top_k for spec in specs), default=0),
-            observe_layers=tuple(sorted({layer for spec in specs for layer in self.layers.get(spec.name, spec.layers)})),
-            observe_prompt=any(spec.prompt_features for spec in specs),
+            observe_top_k=max((spec.top_k for spec in specs.values()), default=0),
+            observe_layers=tuple(
+                sorted({layer for name, spec in specs.items() for layer in self.layers.get(name, spec.layers)})
+            ),
+            observe_prompt=any(spec.prompt_features for spec in specs.values()),
             effort="paper",
         )
 

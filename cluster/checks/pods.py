@@ -12,6 +12,7 @@ from cluster.checks import model_files
 from cluster.checks.offered import GroupOffer, Offer, amount
 from cluster.checks.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
 from cluster.models.drafters import memory_here, trained_config
+from cluster.models.named_models import read_models
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.config import Settings
 from services.machine import cache_folder
@@ -68,7 +69,7 @@ def _misplaced(settings: Settings, offer: Offer) -> Iterator[ConfigurationError]
     """Paths in the settings that no pod mounts."""
     volume = offer.storage.path
     named: list[tuple[str, Path]] = [("model", Path(settings.model))]
-    named += [("drafter.models", each) for each in settings.drafter.models or ()]
+    named += [("drafter.models", each.folder) for each in read_models(settings.drafter.models or ())]
     named += [("retrieval.index", settings.retrieval.index)] if settings.retrieval.index is not None else []
     # A setting of a source, which mypy does not see.
     snapshot: Path | None = getattr(settings.drafter, _SNAPSHOT)

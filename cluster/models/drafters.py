@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import drafters
+from cluster.models.named_models import NamedModel, read_models
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.drafter.config import TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect
 from services.settings import filled
 from speculation.errors import ConfigurationError
+from speculation.sources import kind_of, source_of
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
@@ -34,26 +36,27 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
         ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or a setting
             is for a kind of model of which there is none, or contradicts another.
     """
-    named = settings.drafter.models
+    named = None if settings.drafter.models is None else read_models(settings.drafter.models)
     target = model.path if (model.path / "config.json").is_file() else None
     found: dict[str, Checkpoint] = {}
-    for folder in bundled(model.name) if named is None else named:
+    for each in [NamedModel(folder=folder) for folder in bundled(model.name)] if named is None else named:
         try:
-            checkpoint = inspect(folder.expanduser().resolve(), target)
+            checkpoint = inspect(_resolved(each.folder), target)
         except ConfigurationError as error:
             if named is not None:
                 raise
             # Another model may have the same name; nobody asked for these weights.
             log.warning("the drafter weights that come with Outrider for %s are not used: %s", model.name, error)
             continue
-        if (other := found.get(checkpoint.source)) is not None:
+        source = source_of(checkpoint.source, each.name) if each.name else checkpoint.source
+        if (other := found.get(source)) is not None:
             raise ConfigurationError(
-                f"both are weights of {checkpoint.source}; name one",
+                f"both are weights of {source}; give one of them a name",
                 field="drafter.models",
                 verb="names",
-                value=f"{other.folder} and {folder}",
+                value=f"{other.folder} and {each.folder}",
             )
-        found[checkpoint.source] = checkpoint
+        found[source] = checkpoint
     _check_used(settings, found)
     form, below = settings.drafter.streaming_form, settings.drafter.streaming_prune_below
     if below and form == "two_steps":
@@ -64,34 +67,49 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
             given="but drafter.streaming_form is two_steps, where no pass holds streams",
         )
     if form != "two_steps":
-        if (streams := found.get(_STREAMING)) is None:
-            raise ConfigurationError(
-                field="drafter.streaming_form", value=form, given="but there are no weights of streaming"
-            )
+        source = _streams(found, form)
+        streams = found[source]
         own = streams.layers if form == "cheaper" else ()
-        found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
+        found[source] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
+
+
+def _resolved(folder: Path) -> Path:
+    return folder.expanduser().resolve()
+
+
+def _streams(found: Iterable[str], form: str) -> str:
+    """The source whose streams the target computes in its own passes."""
+    sources = [source for source in found if kind_of(source) == _STREAMING]
+    if len(sources) != 1:
+        lacks = (
+            "there are no weights of streaming"
+            if not sources
+            else f"a pass holds the streams of one of {', '.join(sources)}"
+        )
+        raise ConfigurationError(field="drafter.streaming_form", value=form, given=f"but {lacks}")
+    return sources[0]
 
 
 def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
     """Settings of a kind of model of which there is none would be ignored."""
     config = trained_config(settings)
-    size, policy = config.num_draft_tokens, config.stop.policy
-    if size is not None and not _HEADS & found.keys():
+    size, policy, kinds = config.num_draft_tokens, config.stop.policy, {kind_of(source) for source in found}
+    if size is not None and not _HEADS & kinds:
         raise ConfigurationError(
             "leave it out, or name a head in drafter.models",
             field="drafter.speculative_num_draft_tokens",
             value=size,
             given=f"but there are no weights of {', '.join(sorted(_HEADS))}, whose tree it sizes",
         )
-    if config.medusa_choices is not None and "medusa" not in found:
+    if config.medusa_choices is not None and "medusa" not in kinds:
         raise ConfigurationError(
             "leave it out, or name Medusa's heads in drafter.models",
             field="drafter.medusa_choices",
             value=config.medusa_choices,
             given="but there are no weights of medusa, whose tree it is",
         )
-    if policy != "static" and "draft_model" not in found:
+    if policy != "static" and "draft_model" not in kinds:
         raise ConfigurationError(
             "leave it out, or name one in drafter.models",
             field="drafter.stop_policy",
@@ -118,7 +136,8 @@ def stream_weights(settings: Settings, model: ResolvedModel) -> StreamWeights | 
     """
     if settings.drafter.streaming_form == "two_steps":
         return None
-    folder = draft_models(settings, model)[_STREAMING].folder
+    found = draft_models(settings, model)
+    folder = found[_streams(found, settings.drafter.streaming_form)].folder
     return read_stream_weights(folder, model.path, settings.drafter.streaming_prune_below)
 
 

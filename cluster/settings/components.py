@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -79,10 +79,11 @@ class DrafterSettings(_OfDrafter):
         description="whether answers may depend on what a drafter says, as they do under `acceptance: rejection`; "
         "false where its code, weights or machine are not yours",
     )
-    models: tuple[Path, ...] | None = Field(
+    models: tuple[Path | dict[str, Any], ...] | None = Field(
         None,
-        description="folders of weights that draft, one for each kind: a small language model, or a head for the target's "
-        "hidden states (EAGLE, EAGLE-3, FSPAD); null: those that come with Outrider for the model; []: none",
+        description="folders of weights that draft: small language models, heads for the target's hidden states (EAGLE, "
+        "EAGLE-3, FSPAD), streams, Medusa's heads; of a second one of a kind, a mapping of folder, name and, if wanted, "
+        "tenants and when; null: those that come with Outrider for the model; []: none",
     )
     models_in: Literal["drafter", "verifier"] = Field(
         "drafter",

@@ -115,6 +115,8 @@ class Client:
                 the same distribution, but which tokens are drawn depends on the drafts.
             effort: "paper": each step waits for a draft and checks all of it, as the strategy's paper has it; "measured": as
                 far as that makes the answer faster. Default: "measured" for auto and blend, "paper" for other strategies.
+            drafter: name of the model that drafts, on servers with several. It changes the speed, never the answer. Default:
+                a rule of the server names one, or those draft that pay.
             group: a name of your own for requests that belong together, such as attempts at one task: they draft from each
                 other's answers while these are written. It changes the speed, never the answer. Default: none.
             report: "sources": say who guessed each token, in ``Chunk.origins`` and ``Generation.origins``; "trees": also

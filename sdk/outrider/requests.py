@@ -87,6 +87,7 @@ class Options(TypedDict, total=False):
     num_speculative_tokens: int | None
     acceptance: Acceptance | None
     effort: Effort | None
+    drafter: str | None
     group: str | None
     report: Report | None
     compare: str | Sequence[str] | None
@@ -116,7 +117,7 @@ class Options(TypedDict, total=False):
     privacy: Privacy | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "effort", "group", "report", "compare")
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "effort", "drafter", "group", "report", "compare")
 
 
 def build_request(

@@ -155,6 +155,7 @@ class ClientRequest:
         chat: how a conversation is rendered; no matter for other inputs.
         of_conversation: ``input`` are the token ids of a conversation.
         infill: ``input`` is the text before a gap, or the token ids of all that stands around it; None: it is continued.
+        drafter: the name of the model that drafts; None: rules name one, or those that pay draft.
         prediction: text that the answer is expected to be; only drafted from. Empty: none.
         add_special_tokens: a text gets the special tokens that the tokenizer puts around texts.
         skip_special_tokens: the answer's text leaves out special tokens.
@@ -178,6 +179,7 @@ class ClientRequest:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     effort: Effort | None = None
+    drafter: str | None = None
     chat: ChatOptions = ChatOptions()
     of_conversation: bool = False
     infill: Infill | None = None

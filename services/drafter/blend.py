@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
@@ -33,8 +33,8 @@ class BlendSession:
     Args:
         sources: by name, in the order in which they are asked.
         calibrator: shared by all sessions.
-        models: models that take part as soon as their trees for a prefix have arrived (``take``).
-        joint: the calibrator of drafts in which a model takes part: beside it, the others are worth less.
+        models: models that take part as soon as their trees for a prefix have arrived (``take``), in any order.
+        joint: gives the calibrator of drafts in which these models take part: beside them, the others are worth less.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class BlendSession:
         sources: Mapping[str, PathSession],
         calibrator: Calibrator,
         models: Mapping[str, TreeWalk] | None = None,
-        joint: Calibrator | None = None,
+        joint: Callable[[tuple[str, ...]], Calibrator] | None = None,
     ) -> None:
         self._models = dict(models or {})
         self._sources: dict[str, PathSession] = {**sources, **self._models}
-        self._alone, self._joint = calibrator, joint or calibrator
+        self._alone, self._joint = calibrator, joint or (lambda _: calibrator)
+        # The model that has spoken last.
+        self._latest = ""
         # The one of the last draft.
         self._calibrator = calibrator
         self._least = _LEAST
@@ -55,8 +57,13 @@ class BlendSession:
         self._nodes: dict[tuple[int, int], int] = {}
 
     def take(self, name: str, tree: TokenTree) -> None:
-        """Let a model take part in further drafts for the present prefix."""
+        """Let a model take part in further drafts for the present prefix.
+
+        What it names as well as another model, and no other source, counts as its own in them. The draft before has the
+        other's, so that both together tell what each adds.
+        """
         self._models[name].take(tree)
+        self._latest = name
 
     def draft(self, max_nodes: int) -> TokenTree:
         return self.draft_after((), max_nodes)
@@ -64,7 +71,8 @@ class BlendSession:
     def draft_after(self, assumed: Sequence[int], max_nodes: int) -> TokenTree:
         """A tree of what may follow everything seen so far and then ``assumed``."""
         places = self._start()
-        self._calibrator = self._joint if any(name in self._models for name, _ in places) else self._alone
+        models = tuple(name for name, _ in places if name in self._models)
+        self._calibrator = self._joint(models) if models else self._alone
         for token in assumed:
             places = self._follow(places, token)
         return self._grow(places, max_nodes, ahead=bool(assumed))
@@ -158,9 +166,9 @@ class BlendSession:
         return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores))
 
     def _ask(self, places: Places) -> tuple[list[Candidate], list[str]]:
-        """All candidates, and the source that named each first."""
+        """All candidates, and the source that each counts as: the first that named it, or the latest of several models."""
         found: dict[int, tuple[str, ...]] = {}
-        namers: list[str] = []
+        namers: dict[int, str] = {}
         for name, place in places:
             source = self._sources.get(name)
             if source is None:
@@ -169,12 +177,14 @@ class BlendSession:
                 for token, kind in source.candidates(place):
                     if token in found:
                         found[token] = (*found[token], kind)
+                        if name == self._latest and namers[token] in self._models:
+                            namers[token] = name
                     else:
-                        namers.append(name)
+                        namers[token] = name
                         found[token] = (kind,)
             except Exception:
                 self._lose(name)
-        return list(found.items()), namers
+        return list(found.items()), list(namers.values())
 
     def _follow(self, places: Places, token: int) -> Places:
         followed = []

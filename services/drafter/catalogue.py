@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import ModelSource, TextSource
 from speculation.errors import InvalidArgument
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, kind_of
 
 # "module:function", the module seen from this package; imported only when the source is needed: some need torch.
 MAKERS: dict[str, str] = {
@@ -38,17 +39,21 @@ def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
     Raises:
         ConfigurationError: a file that it needs cannot be read.
     """
-    module, _, function = MAKERS[name].partition(":")
+    kind, trained = kind_of(name), config.trained
+    if kind != name:
+        # The makers know one model of each kind.
+        config = replace(config, trained=replace(trained, checkpoints={kind: trained.checkpoints[name]}))
+    module, _, function = MAKERS[kind].partition(":")
     made: TextSource | ModelSource = getattr(importlib.import_module(module, __package__), function)(config)
     return made
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str], config: DrafterConfig) -> None:
     """Check source names.
 
     Raises:
-        InvalidArgument: a drafter has no such source; lists those that exist.
+        InvalidArgument: a drafter has no such source, or no model of that name; lists the sources that exist.
     """
     for name in names:
-        if name not in SOURCES:
+        if name not in SOURCES and name not in config.trained.checkpoints:
             raise InvalidArgument("sources", name, "one of " + ", ".join(sorted(SOURCES)))

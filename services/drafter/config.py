@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from services.settings import Setting
 from speculation.errors import ConfigurationError
-from speculation.sources import AUTO, WHERE_TRAINED
+from speculation.sources import AUTO, blended
 
 # Settings that SPECTRA and lookahead share.
 _NGRAM = Setting("N of spectra and lookahead: length of the n-grams that they keep", name="spectra_ngram", ge=2, le=16)
@@ -277,8 +277,8 @@ class TrainedConfig:
         blend uses, and that of the default strategy. The others are loaded when a request first names them."""
         if self.asked_for:
             return tuple(self.checkpoints)
-        blended = [name for name in WHERE_TRAINED[AUTO] if name in self.checkpoints][:1]
-        return tuple(name for name in self.checkpoints if name in (*blended, self.default_strategy))
+        wanted = (*blended(self.checkpoints, named=False), self.default_strategy)
+        return tuple(name for name in self.checkpoints if name in wanted)
 
     def weights_of(self, source: str) -> tuple[Path, Path]:
         """The folders of the source's weights and of the target.

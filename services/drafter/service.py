@@ -39,7 +39,7 @@ from speculation.messages import (
 )
 from speculation.ports import AnswerStore, Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, kind_of, runs_model
 from speculation.types import EMPTY_TREE, Features, TokenTree
 
 log = logging.getLogger(__name__)
@@ -90,19 +90,19 @@ class DrafterService:
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
         start = time.perf_counter()
         try:
-            check_names(message.sources)
+            check_names(message.sources, self._config)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
         name = log_name(message.session_id, message.traceparent)
         log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
         # If it is reopened, the message brings all tokens that the old session knew.
         self._drop(message.session_id)
-        texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
+        texts = tuple(name for name in message.sources if not runs_model(name))
         session = DraftedRequest(
             id=message.session_id,
             tenant=message.tenant,
-            models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
-            reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
+            models=[self._model(name) for name in message.sources if runs_model(name)],
+            reads_states=any(runs_model(name) and SOURCES[kind_of(name)].layers for name in message.sources),
             prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
             traceparent=message.traceparent,
         )

@@ -13,7 +13,7 @@ from speculation import limits
 from speculation.errors import InvalidArgument, OutriderError
 from speculation.messages import GenerationRequest
 from speculation.ports import VerifierPort
-from speculation.sources import SOURCES, STRATEGIES, WHERE_PREDICTED
+from speculation.sources import SOURCES, STRATEGIES, WHERE_PREDICTED, kind_of, runs_model
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class PlannedComparison:
     @property
     def exact(self) -> bool:
         """Whether a replay tells its drafters all that passes would."""
-        return not self.without and not any(SOURCES[name].top_k for name in self.plan.sources)
+        return not self.without and not any(SOURCES[kind_of(name)].top_k for name in self.plan.sources)
 
 
 def plan_comparisons(request: ClientRequest, config: StrategyConfig) -> tuple[PlannedComparison, ...]:
@@ -44,7 +44,7 @@ def plan_comparisons(request: ClientRequest, config: StrategyConfig) -> tuple[Pl
     Raises:
         InvalidArgument: there are too many, or one of them is unknown, named twice, not served here or not replayed.
     """
-    names = request.compare
+    names, config = request.compare, config.for_tenant(request.tenant)
     if len(names) > limits.MAX_COMPARED:
         raise InvalidArgument(_FIELD, f"{len(names)} strategies", f"at most {limits.MAX_COMPARED} strategies")
     if len(set(names)) < len(names):
@@ -54,7 +54,15 @@ def plan_comparisons(request: ClientRequest, config: StrategyConfig) -> tuple[Pl
 
 def _planned(request: ClientRequest, name: str, config: StrategyConfig) -> PlannedComparison:
     predicted = request.prediction if name in WHERE_PREDICTED else ""
-    asked = replace(request, strategy=name, num_speculative_tokens=None, prediction=predicted, group="", report="none")
+    asked = replace(
+        request,
+        strategy=name,
+        num_speculative_tokens=None,
+        drafter=None,
+        prediction=predicted,
+        group="",
+        report="none",
+    )
     try:
         plan = make_plan(asked, config)
     except InvalidArgument as error:
@@ -71,7 +79,7 @@ def _planned(request: ClientRequest, name: str, config: StrategyConfig) -> Plann
 
 def _replayed(source: str) -> bool:
     """Whether a source drafts from tokens, and not with a model or from the target's hidden states."""
-    return SOURCES[source].kind == "text" and not SOURCES[source].layers
+    return not runs_model(source) and not SOURCES[source].layers
 
 
 async def compared(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from services.api.messages import ClientRequest
+from services.router.drafters import Drafters, TrainedDrafter, suited_to, usable_by
+from services.router.rules.facts import Facts
 from services.settings import Setting
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -21,8 +23,12 @@ from speculation.sources import (
     WHERE_PREDICTED,
     WHERE_TRAINED,
     SourceSpec,
+    kind_of,
 )
 from speculation.types import AcceptanceRule, Effort, Plan
+
+# Most models that draft for one request; the first ones count.
+_MOST_MODELS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +38,7 @@ class StrategyConfig:
     Attributes:
         retrieval: whether there is an index; without one, strategies that need it are refused.
         semantic: whether the index can be searched by hidden states.
-        trained: the sources that run a model and have one here, each with the layers whose hidden states its model reads.
+        trained: the models that draft here.
     """
 
     strategy: Annotated[str, Setting("strategy of requests that name none, such as auto, blend or autoregressive")] = AUTO
@@ -61,7 +67,15 @@ class StrategyConfig:
     ] = None
     retrieval: bool = False
     semantic: bool = False
-    trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    trained: Drafters = ()
+
+    def for_tenant(self, tenant: str | None) -> StrategyConfig:
+        """What the server can do for a tenant."""
+        return replace(self, trained=usable_by(self.trained, tenant))
+
+    def for_request(self, facts: Facts) -> StrategyConfig:
+        """What the server can do for a request."""
+        return replace(self, trained=suited_to(self.trained, facts))
 
 
 def served(config: StrategyConfig) -> tuple[str, ...]:
@@ -73,7 +87,7 @@ def check_default(config: StrategyConfig) -> None:
     """Check the defaults at start.
 
     Raises:
-        ConfigurationError: the strategy is unknown or needs an index or a model that is not there, or
+        ConfigurationError: the strategy is unknown or needs an index or a model that is not there for all requests, or
             num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
@@ -81,6 +95,14 @@ def check_default(config: StrategyConfig) -> None:
     if (lack := _lacks(config.strategy, config)) is not None:
         raise ConfigurationError(
             f"set {lack.setting}", field="strategy", value=config.strategy, given=f"which needs {lack.needs}"
+        )
+    for_all = replace(config, trained=tuple(each for each in config.trained if not each.tenants and not each.when))
+    if _lacks(config.strategy, for_all) is not None:
+        raise ConfigurationError(
+            "name one in drafter.models without tenants and when",
+            field="strategy",
+            value=config.strategy,
+            given="whose models only some requests may use",
         )
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
@@ -90,11 +112,14 @@ def check_default(config: StrategyConfig) -> None:
 
 
 def check_named(request: ClientRequest, config: StrategyConfig) -> None:
-    """Check what a request says itself of its strategy and of its nodes.
+    """Check what a request says itself of its drafter, its strategy and its nodes.
 
     Raises:
-        InvalidArgument: its strategy is unknown or not served here, or num_speculative_tokens is out of range.
+        InvalidArgument: there is no such drafter, its strategy is unknown or not served here, or num_speculative_tokens is
+            out of range.
     """
+    if request.drafter is not None:
+        config = _drafting(request.drafter, config)
     if (strategy := request.strategy) is not None:
         if strategy not in STRATEGIES:
             raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
@@ -111,10 +136,13 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
 
     Raises:
         InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
-            drafts nothing from its prediction or its group; or num_speculative_tokens is out of range.
+            drafts nothing with its drafter, or from its prediction or its group; or num_speculative_tokens is out of range.
     """
     check_named(request, config)
     strategy = request.strategy if request.strategy is not None else config.strategy
+    if request.drafter is not None:
+        config = _drafting(request.drafter, config)
+        _check_drafter(config.trained[0], strategy)
     nodes = request.num_speculative_tokens
     if nodes is None:
         nodes = config.num_speculative_tokens
@@ -122,7 +150,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         nodes = _suitable_nodes(strategy)
     sources = sources_of(strategy, config)
     if request.private:
-        sources = tuple(source for source in sources if not SOURCES[source].retrieval)
+        sources = tuple(source for source in sources if not SOURCES[kind_of(source)].retrieval)
         if STRATEGIES[strategy] and not sources:
             usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
             raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
@@ -130,18 +158,47 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         sources = (_predicted(strategy, request.prediction, nodes), *sources)
     if request.group:
         _check_group(request.group, strategy, sources, nodes)
-    specs = [SOURCES[source] for source in sources]
+    specs = [SOURCES[kind_of(source)] for source in sources]
     return Plan(
         strategy=strategy,
         sources=sources,
         max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
         observe_top_k=max((spec.top_k for spec in specs), default=0),
-        observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
+        observe_layers=tuple(sorted({layer for source in sources for layer in _layers_of(source, config)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
         report_passes=request.report == "trees",
         effort=request.effort or config.effort or _usual_effort(strategy),
     )
+
+
+def _layers_of(source: str, config: StrategyConfig) -> tuple[int, ...]:
+    model = next((each for each in config.trained if each.source == source), None)
+    return SOURCES[source].layers if model is None else model.layers
+
+
+def _drafting(drafter: str, config: StrategyConfig) -> StrategyConfig:
+    """The configuration with this drafter alone.
+
+    Raises:
+        InvalidArgument: there is none of this name that the request may use; names those.
+    """
+    named = [each for each in config.trained if each.name == drafter]
+    if not named:
+        names = ", ".join(each.name for each in config.trained)
+        allowed = f"one of {names}" if names else "unset: no model drafts here"
+        raise InvalidArgument("speculation.drafter", drafter or "empty", allowed)
+    return replace(config, trained=(replace(named[0], blended=True, only_named=False),))
+
+
+def _check_drafter(drafter: TrainedDrafter, strategy: str) -> None:
+    """Refuse a drafter that would be ignored."""
+    using = (*WHERE_TRAINED, drafter.kind)
+    if strategy not in using:
+        shown = ", ".join(using)
+        raise InvalidArgument(
+            "speculation.drafter", drafter.name, f"unset with the strategy {strategy}: only {shown} draft with it"
+        )
 
 
 def _usual_effort(strategy: str) -> Effort:
@@ -184,9 +241,17 @@ def _suitable_nodes(strategy: str) -> int:
 
 def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
     """A strategy's sources, and the optional ones that the server's index and models make possible."""
+    own = [source for kind in STRATEGIES[strategy] for source in _models(kind, config)[:1] or (kind,)]
     indexed = [source for source in WHERE_INDEXED.get(strategy, ()) if _source_lacks(SOURCES[source], config) is None]
-    trained = [source for source in WHERE_TRAINED.get(strategy, ()) if source in config.trained]
-    return (*STRATEGIES[strategy], *indexed, *trained[:1])
+    kinds = WHERE_TRAINED.get(strategy, ())
+    blended = replace(config, trained=tuple(each for each in config.trained if each.blended))
+    trained = [source for kind in kinds for source in _models(kind, blended)]
+    return (*own, *indexed, *trained[:_MOST_MODELS])
+
+
+def _models(kind: str, config: StrategyConfig) -> tuple[str, ...]:
+    """The sources with models of a kind that draft for requests which do not name them."""
+    return tuple(each.source for each in config.trained if each.kind == kind and not each.only_named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +278,7 @@ def _source_lacks(spec: SourceSpec, config: StrategyConfig) -> _Lack | None:
         return _NO_INDEX
     if spec.retrieval and spec.layers and not config.semantic:
         return _NO_STATES
-    if spec.kind == "model" and spec.name not in config.trained:
+    if spec.kind == "model" and not _models(spec.name, config):
         return _Lack(f"a checkpoint of {spec.name}", "drafter.models", f"no checkpoint of {spec.name}")
     return None
 

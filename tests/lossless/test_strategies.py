@@ -4,9 +4,10 @@ transformers' own ``generate``."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
-from speculation.sources import SOURCES, STRATEGIES
+from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED, kind_of, source_of
 from speculation.types import Plan
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
@@ -48,6 +49,8 @@ SAMPLING: list[dict[str, object]] = [
 ]
 # Of two origins: the last one is drafted elsewhere.
 TWO = ("spectra_core", "random")
+# A second model of one kind.
+_SECOND = source_of("fspad", "second")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ async def verifier(
     heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_beside(drafting_for), **heads},
+            checkpoints={"draft_model": draft_beside(drafting_for), **heads, _SECOND: heads["fspad"]},
             target=drafting_for,
             draft_kernels=by_kernels,
         ),
@@ -151,14 +154,14 @@ async def plain_answers(folder: Path, sampling: dict[str, object]) -> list[list[
 
 def plan_of(sources: tuple[str, ...], strategy: str = "any", **fields: Any) -> Plan:
     """A plan that gives sources the hidden states that they want."""
-    layers = sorted({layer for source in sources for layer in LAYERS.get(source, SOURCES[source].layers)})
+    layers = sorted({layer for source in map(kind_of, sources) for layer in LAYERS.get(source, SOURCES[source].layers)})
     return Plan(
         strategy=strategy,
         sources=sources,
         max_nodes=20,
         observe_top_k=6,
         observe_layers=tuple(layers),
-        observe_prompt=any(SOURCES[source].prompt_features for source in sources),
+        observe_prompt=any(SOURCES[kind_of(source)].prompt_features for source in sources),
         **fields,
     )
 
@@ -199,6 +202,45 @@ async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampl
             assert await said(running, plan, sampling, together=True) == plain, form
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
+
+
+_TRAINED = WHERE_TRAINED["auto"]
+_SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combinations(_TRAINED, 2)]
+
+
+@pytest.mark.parametrize(
+    ("link", "sampling", "chosen"),
+    [
+        pytest.param("in_process", SAMPLING[0], _SOME, id="in process, greedily"),
+        pytest.param("grpc", SAMPLING[2], _SOME, id="over gRPC, sampled"),
+        *(
+            pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
+            for link in ("in_process", "grpc")
+            for at in (0, 2)
+        ),
+    ],
+)
+async def test_several_trained_sources_in_one_tree(
+    tiny_model: Path, chosen: Sequence[tuple[str, ...]], sampling: dict[str, object], link: str
+) -> None:
+    plain = await plain_answers(tiny_model, sampling)
+    for trained in chosen:
+        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10) as running:
+            for names in (trained, trained[::-1]):
+                plan = plan_of((*STRATEGIES["blend"], *names), strategy="auto")
+                assert await said(running, plan, sampling, together=True) == plain, names
+            assert set(trained) <= running.loop.stats.nodes_by_source.keys(), trained
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING[0], SAMPLING[2]], ids=["greedily", "sampled"])
+async def test_streams_in_the_pass_beside_other_models(tiny_model: Path, sampling: dict[str, object]) -> None:
+    plain = await plain_answers(tiny_model, sampling)
+    plan = plan_of((*STRATEGIES["blend"], "fspad", "streaming"), strategy="auto")
+    for form in STREAM_FORMS:
+        async with verifier(tiny_model, "real", "in_process", "fixed", draft_deadline_s=10) as running:
+            read = replace(plan, observe_layers=tuple(sorted({-1, *form})))
+            assert await said(running, read, sampling, together=True) == plain, form
+            assert running.loop.stats.stream_rows and {"fspad", "streaming"} <= running.loop.stats.nodes_by_source.keys()
 
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.

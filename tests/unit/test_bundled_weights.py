@@ -16,6 +16,7 @@ import pytest
 import drafters
 from cluster import build
 from cluster.models import drafters as draft_models
+from cluster.models.named_models import router_drafters
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
@@ -90,7 +91,7 @@ def test_its_record_says_how_it_was_made(folder: Path) -> None:
 def test_the_default_model_has_the_strategies_out_of_the_box() -> None:
     settings = load(environ={})
     found = draft_models.draft_models(settings, ResolvedModel(name=settings.model, path=Path("/no/such/folder")))
-    config = StrategyConfig(trained={name: each.layers for name, each in found.items()})
+    config = StrategyConfig(trained=router_drafters(settings, found))
     for name in _SHIPPED:
         assert name in found and name in served(config)
         request = ClientRequest(input="x", sampling=RequestedSampling(), strategy=name)
@@ -105,7 +106,7 @@ def test_a_default_server_loads_what_its_blend_uses() -> None:
     assert set(trained.checkpoints) == set(found)
     blend = make_plan(
         ClientRequest(input="x", sampling=RequestedSampling(), strategy="blend"),
-        StrategyConfig(trained={name: each.layers for name, each in found.items()}),
+        StrategyConfig(trained=router_drafters(settings, found)),
     )
     assert trained.at_start == ("fspad",) == tuple(name for name in blend.sources if name in found)
     assert draft_models.memory_here(settings, model) == found["fspad"].bytes_in("float32")

@@ -44,7 +44,7 @@ def test_a_replay_as_json(tmp_path: Path) -> None:
             "replay",
             str(trace),
             "--strategies",
-            "prompt_lookup",
+            "prompt_lookup,prompt_lookup+recycling+blend",
             "--budgets",
             "3,7",
             "--json",
@@ -53,7 +53,8 @@ def test_a_replay_as_json(tmp_path: Path) -> None:
         ],
     )
     (table,) = json.loads(done.stdout)
-    assert [(row["strategy"], row["budget"]) for row in table["rows"]] == [("prompt_lookup", "3"), ("prompt_lookup", "7")]
+    rows = [(row["strategy"], row["budget"]) for row in table["rows"]]
+    assert rows == [(name, nodes) for name in ("prompt_lookup", "prompt_lookup+recycling+blend") for nodes in ("3", "7")]
     assert float(table["rows"][1]["all"]) > float(table["rows"][0]["all"]) > 1
 
 

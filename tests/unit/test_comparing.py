@@ -10,6 +10,7 @@ import pytest
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessDraftLink
 from services.router.comparisons import compared, plan_comparisons
+from services.router.drafters import TrainedDrafter
 from services.router.strategies import StrategyConfig
 from services.verifier.comparing.comparing import MOST_S, Comparing
 from speculation.budget import Budget, FixedBudget
@@ -103,9 +104,16 @@ def asking(*names: str, prediction: str = "") -> ClientRequest:
 
 
 def test_what_can_be_replayed() -> None:
-    trained = StrategyConfig(trained={"fspad": (-1,), "draft_model": ()}, retrieval=True, semantic=True)
+    trained = StrategyConfig(
+        trained=(TrainedDrafter(name="draft_model", source="draft_model"), TrainedDrafter(name="fspad", source="fspad")),
+        retrieval=True,
+        semantic=True,
+    )
     blend, rest, plain = plan_comparisons(asking("blend", "rest", "autoregressive"), trained)
-    assert (blend.plan.sources, blend.without) == (("suffix", "recycling", "retrieval"), ("semantic", "fspad"))
+    assert (blend.plan.sources, blend.without) == (
+        ("suffix", "recycling", "retrieval"),
+        ("semantic", "fspad", "draft_model"),
+    )
     assert (rest.plan.sources, rest.without) == (("retrieval",), ())
     assert [each.exact for each in (blend, rest, plain)] == [False, True, True]
     (predicted,) = plan_comparisons(asking("auto", prediction="y"), StrategyConfig())

@@ -25,7 +25,7 @@ from tests.simulated import SimulatedBudget, SimulatedWorker, run
 
 PASS_S = 0.01
 MODEL = "fspad"
-KIND = (False, 2)
+KIND = (False, 2, frozenset[str]())
 BOTH = Plan(
     strategy="auto", sources=("suffix", MODEL), max_nodes=6, observe_top_k=8, observe_layers=(-1,), observe_prompt=True
 )
@@ -97,10 +97,14 @@ def test_only_one_trial_at_a_time() -> None:
 
 
 def test_tokens_beyond_the_other_drafts() -> None:
-    tree = TokenTree(tokens=(1, 2, 3, 2), parents=(-1, 0, 1, 0), sources=("a", "b", "a", "a"))
-    assert reach(tree, (1, 2, 3), without="b") == 2
-    assert reach(tree, (1, 2, 3), without="a") == 0
-    assert reach(EMPTY_TREE, (1, 2), without="a") == 0
+    tree = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 1), sources=("a", "b", "a"))
+    other = TokenTree(tokens=(1, 2), parents=(-1, 0), sources=("c", "c"))
+    assert reach([tree], (1, 2, 3), without="b") == 1
+    # What stands behind a token of one source is there without it, if another source drafts that token, too.
+    assert reach([other, tree], (1, 2, 3), without="b") == 3 == reach([tree, other], (1, 2, 3, 4), without="b")
+    assert reach([tree, other], (1, 2, 3), without="a") == 2
+    assert reach([tree], (1, 2, 3), without="a") == 0
+    assert reach([EMPTY_TREE], (1, 2), without="a") == 0 == reach([], (1,), without="a")
 
 
 def test_which_sources_are_costly() -> None:

@@ -28,6 +28,7 @@ from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
 from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.sources import WHERE_TRAINED
 from speculation.types import Plan
 from tests import head_checkpoints as made
 from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
@@ -166,11 +167,50 @@ def test_too_little_memory_for_both(target: Path, folders: dict[str, Path], monk
     assert preflight.preflight(settings_of(target, more=(pool,))) == ()
 
 
+def test_two_of_one_kind_with_names(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
+    entries = [
+        str(folders["eagle"]),
+        {"folder": str(shutil.copytree(folders["eagle"], tmp_path / "other")), "name": "code", "tenants": ["acme"]},
+        {"folder": str(folders["draft_model"]), "name": "small"},
+    ]
+    model = ResolvedModel(name="tiny", path=target)
+    settings = load(flags=[f"model={target}", f"drafter.models={json.dumps(entries)}"], environ={})
+    found = draft_models.draft_models(settings, model)
+    assert {source: each.folder for source, each in found.items()} == {
+        "eagle": folders["eagle"],
+        "eagle@code": tmp_path / "other",
+        "draft_model@small": folders["draft_model"],
+    }
+    config = build.drafter_config(settings, model)
+    assert set(config.trained.at_start) == set(found)
+    assert isinstance(make_source("eagle@code", config), FeatureSource)
+    known = {each.name: each for each in build.router_config(settings, model).strategy.trained}
+    assert set(known) == {"eagle", "code", "small"}
+    assert (known["code"].source, known["code"].tenants, known["code"].layers) == ("eagle@code", ("acme",), (-1,))
+
+
+def test_a_pass_holds_the_streams_of_one_model(target: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    entries: list[dict[str, str]] = [{"folder": str(folders["streaming"]), "name": "mine"}]
+    model = ResolvedModel(name="tiny", path=target)
+
+    def found(*named: dict[str, str]) -> dict[str, Checkpoint]:
+        flags = [f"model={target}", f"drafter.models={json.dumps(named)}", "drafter.streaming_form=one_pass"]
+        return dict(draft_models.draft_models(load(flags=flags, environ={}), model))
+
+    (source, streams), *_ = found(*entries).items()
+    assert source == "streaming@mine" and streams.layers == streams.layers_in_pass
+    with refuses(ConfigurationError, field="drafter.streaming_form", value="one_pass"):
+        found(*entries, {"folder": str(folders["streaming"]), "name": "other"})
+
+
 def test_two_of_one_source(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
     other = Path(shutil.copytree(folders["eagle"], tmp_path / "other"))
     with pytest.raises(ConfigurationError) as caught:
         found(target, folders["eagle"], other)
-    assert str(caught.value) == f"drafter.models names {folders['eagle']} and {other}: both are weights of eagle; name one"
+    assert (
+        str(caught.value)
+        == f"drafter.models names {folders['eagle']} and {other}: both are weights of eagle; give one of them a name"
+    )
 
 
 def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
@@ -346,15 +386,15 @@ def test_strategies_without_their_model(target: Path, folders: dict[str, Path]) 
     assert strategies(target, folders["eagle3"], more=("router.strategy=eagle3",)).strategy == "eagle3"
 
 
-def test_the_blend_takes_one_model_that_is_there(target: Path, folders: dict[str, Path]) -> None:
+def test_the_blend_takes_all_models_that_are_named(target: Path, folders: dict[str, Path]) -> None:
     def taken(*names: str) -> tuple[str, ...]:
         return plan_of(strategies(target, *(folders[name] for name in names)), "blend").sources[2:]
 
     assert plan_of(strategies(target), "blend").sources == ("suffix", "recycling")
     for name in folders:
         assert taken(name) == (name,)
-    assert taken(*folders) == taken("draft_model", "eagle3", "fspad") == ("fspad",)
-    assert taken("draft_model", "eagle3") == ("eagle3",)
+    assert taken(*folders) == tuple(name for name in WHERE_TRAINED["blend"] if name in folders)
+    assert taken("draft_model", "eagle3") == ("eagle3", "draft_model")
     assert plan_of(strategies(target, folders["eagle3"]), "blend").observe_layers == tuple(sorted(EAGLE3_LAYERS))
     assert plan_of(strategies(target, *folders.values()), "suffix").sources == ("suffix",)
 

@@ -48,7 +48,7 @@ def test_a_candidate_is_known_by_its_probability_and_depth() -> None:
 def blend(after: dict[int, list[tuple[int, str]]]) -> tuple[BlendSession, Calibrator, Calibrator]:
     alone = Calibrator({"a:0": 0.5})
     joint = Calibrator({"a:0": 0.5} | prior_of("m"))
-    return BlendSession({"x": Table(0, after)}, alone, {"m": TreeWalk("m")}, joint), alone, joint
+    return BlendSession({"x": Table(0, after)}, alone, {"m": TreeWalk("m")}, lambda _: joint), alone, joint
 
 
 def test_one_tree_of_both_and_each_continues_the_others_paths() -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.answer import StopStrings
+from services.router.drafters import TrainedDrafter
 from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -133,7 +134,7 @@ def asking(**given: object) -> ClientRequest:
 
 
 def test_plans() -> None:
-    trained = {name: spec.layers for name, spec in SOURCES.items() if spec.kind == "model"}
+    trained = tuple(TrainedDrafter(name=name, source=name) for name, spec in SOURCES.items() if spec.kind == "model")
     config = StrategyConfig(
         strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True, trained=trained
     )
@@ -178,6 +179,7 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
 
 def test_every_strategys_sources_exist() -> None:
     from services.drafter.catalogue import check_names
+    from services.drafter.config import DrafterConfig
 
     for sources in STRATEGIES.values():
-        check_names(sources)
+        check_names(sources, DrafterConfig())

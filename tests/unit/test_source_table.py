@@ -49,13 +49,13 @@ def test_every_source_can_be_made(tiny_model: Path, name: str) -> None:
 
 def test_strategies_name_what_there_is() -> None:
     for sources in (*STRATEGIES.values(), *WHERE_INDEXED.values(), WHERE_PREDICTED.values()):
-        check_names(sources)
+        check_names(sources, DrafterConfig())
     assert STRATEGY_NODES.keys() | WHERE_INDEXED.keys() | WHERE_PREDICTED.keys() <= STRATEGIES.keys()
 
 
 def test_unknown_sources_are_refused_with_the_known_ones() -> None:
     with refuses(InvalidArgument, field="sources", value="head", allowed="one of anpd, autoregressive"):
-        check_names(("suffix", "head"))
+        check_names(("suffix", "head"), DrafterConfig())
 
 
 _SHARED = Setting("how many", name="size", ge=1)

@@ -88,6 +88,7 @@ def decode_request(
         compare=tuple(speculation.compare),
         report=_report(speculation.report) if speculation.HasField("report") else "none",
         effort=_effort(speculation.effort) if speculation.HasField("effort") else None,
+        drafter=speculation.drafter if speculation.HasField("drafter") else None,
         group=speculation.group,
         how=HowAsked(headers=headers, system_prompt=system_prompt_of(source)),
     )

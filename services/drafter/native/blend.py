@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from services.drafter.blend import BlendSession, Places
@@ -49,7 +49,7 @@ class CompiledBlendSession(BlendSession):
         sources: Mapping[str, PathSession],
         calibrator: CompiledCalibrator,
         models: Mapping[str, TreeWalk],
-        joint: Calibrator,
+        joint: Callable[[tuple[str, ...]], Calibrator],
     ) -> None:
         super().__init__(sources, calibrator, models, joint)
         self._library = library

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from services.drafter.interfaces import Ahead, AheadWanted, DraftsAhead, DraftWanted, ModelSource, SourceSession
@@ -238,7 +238,8 @@ class ModelGroup:
         if self._model is None or not wanted:
             return {}
         try:
-            return dict(zip(wanted, self._model.draft(list(wanted.values())), strict=True))
+            drafted = self._model.draft(list(wanted.values()))
+            return {name: tree and self._labelled(tree) for name, tree in zip(wanted, drafted, strict=True)}
         except Exception:
             log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:
@@ -264,7 +265,15 @@ class ModelGroup:
         model: object = self._model
         if not isinstance(model, DraftsAhead) or not wanted:
             return {}
-        return dict(zip(wanted, model.draft_ahead(list(wanted.values()), lambda: not self._waiting), strict=True))
+        found = model.draft_ahead(list(wanted.values()), lambda: not self._waiting)
+        labelled = ([replace(each, tree=self._labelled(each.tree)) for each in own] for own in found)
+        return dict(zip(wanted, labelled, strict=True))
+
+    def _labelled(self, tree: TokenTree) -> TokenTree:
+        """The tree, with the source's name at its nodes: a model knows that of its kind."""
+        if not tree or tree.sources[0] == self.name:
+            return tree
+        return replace(tree, sources=(self.name,) * len(tree))
 
 
 def _nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from services.drafter.sources.suffix import NAME as SUFFIX
 from services.drafter.sources.suffix import Suffix
 from speculation import limits
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, runs_model
 from speculation.types import EMPTY_TREE, TokenTree
 
 # The group's name in ``Draft.group``.
@@ -111,7 +111,8 @@ class TextGroup:
         """
         opened = {name: self._source(name).open(message) for name in names}
         looking_up = [cast(LookingUp, session) for name, session in opened.items() if SOURCES[name].retrieval]
-        models = tuple(name for name in message.sources if SOURCES[name].kind == "model")
+        # Sorted, since those that draft together share a calibrator, whichever is the cheaper one.
+        models = tuple(sorted(name for name in message.sources if runs_model(name)))
         if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
         sampled = message.temperature > 0
@@ -119,7 +120,7 @@ class TextGroup:
             {name: self._path(name, session) for name, session in opened.items()},
             self._calibrator(names, sampled),
             {name: TreeWalk(name) for name in models},
-            self._calibrator((*names, *models), sampled),
+            lambda present: self._calibrator((*names, *present), sampled),
         )
         return TextSession(joined=joined, looking_up=looking_up)
 
@@ -152,7 +153,11 @@ class TextGroup:
         return cast(PathSession, session)
 
     def _blend(
-        self, paths: Mapping[str, PathSession], alone: Calibrator, walks: Mapping[str, TreeWalk], joint: Calibrator
+        self,
+        paths: Mapping[str, PathSession],
+        alone: Calibrator,
+        walks: Mapping[str, TreeWalk],
+        joint: Callable[[tuple[str, ...]], Calibrator],
     ) -> BlendSession:
         library = drafting_library()
         if library is None or not isinstance(alone, CompiledCalibrator):
@@ -168,7 +173,7 @@ class TextGroup:
         if found is None:
             prior: dict[str, float] = {}
             for name in names:
-                prior |= prior_of(name) if SOURCES[name].kind == "model" else self._source(name).prior or prior_of(name)
+                prior |= prior_of(name) if runs_model(name) else self._source(name).prior or prior_of(name)
             found = self._calibrators[names, sampled] = self._new_calibrator(names, prior)
             if (file := self._file(names, sampled)) is not None:
                 found.load(file)
@@ -178,7 +183,7 @@ class TextGroup:
         # A snapshot is asked by the reference alone.
         if is_compiled(names) and drafting_library() is not None and self._config.recycling.snapshot is None:
             return CompiledCalibrator(prior)
-        return Calibrator(prior, [name for name in names if SOURCES[name].kind == "model"])
+        return Calibrator(prior, [name for name in names if runs_model(name)])
 
     def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
         """The file for what is learnt about a combination of sources; None: it is not saved."""

@@ -22,7 +22,7 @@ _MOST_RULES = 256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # What answers without a rule are counted under.
 NO_RULE = "none"
-_SETS = ("strategy", "num_speculative_tokens", "effort")
+_SETS = ("strategy", "num_speculative_tokens", "effort", "drafter")
 
 
 def read_rules_file(path: Path, config: StrategyConfig) -> tuple[Rule, ...]:
@@ -92,5 +92,11 @@ def _read(entry: Field, config: StrategyConfig) -> Rule:
         strategy=sets["strategy"].one_of(strategies) if "strategy" in sets else None,
         num_speculative_tokens=None if nodes is None else nodes.whole(0, limits.MAX_TREE_NODES),
         effort=None if effort is None else cast(Effort, effort.one_of(get_args(Effort))),
+        drafter=_drafter(sets["drafter"], config) if "drafter" in sets else None,
         override=parts["override"].truth() if "override" in parts else False,
     )
+
+
+def _drafter(field: Field, config: StrategyConfig) -> str:
+    names = tuple(each.name for each in config.trained)
+    return field.one_of(names) if names else field.refuse("left out: no model drafts here")

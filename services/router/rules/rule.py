@@ -18,7 +18,7 @@ class Rule:
     Attributes:
         name: what answers, logs and metrics call it.
         conditions: all of them must hold; none: it matches every request.
-        strategy, num_speculative_tokens, effort: what it sets, as in a request; None: it leaves that alone.
+        strategy, num_speculative_tokens, effort, drafter: what it sets, as in a request; None: it leaves that alone.
         override: it also replaces what a request says itself.
     """
 
@@ -27,6 +27,7 @@ class Rule:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     effort: Effort | None = None
+    drafter: str | None = None
     override: bool = False
 
     @property
@@ -36,6 +37,7 @@ class Rule:
             "strategy": self.strategy,
             "num_speculative_tokens": self.num_speculative_tokens,
             "effort": self.effort,
+            "drafter": self.drafter,
         }
         return {name: value for name, value in given.items() if value is not None}
 

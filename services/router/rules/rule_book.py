@@ -55,7 +55,7 @@ class RuleBook:
         """
         if self._followed is not None:
             self._followed.look()
-        plan, rule = planned(self._rules, request, facts, self._strategy)
+        plan, rule = planned(self._rules, request, facts, self._strategy.for_request(facts))
         self._matched.add(1, rule or NO_RULE)
         return plan, rule
 

@@ -27,13 +27,13 @@ from speculation import limits
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
-from speculation.sources import SOURCES
+from speculation.sources import spec_of
 from speculation.tree import validate
 from speculation.types import Features, Plan, Verdict
 
 log = logging.getLogger(__name__)
 
-# Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups count as the unnamed group.
+# Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups, which no plan names, count as one group.
 _GROUPS = 8
 # Passes after the end of a model's use in which it may still compute: they say nothing about those before and after.
 _SETTLING = 8
@@ -179,7 +179,7 @@ class Drafting:
         drafted = [
             (each.worth, each.typical_s)
             for (name, group), each in self._experience.items()
-            if name == origin.name and (group not in SOURCES or group in request.sources)
+            if name == origin.name and (spec_of(group) is None or group in request.sources)
         ]
         return opening_pays(gain_of_drafts(drafted, prices), self._cost.of(origin.name, costly=False), prices)
 
@@ -389,7 +389,8 @@ class Drafting:
                 origin.name, "dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error
             )
             return
-        if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
+        tracked = draft.group in request.message.plan.sources or (origin.name, draft.group) in self._experience
+        if not tracked and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1

@@ -11,7 +11,7 @@ from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.deciding.asking import Prices
 from services.verifier.engine.deciding.repetition import Repetition
 from services.verifier.engine.deciding.source_use import Use
-from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
+from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends, stream_source
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.engine.prompt_scores import PromptScores
@@ -23,15 +23,13 @@ from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.records import maker
 from speculation.room import longest_answer, room_behind
-from speculation.sources import SOURCES
+from speculation.sources import spec_of
 from speculation.tree import fits, merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
 _FEWEST = 4
-# The source that drafts from streams.
-_STREAMING = "streaming"
 _make_report, _make_stop_rule = maker(StepReport), maker(StopRule)
 
 
@@ -174,7 +172,7 @@ class LiveRequest:
     @property
     def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
-        return self._streams if self._streams is not None and _STREAMING in self.sources else None
+        return self._streams if self._streams is not None and stream_source(self.sources) else None
 
     @property
     def rows_wanted(self) -> int:
@@ -194,7 +192,7 @@ class LiveRequest:
         return self._observes[1]
 
     def _observed_now(self) -> Observes:
-        plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
+        plan, specs = self.message.plan, [spec for name in self.sources if (spec := spec_of(name)) is not None]
         if len(self.sources) == len(plan.sources):
             # The prompt's rows have no streams.
             others = self.streams is None or len(plan.observe_layers) > self.streams.rows
@@ -306,7 +304,8 @@ class LiveRequest:
         chances = budget.probabilities(tree)
         for probe in tree.probes:
             chances[probe] = 0.0
-        tokens = max((mailbox.worth(_STREAMING).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
+        source = stream_source(self.sources)
+        tokens = max((mailbox.worth(source).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
         ends = choose_ends(tree, chances, streams, tokens, prices)
         if not ends and self.without_streams >= EXPLORE_EVERY:
             ends = choose_ends(tree, chances, streams, tokens, None)[:1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from speculation.ports import DraftLink
-from speculation.sources import SOURCES
+from speculation.sources import spec_of
 from speculation.types import Plan
 
 
@@ -34,5 +34,5 @@ class Origin:
         """Whether any of ``sources`` here uses hidden states, or with ``prompt`` those of the prompt."""
         if not plan.observe_layers or (prompt and not plan.observe_prompt):
             return False
-        specs = [SOURCES.get(name) for name in self.serves(sources)]
+        specs = [spec_of(name) for name in self.serves(sources)]
         return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)

@@ -126,6 +126,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                 num_speculative_tokens=asked.num_speculative_tokens,
                 acceptance=asked.acceptance,
                 effort=asked.effort,
+                drafter=asked.drafter,
                 report=asked.report,
                 compare=asked.compare,
                 prediction=asked.prediction,

@@ -140,6 +140,7 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         "num_speculative_tokens": below.whole("num_speculative_tokens"),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance")),
         "effort": cast(Effort | None, below.one_of("effort")),
+        "drafter": below.text("drafter"),
         "group": below.text("group"),
         "report": cast(Report | None, below.one_of("report")),
         "compare": _compared(below),

@@ -9,16 +9,19 @@ the passes compute nothing for it.
 A source is tried in the first request, and given up there as soon as it proves too costly. It is tried again in one request
 of 16, of 32 and so on, after an hour, or at a new load. If it pays, one request of 32 goes without it, so its cost stays
 known.
+
+Several may draft for one request, if each pays for what it adds to all the others. They are taken in by price, the cheapest
+first, and a cheaper one that a dearer one makes needless is left out again. Of two that bring the same, the dearer one goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from services.verifier.engine.deciding.cost_slope import CostSlope
 from services.verifier.engine.deciding.source_use import Brought, Use
 from services.verifier.engine.live_request import LiveRequest
-from speculation.sources import AUTO, SOURCES
+from speculation.sources import AUTO, runs_model, spec_of
 from speculation.tree import ROOT, children
 from speculation.types import Plan, TokenTree
 
@@ -37,12 +40,14 @@ _LEAST_GAIN = 1.03
 _MOST_SLOWER, _KNOWN = 4.0, 3.0
 
 
-# The gain of a source depends on whether the target samples, and on the prompt's length (rounded to a power of two).
-_Kind = tuple[bool, int]
+# The gain of a source depends on whether the target samples, on the prompt's length (rounded to a power of two), and on the
+# other costly sources that draft as well.
+_Kind = tuple[bool, int, frozenset[str]]
 
 
-def _kind(request: LiveRequest) -> _Kind:
-    return request.message.sampling.temperature > 0, len(request.message.prompt).bit_length()
+def _kind(request: LiveRequest, name: str) -> _Kind:
+    message = request.message
+    return message.sampling.temperature > 0, len(message.prompt).bit_length(), frozenset(request.used) - {name}
 
 
 class Record:
@@ -61,28 +66,39 @@ class Record:
         """The tokens that it brought to requests of a kind."""
         return self._by_kind.setdefault(kind, Brought())
 
-    def speed(self, share: float, requests: int) -> float:
+    @property
+    def price(self) -> tuple[bool, float]:
+        """Orders sources by their cost: those whose cost is unknown come last."""
+        return not self.cost.known, self.cost.seconds
+
+    def speed(self, share: float, requests: int, others_s: float = 0.0) -> float:
         """Tokens per second with the source in one of ``requests``, over those without it.
 
         Args:
             share: extra tokens that it brings, for each other one.
+            others_s: how much longer a step takes for the other costly sources of that request.
         """
-        return (1.0 + share / requests) / self._slower(requests)
+        return (1.0 + share / requests) / self._slower(requests, others_s)
 
-    def _slower(self, requests: int) -> float:
+    def _slower(self, requests: int, others_s: float) -> float:
         step_s = self.cost.without_s(requests)
-        return 1.0 + self.cost.seconds / step_s if step_s else 1.0
+        return 1.0 + self.cost.seconds / (step_s + others_s) if step_s else 1.0
 
-    def decide(self, kind: _Kind, requests: int, now: float, *, may_try: bool) -> Use | None:
+    def pays(self, kind: _Kind, requests: int, others_s: float = 0.0) -> bool:
+        """Whether a request is expected to be faster with the source, by more than the noise."""
+        return self.speed(self.brought(kind).share(self._all), requests, others_s) > _LEAST_GAIN
+
+    def decide(self, kind: _Kind, requests: int, now: float, *, may_try: bool, others_s: float = 0.0) -> Use | None:
         """Whether the next request uses the source.
 
         Args:
             requests: decoded at once, this one included.
             now: seconds.
             may_try: whether a trial is possible. Two in one request would say little about either.
+            others_s: as in ``speed``.
         """
         self._since += 1
-        pays = self.speed(self.brought(kind).share(self._all), requests) > _LEAST_GAIN
+        pays = self.pays(kind, requests, others_s)
         if pays and self.cost.known:
             self._every = _TRY_EVERY
             return None if self._since % _WITHOUT_EVERY == 0 else Use(trial=False)
@@ -102,25 +118,32 @@ class Record:
         self._since, self._tried_at = 0, now
         return Use(trial=True)
 
-    def hopeless(self, use: Use, kind: _Kind, requests: int) -> bool:
-        """Whether a request should use the source no longer."""
+    def hopeless(self, use: Use, kind: _Kind, requests: int, others_s: float = 0.0) -> float | None:
+        """The speed with the source over that without it, if a request should use it no longer; None: it should."""
         if use.steps % _JUDGE_EVERY or not use.steps or (use.drafts < _FEWEST_DRAFTS and use.steps < _MOST_SILENT):
-            return False
-        if use.trial and not self.cost.known:
-            return not use.brought.part or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
+            return None
         # A trial counts by itself: the gain may have changed.
         share = use.brought.share(None if use.trial else self.brought(kind))
-        return self.speed(share, requests) < 1.0
+        speed = self.speed(share, requests, others_s)
+        if use.trial and not self.cost.known:
+            gone = not use.brought.part or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
+        else:
+            gone = speed < 1.0
+        return speed if gone else None
+
+    def learn(self, use: Use, kind: _Kind) -> None:
+        """Learn from a use that has ended, or goes on beside other sources."""
+        self.brought(kind).learn(use.brought.part, use.brought.whole)
+        self._all.learn(use.brought.part, use.brought.whole)
 
     def ended(self, use: Use, kind: _Kind) -> None:
         """Learn from a use that has ended."""
-        self.brought(kind).learn(use.brought.part, use.brought.whole)
-        self._all.learn(use.brought.part, use.brought.whole)
+        self.learn(use, kind)
         self.trials -= use.trial
 
-    def why(self, kind: _Kind, requests: int) -> str:
+    def why(self, kind: _Kind, requests: int, others_s: float = 0.0) -> str:
         """Its gain and cost, for the answer's report."""
-        more, slower = self.brought(kind).share(self._all), self._slower(requests) - 1.0
+        more, slower = self.brought(kind).share(self._all), self._slower(requests, others_s) - 1.0
         return f"{100 * more:.0f} % more tokens, steps {100 * slower:.0f} % longer"
 
 
@@ -142,16 +165,36 @@ class CostlySources:
             requests: decoded at once, this one included.
             now: seconds.
         """
-        for name in costly(request.message.plan):
-            record = self._records.setdefault(name, Record())
+        wanted = {name: self._records.setdefault(name, Record()) for name in costly(request.message.plan)}
+        for name, record in sorted(wanted.items(), key=lambda each: each[1].price):
             tried = any(use.trial for use in request.used.values())
-            use = record.decide(_kind(request), requests, now, may_try=not tried)
+            kind, others_s = _kind(request, name), self._cost_s(request.used)
+            use = record.decide(kind, requests, now, may_try=not tried, others_s=others_s)
             if use is None:
                 self._leave_out(request, name, requests, "too_costly")
             else:
-                self._count(name, "trial" if use.trial else "pays")
                 record.trials += use.trial
                 request.used[name] = use
+        self._leave_out_needless(request, requests)
+        for name, use in request.used.items():
+            self._count(name, "trial" if use.trial else "pays")
+        # Asked in this order.
+        models = [name for name in request.used if runs_model(name)]
+        request.sources = (*(name for name in request.sources if name not in models), *models)
+
+    def _leave_out_needless(self, request: LiveRequest, requests: int) -> None:
+        """Leave out those that do not pay beside dearer ones, which were decided on later."""
+        if len(request.used) < 2 or any(use.trial for use in request.used.values()):
+            return
+        for name in tuple(request.used):
+            others_s = self._cost_s(request.used, without=name)
+            if not self._records[name].pays(_kind(request, name), requests, others_s):
+                del request.used[name]
+                self._leave_out(request, name, requests, "too_costly")
+
+    def _cost_s(self, names: Iterable[str], *, without: str = "") -> float:
+        """How many seconds longer a step takes with these sources."""
+        return sum(self._records[name].cost.seconds for name in names if name != without)
 
     def learn_pass(self, batch: Sequence[LiveRequest], seconds: float, *, idle: bool) -> None:
         """Learn the cost of sources from a pass without prompts.
@@ -160,10 +203,13 @@ class CostlySources:
             seconds: from the end of the pass before to its end.
             idle: nobody drafted meanwhile.
         """
+        units = {name: 0 if idle else sum(name in request.used for request in batch) for name in self._records}
+        costs = {name: self._records[name].cost.seconds * count for name, count in units.items()}
         for name, record in self._records.items():
-            units = 0 if idle else sum(name in request.used for request in batch)
-            mean_s = record.cost.without_s(len(batch)) or seconds
-            record.cost.learn(requests=len(batch), units=units, seconds=seconds, pass_s=mean_s)
+            # What the others are known to cost is none of its own.
+            own_s = max(0.0, seconds - (sum(costs.values()) - costs[name]))
+            mean_s = record.cost.without_s(len(batch)) or own_s
+            record.cost.learn(requests=len(batch), units=units[name], seconds=own_s, pass_s=mean_s)
 
     def learn_step(self, request: LiveRequest, committed: Sequence[int], accepted: int) -> None:
         """Learn the gain of a request's sources from a step, before it is committed.
@@ -174,26 +220,40 @@ class CostlySources:
         for name, use in request.used.items():
             reached = 0
             if accepted:
-                others = (each.tree for each in request.drafts() if each.draft.group != name)
-                reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
+                others = [each.tree for each in request.drafts() if each.draft.group != name]
+                reached = reach(others, committed[:accepted], name)
             use.steps += 1
             use.brought.learn(accepted - reached, len(committed) - (accepted - reached))
-            model = SOURCES[name].kind == "model"
+            model = runs_model(name)
             use.drafts = sum(box.received[name] if model else box.received.total() for box in request.mailboxes.values())
 
     def given_up(self, request: LiveRequest, requests: int) -> tuple[str, ...]:
-        """Give up the request's hopeless sources. Returns their names."""
-        kind = _kind(request)
-        gone = [name for name, use in request.used.items() if self._records[name].hopeless(use, kind, requests)]
-        for name in gone:
-            self._records[name].ended(request.used.pop(name), kind)
-            self._leave_out(request, name, requests, "given_up")
-        return tuple(gone)
+        """Give up the request's least useful source, if it is hopeless. Returns its name.
+
+        One at a time: what the others add without it is not known yet.
+        """
+        speeds: dict[str, float] = {}
+        for name, use in request.used.items():
+            others_s = self._cost_s(request.used, without=name)
+            speed = self._records[name].hopeless(use, _kind(request, name), requests, others_s)
+            if speed is not None:
+                speeds[name] = speed
+        if not speeds:
+            return ()
+        gone = min(speeds, key=lambda name: speeds[name])
+        for name, use in request.used.items():
+            self._records[name].learn(use, _kind(request, name))
+        use = request.used.pop(gone)
+        self._records[gone].trials -= use.trial
+        self._leave_out(request, gone, requests, "given_up")
+        for name, other in request.used.items():
+            request.used[name] = Use(trial=other.trial)
+        return (gone,)
 
     def end(self, request: LiveRequest) -> None:
         """Learn from a request that has ended."""
         for name, use in request.used.items():
-            self._records[name].ended(use, _kind(request))
+            self._records[name].ended(use, _kind(request, name))
         request.used.clear()
 
     def _count(self, name: str, reason: str) -> None:
@@ -203,7 +263,8 @@ class CostlySources:
     def _leave_out(self, request: LiveRequest, name: str, requests: int, reason: str) -> None:
         self._count(name, reason)
         request.sources = tuple(each for each in request.sources if each != name)
-        request.note_switch(f"without {name}: {self._records[name].why(_kind(request), requests)}")
+        others_s = self._cost_s(request.used, without=name)
+        request.note_switch(f"without {name}: {self._records[name].why(_kind(request, name), requests, others_s)}")
 
 
 def costly(plan: Plan) -> tuple[str, ...]:
@@ -211,18 +272,21 @@ def costly(plan: Plan) -> tuple[str, ...]:
     return tuple(
         name
         for name in (plan.sources if plan.speculates else ())
-        if (spec := SOURCES.get(name)) is not None
+        if (spec := spec_of(name)) is not None
         and (spec.kind == "model" or (plan.strategy == AUTO and (spec.retrieval or spec.layers)))
     )
 
 
-def reach(tree: TokenTree, tokens: Sequence[int], without: str) -> int:
-    """How many of ``tokens`` lie on a path from the root without nodes of one source."""
-    below, node = children(tree), ROOT
+def reach(trees: Iterable[TokenTree], tokens: Sequence[int], without: str) -> int:
+    """How many of ``tokens`` the trees hold together, if the nodes of one source are left out.
+
+    A node that stands in another tree as another source's is that one's, too.
+    """
+    at = [(tree, children(tree), ROOT) for tree in trees]
     for count, token in enumerate(tokens):
-        named = (child for child in below.get(node, ()) if tree.tokens[child] == token and tree.sources[child] != without)
-        found = next(named, None)
-        if found is None:
+        at = [
+            (tree, below, child) for tree, below, node in at for child in below.get(node, ()) if tree.tokens[child] == token
+        ]
+        if all(tree.sources[node] == without for tree, _, node in at):
             return count
-        node = found
     return len(tokens)

@@ -171,10 +171,13 @@ class DraftWait:
                 if not groups or not self._drafting.connected(origin):
                     continue
                 expected = request.expected()
-                for group, at in groups.items():
-                    gain = mailbox.worth(group).of(late=False) - expected
+                for group, at in sorted(groups.items(), key=lambda each: self._typical_s(origin, each[0])):
+                    worth = mailbox.worth(group).of(late=False)
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
-                    asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
+                    gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
+                    asked.setdefault((origin, group), []).append((at, gain))
+                    # Of several that are missing, a later one is worth what it brings beyond the earlier ones.
+                    expected = max(expected, worth)
         found: dict[_Group, Missing] = {}
         present, alone = now(), self._budget.seconds(load)
         for name, each in asked.items():
@@ -184,6 +187,9 @@ class DraftWait:
             left = self._drafting.experience_of(*name).left(present - max(at for at, _ in each))
             found[name] = Missing(left=left, tokens=tokens, seconds=rows_s)
         return found
+
+    def _typical_s(self, origin: str, group: str) -> float:
+        return self._drafting.experience_of(origin, group).typical_s
 
 
 def _tokens(batch: Iterable[LiveRequest]) -> float:

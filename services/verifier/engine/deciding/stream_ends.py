@@ -6,10 +6,11 @@ that the path ends there, is more than their cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from services.verifier.engine.deciding.asking import Prices
 from services.verifier.model.target_port import StreamSpec
+from speculation.sources import kind_of
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
@@ -17,6 +18,8 @@ from speculation.types import TokenTree
 MOST_ENDS = 3
 # After so many steps without streams, the likeliest row has some all the same: drafts may be better now, or rows cheaper.
 EXPLORE_EVERY = 16
+# The kind of source that drafts from streams.
+_STREAMING = "streaming"
 
 
 def likely_ends(tree: TokenTree, chances: Sequence[float]) -> list[tuple[int, float]]:
@@ -29,6 +32,11 @@ def likely_ends(tree: TokenTree, chances: Sequence[float]) -> list[tuple[int, fl
     for parent, chance in zip(tree.parents, chances, strict=True):
         rest[parent] -= chance
     return sorted(rest.items(), key=lambda end: -end[1])
+
+
+def stream_source(sources: Iterable[str]) -> str:
+    """The source that drafts from streams; empty: none does."""
+    return next((name for name in sources if kind_of(name) == _STREAMING), "")
 
 
 def choose_ends(

@@ -38,6 +38,9 @@ class Speculation(Declared):
         description="paper: each step waits for a draft and checks all of it; measured: as far as that pays; unset: "
         "measured for auto and blend, paper for other strategies",
     )
+    drafter: str | None = Field(
+        None, max_length=64, description="the model that drafts, by its name; unset: a rule names one, or all that pay draft"
+    )
     group: str | None = Field(
         None,
         max_length=limits.MAX_GROUP_CHARACTERS,
