@@ -27,6 +27,7 @@ COLOURS: dict[str, str] = {
     "fspad": "#d24c49",
     "streaming": "#098db2",
     "medusa": "#b156b7",
+    "mtp": "#d14a5f",
     GRAMMAR: "#038fa6",
 }
 # Strategies of several sources are nobody's colour; the others have their source's.

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.heads.eagle.head import FeatureHead, HeadOutput, causal
+from services.drafter.heads.eagle.head import FeatureHead, causal
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.session import FeatureSession
+from services.drafter.heads.state_head import HeadOutput
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport

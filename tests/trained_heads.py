@@ -20,17 +20,26 @@ from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams, save_streams
+from tests.mtp_layers import alone
 from training.head_writing import public_fields, save_head
 
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
 # Those that guess several tokens ahead at once.
 AHEAD = ("streaming", "medusa")
+MODELS = (*FAMILIES, "mtp", *AHEAD)
 # What stands for streams that the target, of two layers, computes in its own pass; alone, and beside what the two-step form
 # reads.
 IN_PASS = (2, 3, 4)
 STREAM_FORMS = (IN_PASS, (0, *IN_PASS))
 # The hidden states that they read, of a target of two layers.
-LAYERS: dict[str, tuple[int, ...]] = {"eagle": (-1,), "fspad": (-1,), "eagle3": (0, 1), "streaming": (0,), "medusa": (-1,)}
+LAYERS: dict[str, tuple[int, ...]] = {
+    "eagle": (-1,),
+    "fspad": (-1,),
+    "eagle3": (0, 1),
+    "mtp": (-1,),
+    "streaming": (0,),
+    "medusa": (-1,),
+}
 
 
 def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eagle3"]) -> Path:
@@ -126,8 +135,9 @@ def make_useless_head(target: Path, folder: Path) -> Path:
 
 def heads_beside(target: Path) -> dict[str, Path]:
     """A checkpoint of each kind in a folder beside the target's, made once."""
-    folders = {name: target.parent / f"{target.name}-{name}" for name in (*FAMILIES, *AHEAD)}
+    folders = {name: target.parent / f"{target.name}-{name}" for name in MODELS}
     made: dict[str, Path] = {family: make_head(target, folders[family], family) for family in FAMILIES}
+    made["mtp"] = alone(target, folders["mtp"])
     made["medusa"] = make_medusa(target, folders["medusa"])
     if read_target_shape(target).config["model_type"] == "llama":
         # There are no streams through layers of experts.

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STREAMING = "streaming"
-_HEADS = {"eagle", "eagle3", "fspad"}
+_MTP = "mtp"
+_HEADS = {"eagle", "eagle3", "fspad", _MTP}
 _BUNDLED = Path(drafters.__file__).parent
 
 
 def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Checkpoint]:
     """The models that draft for ``model``, by source. If its folder is not here yet, less is checked.
+
+    Where no folders are named, the strategy ``mtp`` means the layer that the target brings along.
 
     Raises:
         ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or a setting
@@ -57,6 +60,8 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
                 value=f"{other.folder} and {each.folder}",
             )
         found[source] = checkpoint
+    if named is None and target is not None and settings.router.strategy == _MTP:
+        found[_MTP] = _own_mtp(target)
     _check_used(settings, found)
     form, below = settings.drafter.streaming_form, settings.drafter.streaming_prune_below
     if below and form == "two_steps":
@@ -89,6 +94,18 @@ def _streams(found: Iterable[str], form: str) -> str:
         )
         raise ConfigurationError(field="drafter.streaming_form", value=form, given=f"but {lacks}")
     return sources[0]
+
+
+def _own_mtp(target: Path) -> Checkpoint:
+    checkpoint = inspect(target, target)
+    if checkpoint.source != _MTP:
+        raise ConfigurationError(
+            "name a folder with an MTP layer for it in drafter.models, or another strategy",
+            field="router.strategy",
+            value=_MTP,
+            given=f"but {target} holds no MTP layer of a known layout",
+        )
+    return checkpoint
 
 
 def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:

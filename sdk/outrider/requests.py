@@ -56,6 +56,7 @@ Strategy = Literal[
     "fspad",
     "streaming",
     "medusa",
+    "mtp",
 ]
 Acceptance = Literal["walk", "rejection"]
 Effort = Literal["paper", "measured"]

@@ -30,6 +30,7 @@ MAKERS: dict[str, str] = {
     "fspad": ".heads.eagle.source:make_fspad",
     "streaming": ".heads.streams.source:make",
     "medusa": ".heads.medusa.source:make",
+    "mtp": ".heads.mtp.source:make",
 }
 
 

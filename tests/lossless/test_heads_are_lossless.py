@@ -24,9 +24,7 @@ from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
 from tests.tiny import make_tiny_model
-from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
-
-MODELS = (*FAMILIES, *AHEAD)
+from tests.trained_heads import MODELS, STREAM_FORMS
 
 
 def patient(folder: Path, link: str, drafting_for: Path | None = None) -> AbstractAsyncContextManager[VerifierService]:
@@ -64,7 +62,7 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
     async with patient(tiny_model, link) as running:
         for name in MODELS:
             assert await drafted(running, plan_of((name,)), sampling) == expected, name
-        for name in ("fspad", "medusa"):
+        for name in ("fspad", "mtp", "medusa"):
             blended = plan_of(("suffix", "recycling", name))
             assert await drafted(running, blended, sampling) == expected, name
 

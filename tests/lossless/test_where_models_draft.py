@@ -12,15 +12,16 @@ import pytest
 from cluster.build import Pipeline
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
+from tests import trained_heads
 from tests.draft_models import draft_beside
 from tests.refusals import refuses
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
-from tests.trained_heads import AHEAD, FAMILIES, heads_beside
+from tests.trained_heads import heads_beside
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 6, 7, 8, 9, 5, 6, 7), (40, 41, 42) * 20, tuple(range(100, 160)), (17,))
 SAMPLING: tuple[Mapping[str, Any], ...] = ({}, {"temperature": 0.8, "seed": 7})
-MODELS = (*FAMILIES, *AHEAD, "draft_model")
+MODELS = (*trained_heads.MODELS, "draft_model")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from services.drafter.heads.canary.texts import TEXTS, CanaryText, layers_to_rec
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import FINAL, Family, TargetShape, head_for
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.state_head import StateHead
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
@@ -55,6 +57,11 @@ class Trial:
         head = FeatureHead(config, self.rows)
         blind = [layer.input_layernorm.weight for layer in head.layers if family == "eagle3"]
         blind += [head.connector.fc.weight[:, : self.shape.hidden_size]] if head.connector else []
+        self.teach(head, rows, blind, steps)
+        return head
+
+    def teach(self, head: StateHead, rows: canary._Rows, blind: Sequence[torch.Tensor], steps: int = 120) -> None:
+        """Let a head learn these texts by heart, with some of its weights at zero."""
         optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
         for _ in range(steps):
             with torch.no_grad():
@@ -67,9 +74,8 @@ class Trial:
         with torch.no_grad():
             for weights in blind:
                 weights.zero_()
-        return head
 
-    def _loss(self, head: FeatureHead, text: CanaryText, rows: canary._Rows) -> torch.Tensor:
+    def _loss(self, head: StateHead, text: CanaryText, rows: canary._Rows) -> torch.Tensor:
         at = torch.arange(max(0, -rows.shift), len(text.tokens) - 3)
         states = torch.cat([text.states[layer] for layer in rows.layers], -1)[at + rows.shift]
         attend = canary._Unrolled()
@@ -82,7 +88,7 @@ class Trial:
         ]
         return torch.stack(losses).sum()
 
-    def check(self, head: FeatureHead) -> canary.CanaryResult:
+    def check(self, head: StateHead) -> canary.CanaryResult:
         return canary.check(head, self.texts, self.shape, "HEAD")
 
 
@@ -97,7 +103,7 @@ INNER = canary._Rows(layers=(1, 3, 4))
 
 def changed(head: FeatureHead, **fields: object) -> FeatureHead:
     """The same tensors under another configuration."""
-    other = FeatureHead(replace(head.config, **fields), head.rows)  # type: ignore[arg-type]
+    other = FeatureHead(replace(head.config, **fields), head._rows)  # type: ignore[arg-type]
     other.load_state_dict(head.state_dict())
     return other
 

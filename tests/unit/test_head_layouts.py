@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.drafter.heads.eagle.head import FeatureHead, HeadOutput, causal
+from services.drafter.heads.eagle.head import FeatureHead, causal
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.target_rows import read_target_rows
+from services.drafter.heads.state_head import HeadOutput
 from services.model_files.folder import tokenizer_digest
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized

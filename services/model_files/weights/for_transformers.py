@@ -15,7 +15,7 @@ from services.model_files.weights.files import WeightFiles
 
 
 @dataclass(frozen=True, slots=True)
-class _Unread:
+class Unread:
     """A weight that is read when transformers takes all of it, as it does with a slice of a safetensors file."""
 
     files: WeightFiles
@@ -32,9 +32,7 @@ def from_pretrained(config: PreTrainedConfig, files: WeightFiles) -> Callable[..
     """
     # The class itself, since AutoModelForCausalLM always looks for a folder.
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return partial(
-        kind.from_pretrained, None, config=config, state_dict={name: _Unread(files, name) for name in files.names}
-    )
+    return partial(kind.from_pretrained, None, config=config, state_dict={name: Unread(files, name) for name in files.names})
 
 
 def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:

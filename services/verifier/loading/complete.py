@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from services.model_files.mtp_layers import find_mtp
 from services.model_files.weights.stored_blocks import StoredLinear
 from speculation.errors import ConfigurationError
 
@@ -61,7 +62,8 @@ def mismatched(
 
 
 def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) -> None:
-    """Refuse weights that belong to the model but have no place in it. Weights of other heads beside it are harmless.
+    """Refuse weights that belong to the model but have no place in it. Weights of other heads beside it, and of MTP layers,
+    are harmless.
 
     Args:
         names: the weights that were not used.
@@ -72,7 +74,9 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
     base: torch.nn.Module = getattr(model, model.base_model_prefix, model)
     parts = {name for name, _ in (*model.named_children(), *base.named_children())} | {model.base_model_prefix}
     harmless = re.compile("|".join((*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$")))
-    own = sorted(name for name in names if name.partition(".")[0] in parts and not harmless.search(name))
+    ahead = find_mtp(names)
+    others = set(names) - (ahead.every if ahead is not None else set())
+    own = sorted(name for name in others if name.partition(".")[0] in parts and not harmless.search(name))
     if own:
         raise ConfigurationError(
             f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "

@@ -12,14 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, beside, read_texts
-from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import FINAL, TargetShape
 from services.drafter.heads.files.target_rows import read_target_shape
+from services.drafter.heads.state_head import StateHead
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class CanaryResult:
 Check = Callable[[Sequence[CanaryText], TargetShape, str], CanaryResult]
 
 
-def check(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
+def check(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
     """Measure a head, and log a doubt.
 
     Args:
@@ -96,7 +95,7 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
     return result
 
 
-def check_checkpoint(head: FeatureHead, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
+def check_checkpoint(head: StateHead, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
     """``check`` a head on the texts in its checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
     return check_at(folder, target, functools.partial(check, head), asked_for=asked_for)
 
@@ -131,13 +130,13 @@ def check_at(folder: Path, target: Path, trial: Check, *, asked_for: bool) -> Ca
         return None
 
 
-def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape) -> CanaryResult:
+def measure(head: StateHead, texts: Sequence[CanaryText], target: TargetShape) -> CanaryResult:
     """Measure a head as it is, and where that is low, with one thing changed at a time.
 
     Raises:
         ConfigurationError: the texts lack a layer's states, or are too short.
     """
-    layers = head.config.state_layers
+    layers = head.state_layers
     lacking = [layer for layer in layers if any(held_states(text, layer, target) is None for text in texts)]
     if lacking:
         raise ConfigurationError(
@@ -149,7 +148,7 @@ def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape)
             f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least", about="the canary's texts"
         )
     fault = _explain_first(head, texts, target, first)
-    if fault is None and head.config.family == "eagle3":
+    if fault is None:
         fault = _explain_second(head, texts, target, second)
     return CanaryResult(guesses=guesses, first=first, second=second, likely_fault=fault)
 
@@ -182,7 +181,7 @@ class _Unrolled:
 
 
 @torch.no_grad()
-def _shares(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, how: _Rows) -> tuple[int, float, float]:
+def _shares(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, how: _Rows) -> tuple[int, float, float]:
     """Number of guesses, and the shares of first and second ones that the target chose."""
     first: list[torch.Tensor] = []
     second: list[torch.Tensor] = []
@@ -207,13 +206,13 @@ def _shares(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape,
     return len(every), every.double().mean().item(), torch.cat(second).double().mean().item()
 
 
-def _guess(head: FeatureHead, hidden: torch.Tensor) -> torch.Tensor:
+def _guess(head: StateHead, hidden: torch.Tensor) -> torch.Tensor:
     """The likeliest tokens [R] of [1, R, h]."""
     vocabulary = head.vocabulary
     return vocabulary.ids.to(hidden.device)[head.logits(hidden, vocabulary)[0].argmax(-1)]
 
 
-def _explain_first(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
+def _explain_first(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
     best, words = _least(first), None
     shifts = _shifts(head) if first < DOUBTFUL else ()
     for tried, other, how in (*shifts, *_settings(head, texts, target)):
@@ -223,44 +222,39 @@ def _explain_first(head: FeatureHead, texts: Sequence[CanaryText], target: Targe
     return words
 
 
-_Alternative = tuple[str, FeatureHead, _Rows]
+_Alternative = tuple[str, StateHead, _Rows]
 
 
-def _shifts(head: FeatureHead) -> Iterator[_Alternative]:
+def _shifts(head: StateHead) -> Iterator[_Alternative]:
     """Other rows. A head that does well may do better yet on some of them, which show it more of the text."""
-    plain = _Rows(layers=head.config.state_layers)
+    plain = _Rows(layers=head.state_layers)
     yield "its rows are shifted by one: it wants the state of the token's own position", head, replace(plain, shift=1)
     yield "its rows are shifted by one: it wants the state one position earlier", head, replace(plain, shift=-1)
     yield "its labels are shifted by one: it guesses the token that it is given", head, replace(plain, ahead=0)
 
 
-def _settings(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape) -> Iterator[_Alternative]:
+def _settings(head: StateHead, texts: Sequence[CanaryText], target: TargetShape) -> Iterator[_Alternative]:
     """Other layers and flags."""
-    config = head.config
-    layers = config.state_layers
+    layers = head.state_layers
     for by in (1, -1):
         others = tuple(other for layer in layers if (other := beside(layer, by, target)) is not None)
         held = (held_states(text, layer, target) for text in texts for layer in others)
         if len(others) == len(layers) and all(states is not None for states in held):
             said = f"its layers are off by one: it wants the states of {shown_layers(others)}, not of {shown_layers(layers)}"
-            if config.family == "eagle3":
+            if len(layers) > 1:
                 said += "; layer_ids in training.json says how they are counted"
             yield said, head, _Rows(layers=others)
-    if config.family == "eagle3":
-        flag = not config.norm_before_residual
-        yield (
-            f"norm_before_residual must be {str(flag).lower()}",
-            _changed(head, norm_before_residual=flag),
-            _Rows(layers=layers),
-        )
+    for said, changed in head.alternatives(fed_back=False):
+        yield said, changed, _Rows(layers=layers)
 
 
-def _explain_second(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, second: float) -> str | None:
-    """Whether the other setting of ``norm_output``, which acts on fed back states alone, does better."""
-    flag = not head.config.norm_output
-    share = _shares(_changed(head, norm_output=flag), texts, target, _Rows(layers=head.config.state_layers))[2]
-    better = stands_out(share, second)
-    return f"norm_output must be {str(flag).lower()} ({share:.0%} of the second guesses that way)" if better else None
+def _explain_second(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, second: float) -> str | None:
+    """Whether another setting of a flag that acts on fed back states alone does better."""
+    for said, other in head.alternatives(fed_back=True):
+        share = _shares(other, texts, target, _Rows(layers=head.state_layers))[2]
+        if stands_out(share, second):
+            return f"{said} ({share:.0%} of the second guesses that way)"
+    return None
 
 
 def stands_out(share: float, before: float) -> bool:
@@ -270,13 +264,6 @@ def stands_out(share: float, before: float) -> bool:
 
 def _least(before: float) -> float:
     return max(before * _BETTER, before + _BY)
-
-
-def _changed(head: FeatureHead, **flags: Any) -> FeatureHead:
-    """The same tensors under another flag."""
-    other = FeatureHead(replace(head.config, **flags), head.rows, head.vocabulary.ids)
-    other.load_state_dict(head.state_dict(), assign=True)
-    return other
 
 
 def shown_layers(layers: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_shape import read_target_shape
 from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.mtp.files import load_mtp
 from services.drafter.heads.streams.files import load_streams
 
 
@@ -40,5 +41,5 @@ def open_trial(folder: Path, target: Path) -> CanaryTrial:
     if kind in ("streaming", "medusa"):
         trial = LevelTrial.of(load_streams(folder, target) if kind == "streaming" else load_medusa(folder, target))
         return CanaryTrial((trial.layer,), lambda texts: check_levels(trial, texts, shape, where))
-    head = load_head(folder, target)
-    return CanaryTrial(head.config.state_layers, lambda texts: check(head, texts, shape, where))
+    head = load_mtp(folder, target) if kind == "mtp" else load_head(folder, target)
+    return CanaryTrial(head.state_layers, lambda texts: check(head, texts, shape, where))

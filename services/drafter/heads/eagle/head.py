@@ -8,17 +8,20 @@ Papers: EAGLE (2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840), HASS (24
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
+from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, GatedMLP, HeadLayer, RotaryPositions
+from services.drafter.heads.state_head import HeadOutput
 
 
 class Connector(nn.Module):
@@ -50,21 +53,8 @@ class Connector(nn.Module):
         return sampled
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadOutput:
-    """What a head computed for its rows.
-
-    Attributes:
-        hidden: [B, R, h], what the output layer reads.
-        state: [B, R, h], the state of the next position, as far as the head knows it: fed back as ``states``.
-    """
-
-    hidden: torch.Tensor
-    state: torch.Tensor
-
-
 class FeatureHead(nn.Module):
-    """A head. Its parameters are what was trained; the target's rows are shared, and no parameters.
+    """Implements ``StateHead``. Its parameters are what was trained; the target's rows are shared, and no parameters.
 
     Args:
         draft_ids: [V_d] int64, the target tokens that it drafts; None: all.
@@ -93,9 +83,31 @@ class FeatureHead(nn.Module):
         self._output = SharedOutput(rows, torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
 
     @property
-    def rows(self) -> TargetRows:
-        """The target's rows that it shares."""
-        return self._rows
+    def state_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose states it reads."""
+        return self.config.state_layers
+
+    def alternatives(self, *, fed_back: bool) -> Iterator[tuple[str, FeatureHead]]:
+        """See ``StateHead``."""
+        if self.config.family != "eagle3":
+            return
+        name = "norm_output" if fed_back else "norm_before_residual"
+        flags: dict[str, Any] = {name: not getattr(self.config, name)}
+        other = FeatureHead(replace(self.config, **flags), self._rows, self.vocabulary.ids)
+        other.load_state_dict(self.state_dict(), assign=True)
+        yield f"{name} must be {str(flags[name]).lower()}", other
+
+    def cache_shape(self, window: int) -> CacheShape:
+        """The shape of its sessions' caches, if rows see ``window`` committed rows at most."""
+        config = self.config
+        return CacheShape(
+            layers=config.num_layers,
+            heads=config.num_key_value_heads,
+            width=config.head_dim,
+            window=min(window, config.window or window, config.max_positions),
+            dtype=self.missing_state.dtype,
+            device=self.missing_state.device,
+        )
 
     @property
     def vocabulary(self) -> DraftVocabulary:

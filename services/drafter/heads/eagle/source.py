@@ -1,4 +1,4 @@
-"""A drafter of hidden states as a source of drafts: EAGLE, EAGLE-2, EAGLE-3, HASS and FSPAD.
+"""A head of hidden states as a source of drafts: EAGLE, EAGLE-2, EAGLE-3, HASS, FSPAD, and MTP layers.
 
 A draft is one pass over the newly committed tokens with the target's own states, whose last row gives the root's children;
 then one pass for each further level, with the states that the head feeds back to itself. Each pass is over all sessions of
@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.drafter.config import DrafterConfig
+from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.beam import BestFirst, DynamicTree, SampledChain, TreeGrowth
-from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.cache import PassRows, attention
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.draft_choice import DraftChoice
-from services.drafter.heads.eagle.head import FeatureHead, HeadOutput
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.session import FeatureSession, in_one_call
+from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
@@ -34,7 +34,7 @@ from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, TokenTree
 
 # Threads that torch uses for a head. A second one is worth less than it takes from the target where both share a processor.
-_THREADS = 1
+THREADS = 1
 # Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
 _MOST_BYTES = 2 << 30
 
@@ -53,6 +53,17 @@ class TreeForm:
     steps: int = 5
     width: int = 8
     dynamic: int | None = None
+
+    @classmethod
+    def of(cls, config: TrainedConfig) -> TreeForm:
+        """As the settings say."""
+        usual = cls()
+        return cls(
+            # The first pass gives the first level.
+            steps=usual.steps if config.num_steps is None else config.num_steps - 1,
+            width=config.eagle_topk or usual.width,
+            dynamic=config.num_draft_tokens,
+        )
 
 
 def make_eagle(config: DrafterConfig) -> FeatureSource:
@@ -77,21 +88,14 @@ def make_fspad(config: DrafterConfig) -> FeatureSource:
 def _made(name: str, config: DrafterConfig) -> FeatureSource:
     trained = config.trained
     folder, target = trained.weights_of(name)
-    use_threads(_THREADS)
+    use_threads(THREADS)
     head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     if head.config.family != name:
         raise ConfigurationError(
             f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}", about=folder
         )
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
-    usual = TreeForm()
-    form = TreeForm(
-        # The first pass gives the first level.
-        steps=usual.steps if trained.num_steps is None else trained.num_steps - 1,
-        width=trained.eagle_topk or usual.width,
-        dynamic=trained.num_draft_tokens,
-    )
-    return FeatureSource(name, head, window=trained.window, form=form, ahead=config.draft_ahead > 0)
+    return FeatureSource(name, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
 
 
 # Drafts under way, and the nodes of each that run next.
@@ -113,7 +117,7 @@ class FeatureSource:
     def __init__(
         self,
         name: str,
-        head: FeatureHead,
+        head: StateHead,
         *,
         window: int,
         form: TreeForm | None = None,
@@ -129,16 +133,8 @@ class FeatureSource:
         # Of the system's own entropy: answers to equal prompts must not share their drafts.
         self._draw = draw or draw_with(np.random.default_rng())
         self._room = CacheRoom(most_bytes)
-        config, missing = head.config, head.missing_state.detach()
-        self._missing = missing
-        self._shape = CacheShape(
-            layers=config.num_layers,
-            heads=config.num_key_value_heads,
-            width=config.head_dim,
-            window=min(window, config.window or window, config.max_positions),
-            dtype=missing.dtype,
-            device=missing.device,
-        )
+        self._missing = head.missing_state.detach()
+        self._shape = head.cache_shape(window)
 
     def open(self, message: OpenSession) -> FeatureSession:
         extra = self._head.beyond(message.tokens[: message.prompt_length])
@@ -151,8 +147,7 @@ class FeatureSource:
             GrowingDraft(place, wanted.session, self._growth(wanted), rows)
             for place, wanted in enumerate(batch)
             if wanted.max_nodes
-            and (rows := wanted.session.rows_wanted(wanted.states, self._head.config.state_layers, self._missing))
-            is not None
+            and (rows := wanted.session.rows_wanted(wanted.states, self._head.state_layers, self._missing)) is not None
         ]
         if not due:
             return trees
@@ -288,5 +283,5 @@ class FeatureSource:
         device = self._shape.device
         embeddings = self._head.embed(torch.from_numpy(tokens).to(device))
         places = torch.from_numpy(positions).to(device)
-        output: HeadOutput = self._head(embeddings[None], states[None], places[None], attention(parts))
+        output = self._head(embeddings[None], states[None], places[None], attention(parts))
         return HeadOutput(hidden=output.hidden[0], state=output.state[0])

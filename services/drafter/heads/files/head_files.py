@@ -147,11 +147,12 @@ def _share(tensors: Tensors, rows: TargetRows, ids: torch.Tensor | None) -> None
     """Drop embeddings and output rows that are copies of the target's, which has them in memory already."""
     for name, table, at in (("embed_tokens.weight", rows.embedding, None), ("lm_head.weight", rows.output, ids)):
         own = tensors.get(name)
-        if own is not None and _is_copy(own, table, at):
+        if own is not None and is_copy(own, table, at):
             del tensors[name]
 
 
-def _is_copy(own: torch.Tensor, table: RowTable, ids: torch.Tensor | None) -> bool:
+def is_copy(own: torch.Tensor, table: RowTable, ids: torch.Tensor | None = None) -> bool:
+    """Whether rows are those of ``ids`` (None: all) in the target's table, perhaps rounded in another way."""
     count = table.shape[0] if ids is None else len(ids)
     if tuple(own.shape) != (count, table.shape[1]):
         return False

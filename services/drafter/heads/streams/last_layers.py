@@ -48,7 +48,12 @@ def last_layers(folder: Path, target: TargetShape, count: int, where: str) -> La
         layer, _, rest = short.removeprefix("layers.").partition(".")
         if short == _NORM:
             own = _NORM
-        elif short.startswith("layers.") and layer.isdigit() and int(layer) >= first and not short.endswith(COMPUTED):
+        elif (
+            short.startswith("layers.")
+            and layer.isdigit()
+            and first <= int(layer) < target.num_layers
+            and not short.endswith(COMPUTED)
+        ):
             own = f"layers.{int(layer) - first}.{rest}"
         else:
             continue

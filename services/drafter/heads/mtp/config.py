@@ -1,0 +1,168 @@
+"""What an MTP layer computes, from its config.json and the shapes of its tensors; read without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.drafter.heads.files.head_config import FINAL, FIXED, TargetShape, rope_of
+from services.drafter.heads.files.head_fields import HeadFields, Shapes, refused_tensor
+from services.drafter.heads.files.layouts import COMPUTED
+from services.model_files.folder import text_config
+from services.model_files.mtp_layers import MtpTensors, find_mtp
+from services.model_files.weights.headers import read_shapes
+from speculation.errors import ConfigurationError
+
+# Where config.json says how many MTP layers there are.
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_layers")
+# Fields that change the arithmetic in a way that is not implemented, unless they have one of these values.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "mtp_use_dedicated_embeddings": (None, False),
+    "chain_hidden_post_norm": (None,),
+    "mtp_layer_types": (None,),
+    "mtp_mlp_layer_types": (None,),
+}
+# The target's fields that go by layer, which a folder of MTP layers alone may cut.
+_BY_LAYER = ("num_hidden_layers", "layer_types", "mlp_layer_types")
+# Where the decoder layer's tensors are, by canonical name.
+BLOCK = "block."
+# Tensors that are copies of the target's.
+SHARED = ("embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpConfig:
+    """An MTP layer. ``h`` is the target's hidden size.
+
+    Attributes:
+        layer: config.json of the model whose decoder layer it has.
+        mtp_hidden_states_first: the matrix reads [state ; embedding], not [embedding ; state].
+        output_norm: a norm before the output layer.
+        norm_output: the state fed back is the one after this norm.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
+    layer: Mapping[str, Any]
+    mtp_hidden_states_first: bool = False
+    output_norm: bool = True
+    norm_output: bool = True
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """Engines give it the input of the target's output layer."""
+        return (FINAL,)
+
+
+def has_own_mtp(folder: Path, shapes: Shapes, target: Path | None) -> bool:
+    """Whether the MTP layers among these tensors are what a folder draws on.
+
+    They are in the target's own folder, and where there is nothing else; another whole model is a draft model.
+    """
+    found = find_mtp(shapes)
+    if found is None:
+        return False
+    others = [name for name in shapes if name not in found.every and ".layers." in f".{name}"]
+    return not others or (target is not None and folder.resolve() == target.resolve())
+
+
+def mtp_numbers(found: MtpTensors, shapes: Shapes) -> int:
+    """How many numbers the first layer's own tensors hold."""
+    return sum(math.prod(shapes[public]) for own, public in found.names.items() if own not in SHARED)
+
+
+def mtp_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in a folder that are no tables computed from the configuration."""
+    return {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
+
+
+def parse_mtp(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, where: str) -> tuple[MtpConfig, MtpTensors]:
+    """What an MTP layer computes, and where its tensors are.
+
+    Args:
+        config: config.json of its folder, which may be the target's.
+        shapes: of all tensors in the folder.
+        where: the folder, for errors.
+
+    Raises:
+        ConfigurationError: it has no such layer, several, or one that cannot be computed or is another target's; names the
+            field or tensor, its value and what is allowed.
+    """
+    own = config.get("transformer_layer_config")
+    own = own if isinstance(own, dict) else text_config(dict(config))
+    fields = HeadFields.of({**own, **config}, where)
+    found = find_mtp(shapes)
+    if found is None:
+        raise ConfigurationError(
+            place=f"cannot load the MTP layer at {where}",
+            field="its tensors",
+            value="none of an MTP layer",
+            verb="are",
+            allowed="named as by DeepSeek (eh_proj), MiMo (mtp_layers), Qwen (mtp.fc) or ERNIE (mtp_linear_proj)",
+        )
+    _check_fields(fields, found, target)
+    _check_joint(found, shapes, target.hidden_size, where)
+    layer = dict(own)
+    if own.get("model_type", target.config.get("model_type")) == target.config.get("model_type"):
+        by_layer = {name: target.config[name] for name in _BY_LAYER if name in target.config}
+        layer = {**target.config, **own, **by_layer}
+    if (kind := rope_of(layer)["rope_type"]) not in FIXED:
+        raise fields.refuse("rope_type", kind, f"one of {', '.join(FIXED)}")
+    # Quantised weights are read as the numbers that they stand for.
+    layer.pop("quantization_config", None)
+    made = MtpConfig(
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        max_positions=target.max_positions,
+        layer=layer,
+        mtp_hidden_states_first=_state_first(fields, found),
+        output_norm=found.layout.normed,
+        norm_output=found.layout.normed and fields.flag("norm_output") is not False,
+    )
+    return made, found
+
+
+def _check_fields(fields: HeadFields, found: MtpTensors, target: TargetShape) -> None:
+    for name in _COUNTS:
+        if fields.fields.get(name) is not None and fields.number(name) != found.count:
+            raise fields.refuse(name, fields.fields[name], f"{found.count}, the number of MTP layers among the tensors")
+    if found.count > 1:
+        raise fields.refuse("num_nextn_predict_layers", found.count, "1: more MTP layers than one are not implemented")
+    for name, allowed in _NEUTRAL.items():
+        if (value := fields.fields.get(name)) not in allowed:
+            raise fields.refuse(name, value, f"{allowed[-1]}: nothing else is implemented")
+    for name, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if fields.number(name, size) != size:
+            raise fields.refuse(name, fields.fields[name], f"{size}, the target's: it is another target's")
+
+
+def _check_joint(found: MtpTensors, shapes: Shapes, size: int, where: str) -> None:
+    """Check all tensors but those of the decoder layer."""
+    wanted: dict[str, tuple[int, ...]] = {
+        "embed_norm.weight": (size,),
+        "state_norm.weight": (size,),
+        "fc.weight": (size, 2 * size),
+    }
+    if found.layout.normed:
+        wanted["norm.weight"] = (size,)
+    for name, shape in wanted.items():
+        if name not in found.names:
+            raise refused_tensor(where, found.public(name), "missing")
+        if shapes[found.names[name]] != shape:
+            raise refused_tensor(
+                where, found.names[name], list(shapes[found.names[name]]), allowed=f"{list(shape)}, by the target"
+            )
+    for name, public in found.names.items():
+        if not name.startswith(BLOCK) and name not in (*wanted, *SHARED):
+            raise refused_tensor(where, public, "unknown", allowed=f"one of layout {found.layout.name}")
+
+
+def _state_first(fields: HeadFields, found: MtpTensors) -> bool:
+    said = fields.flag("mtp_hidden_states_first")
+    # The speculators library has MiMo's names, and the other order.
+    usual = found.layout.state_first and "speculators_model_type" not in fields.fields
+    return usual if said is None else said

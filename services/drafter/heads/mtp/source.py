@@ -1,0 +1,27 @@
+"""MTP layers as a source of drafts: trees, grown as those of EAGLE's heads are."""
+
+from __future__ import annotations
+
+import torch
+
+from services.drafter.config import DrafterConfig
+from services.drafter.heads.canary.heads import check_checkpoint
+from services.drafter.heads.eagle.source import THREADS, FeatureSource, TreeForm
+from services.drafter.heads.mtp.files import load_mtp
+from services.drafter.sessions.thread import use_threads
+
+NAME = "mtp"
+
+
+def make(config: DrafterConfig) -> FeatureSource:
+    """For ``catalogue.MAKERS``.
+
+    Raises:
+        ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.
+    """
+    trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    use_threads(THREADS)
+    head = load_mtp(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    check_checkpoint(head, folder, target, asked_for=trained.asked_for)
+    return FeatureSource(NAME, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)

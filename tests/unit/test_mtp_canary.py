@@ -1,0 +1,55 @@
+"""An MTP layer that does what it was trained for passes the canary; one whose matrix is read in another order does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.drafter.heads.mtp.files import load_mtp
+from services.drafter.heads.mtp.head import MtpHead
+from speculation.errors import ConfigurationError
+from tests.mtp_layers import alone
+from tests.refusals import refuses
+from tests.tiny import make_tiny_model
+from tests.unit.test_canary import LAYERS, RIGHT, Trial
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return Trial(make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS))
+
+
+@pytest.fixture(scope="module")
+def learnt(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> MtpHead:
+    """An MTP layer that has learnt the trial's texts by heart, and is blind to embeddings."""
+    head = load_mtp(alone(trial.folder, tmp_path_factory.mktemp("mtp") / "layer"), trial.folder).requires_grad_(True)
+    trial.teach(head, RIGHT, [head.fc.weight[:, : trial.shape.hidden_size]], steps=60)
+    return head.requires_grad_(False)
+
+
+def test_one_that_does_what_it_was_trained_for_passes(trial: Trial, learnt: MtpHead) -> None:
+    result = trial.check(learnt)
+    assert result.first > 0.9 and result.second > 0.9
+    assert result.likely_fault is None
+
+
+def test_the_other_order_is_refused_with_the_reason(trial: Trial, learnt: MtpHead) -> None:
+    ((said, swapped),) = learnt.alternatives(fed_back=False)
+    assert said == "mtp_hidden_states_first must be true"
+    with refuses(ConfigurationError, "HEAD", says="mtp_hidden_states_first must be false"):
+        trial.check(swapped)
+
+
+@pytest.mark.parametrize(("shift", "reason"), [(1, "of the token's own position"), (-1, "one position earlier")])
+def test_a_shifted_one_is_refused_with_the_reason(trial: Trial, learnt: MtpHead, shift: int, reason: str) -> None:
+    # The texts are moved, rather than the layer.
+    moved = [
+        replace(text, states={layer: states.roll(shift, 0) for layer, states in text.states.items()}) for text in trial.texts
+    ]
+    own, trial.texts = trial.texts, moved
+    try:
+        with refuses(ConfigurationError, "HEAD", says=reason):
+            trial.check(learnt)
+    finally:
+        trial.texts = own
