@@ -148,6 +148,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {
         **{f"swa_{name}": 16 for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")},
@@ -178,7 +179,8 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "xlstm": {"hidden_size": 128},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    # transformers bounds time steps in prompts, and not after them: a bound that they do not come near.
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "time_step_min": 1e-9},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 _OVERRIDES["qwen4_exp"] = {"text_config": _OVERRIDES["qwen4_exp_text"]}

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from services.verifier.kernels.whole_vectors import filled
+from services.verifier.recurrence.folded import folded
 from services.verifier.recurrence.levels import stepped
 from services.verifier.recurrence.order import Order
 
@@ -59,8 +60,8 @@ class Mamba2Scan:
         writes, reads = (self._of_heads(each) for each in (writes, reads))
 
         def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            state = state * factors[rows][:, :, None, None] + added[rows][..., None] * writes[rows][:, :, None]
-            return state, folded(state * reads[rows][:, :, None]).flatten(1)
+            state = decayed(state, factors[rows][:, :, None, None], added[rows][..., None] * writes[rows][:, :, None])
+            return state, folded(state * reads[rows][:, :, None], 3).flatten(1)
 
         made = stepped(order, states, self.width, step)
         if self.skip is not None:
@@ -107,20 +108,16 @@ class MambaScan:
 
         def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             factors = filled("exp", times[rows][..., None] * self.decay.float())
-            state = state * factors + added[rows][..., None] * writes[rows][:, None]
-            return state, folded(state * reads[rows][:, None])
+            state = decayed(state, factors, added[rows][..., None] * writes[rows][:, None])
+            return state, folded(state * reads[rows][:, None], 2)
 
         made = stepped(order, states, self.width, step)
         return made if self.skip is None else made + (inputs * self.skip.float())[order.accepted :]
 
 
-def folded(numbers: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension: its second half is added to the first one until one number is left."""
-    while (count := numbers.shape[-1]) > 1:
-        half = count // 2
-        sums = numbers[..., :half] + numbers[..., half : 2 * half]
-        numbers = torch.cat([sums, numbers[..., 2 * half :]], dim=-1) if count % 2 else sums
-    return numbers[..., 0]
+def decayed(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """The states after rows: they decay, then something is added."""
+    return state * factors + added
 
 
 def _time_steps(times: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
