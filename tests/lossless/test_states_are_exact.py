@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from services.verifier.config import TargetConfig
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from services.verifier.recurrence import gated_scan, keyed_states
 from services.verifier.recurrence import order as orders
-from services.verifier.recurrence.delta_rule import corrected
+from services.verifier.recurrence.keyed_states import written
 from services.verifier.recurrence.order import Order
 from services.verifier.recurrence.state_pool import StatePool
 from speculation.errors import ConfigurationError, Internal
@@ -188,14 +190,12 @@ def test_planted_faults_are_seen_here(opened: TransformersTarget, text: list[int
     assert not same_in_trees(opened, text, alone)
 
 
-def _added_first(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+def _decayed_last(state: torch.Tensor, factors: torch.Tensor, *given: Any) -> torch.Tensor:
+    return factors * written(state, torch.ones_like(factors), *given)
+
+
+def _decayed_last_too(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     return (state + added) * factors
-
-
-def _corrected_first(
-    state: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, parts: torch.Tensor
-) -> torch.Tensor:
-    return factors * corrected(state, torch.ones_like(factors), keys, values, parts)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in DECAYING)])
@@ -203,11 +203,10 @@ def test_decays_after_instead_of_before_are_refused_at_every_start(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_hybrid(kind, tmp_path / kind)
-    for scan in ("selective_scan", "gated_scan"):
-        monkeypatch.setattr(f"services.verifier.recurrence.{scan}.decayed", _added_first)
-    monkeypatch.setattr("services.verifier.recurrence.delta_rule.corrected", _corrected_first)
+    monkeypatch.setattr(keyed_states, "written", _decayed_last)
+    monkeypatch.setattr(gated_scan, "decayed", _decayed_last_too)
     with refuses(ConfigurationError, says="it computes something else than its own eager attention"):
-        TransformersTarget(config_of(folder))
+        TransformersTarget(config_of(folder, kernels="torch"))
 
 
 @pytest.mark.usefixtures("fault")

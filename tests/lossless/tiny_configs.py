@@ -139,7 +139,7 @@ _SIGLIP = {
     "num_attention_heads": 4, "image_size": 56, "patch_size": 14,
 }  # fmt: skip
 _OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1, 3]},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -161,7 +161,9 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gemma4_unified_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},

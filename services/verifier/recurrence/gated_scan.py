@@ -8,7 +8,6 @@ import torch
 
 from services.verifier.recurrence.levels import stepped
 from services.verifier.recurrence.order import Order
-from services.verifier.recurrence.selective_scan import decayed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,3 +31,8 @@ class GatedScan:
             return state, state
 
         return stepped(order, states, self.width, step)
+
+
+def decayed(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """The states after rows: they decay, then something is added."""
+    return state * factors + added
