@@ -49,7 +49,7 @@ TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 ANSWER = 32
 # Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
 _LENGTHS = (41, 23, 67)
-_NO_EMBEDDINGS_AMONG_STATES = ("falcon_mamba", "mamba", "mamba2")
+_NO_EMBEDDINGS_AMONG_STATES = ("falcon_mamba", "mamba", "mamba2", "rwkv")
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
 # how far logits spread.
 NEAR_TIE = 1e-3

@@ -29,6 +29,7 @@ WELL_KNOWN = (
     ("Qwen 3 with experts (30B-A3B, 235B-A22B)", "qwen3_moe"),
     ("Qwen3-Next", "qwen3_next"),
     ("Qwen 3.5", "qwen3_5"),
+    ("Qwen 3.5 with experts", "qwen3_5_moe"),
     ("Mistral 7B, Mistral Nemo, Mistral Small (text)", "mistral"),
     ("Mixtral 8x7B, 8x22B", "mixtral"),
     ("Gemma", "gemma"),
@@ -46,6 +47,7 @@ WELL_KNOWN = (
     ("SmolLM3", "smollm3"),
     ("OLMo 2", "olmo2"),
     ("OLMo 3", "olmo3"),
+    ("OLMo Hybrid", "olmo_hybrid"),
     ("GLM-4 (0414)", "glm4"),
     ("GLM-4.5", "glm4_moe"),
     ("Granite 3", "granite"),
@@ -57,8 +59,14 @@ WELL_KNOWN = (
     ("StarCoder2", "starcoder2"),
     ("Seed-OSS", "seed_oss"),
     ("ERNIE 4.5", "ernie4_5"),
+    ("MiniMax-Text-01", "minimax"),
     ("MiniMax-M2", "minimax_m2"),
+    ("Kimi Linear", "kimi_linear"),
     ("Mamba 2", "mamba2"),
+    ("Nemotron-H", "nemotron_h"),
+    ("RecurrentGemma", "recurrent_gemma"),
+    ("RWKV-4", "rwkv"),
+    ("Zamba2", "zamba2"),
     ("Jamba", "jamba"),
     ("LFM2", "lfm2"),
 )
@@ -104,10 +112,12 @@ What would be needed for the others:
 - *Encoder-decoders* read a second text, or a picture or sound, which requests cannot give. Their decoders alone, and others that
   count their positions themselves instead of taking those that they are given, can compute a text from its beginning only; a
   branch of a tree, or the second request of a pass, begins elsewhere.
-- *Recurrent and hybrid layers* carry a state beside keys and values, or instead of them. Short convolutions and the selective scans
-  of Mamba and Mamba-2 are served: they step row by row, in one order for prompts, plain decoding and trees, and a tree's branches
-  from their parent's state; on a CPU alone, without a prefix cache, without streams in the pass. The others (RWKV, linear
-  attention) need the same steps of their own; Zamba's layers around the scans do not give the same bits yet.
+- *Recurrent and hybrid layers* carry a state beside keys and values, or instead of them. Short convolutions, the selective scans of
+  Mamba and Mamba-2, gated delta rules (Qwen3-Next, Kimi Linear), lightning attention (MiniMax), the linear units of RecurrentGemma
+  and RWKV's weighted means are served: they step row by row, in one order for prompts, plain decoding and trees, and a tree's
+  branches from their parent's state; on a CPU alone, without a prefix cache, without streams in the pass. xLSTM and ZAYA need
+  steps of their own; Inkling's layers add a bias to their scores that depends on the query. Of Zamba2 and Nemotron-H,
+  transformers holds time steps above `time_step_min` in prompts, and not in what it decodes after them; here they always are.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
   would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
 

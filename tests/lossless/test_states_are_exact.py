@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,13 @@ from services.verifier.config import TargetConfig
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from services.verifier.recurrence import gated_scan, keyed_states
 from services.verifier.recurrence import order as orders
+from services.verifier.recurrence.keyed_states import written
 from services.verifier.recurrence.order import Order
 from services.verifier.recurrence.state_pool import StatePool
 from speculation.errors import ConfigurationError, Internal
-from tests.lossless.hybrids import KINDS, make_hybrid
+from tests.lossless.hybrids import DECAYING, KINDS, make_hybrid
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -155,10 +158,10 @@ class _SiblingsState(Order):
 
 
 class _ShiftedWindow(Order):
-    """A row sees the inputs before the right ones."""
+    """A row sees the inputs that the row before it should see."""
 
     def windows(self, size: int) -> torch.Tensor:
-        return super().windows(size).roll(1, dims=1)
+        return super().windows(size).roll(1, dims=0)
 
 
 def _one_step_too_many(pool: StatePool, owner: str, context: int, rows: list[int]) -> None:
@@ -173,7 +176,9 @@ _keep = StatePool.keep
 
 
 @pytest.fixture(params=[_SiblingsState, _ShiftedWindow, _one_step_too_many], ids=lambda fault: fault.__name__)
-def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def fault(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param is _ShiftedWindow and folder.name == "minimax":
+        pytest.skip("it has no convolution")
     if isinstance(request.param, type):
         monkeypatch.setattr("services.verifier.recurrence.state_pool.Order", request.param)
     else:
@@ -183,6 +188,25 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("fault")
 def test_planted_faults_are_seen_here(opened: TransformersTarget, text: list[int], alone: torch.Tensor) -> None:
     assert not same_in_trees(opened, text, alone)
+
+
+def _decayed_last(state: torch.Tensor, factors: torch.Tensor, *given: Any) -> torch.Tensor:
+    return factors * written(state, torch.ones_like(factors), *given)
+
+
+def _decayed_last_too(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    return (state + added) * factors
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in DECAYING)])
+def test_decays_after_instead_of_before_are_refused_at_every_start(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_hybrid(kind, tmp_path / kind)
+    monkeypatch.setattr(keyed_states, "written", _decayed_last)
+    monkeypatch.setattr(gated_scan, "decayed", _decayed_last_too)
+    with refuses(ConfigurationError, says="it computes something else than its own eager attention"):
+        TransformersTarget(config_of(folder, kernels="torch"))
 
 
 @pytest.mark.usefixtures("fault")
@@ -241,28 +265,61 @@ def changed(folder: Path, copy: Path, weight: str, to: torch.Tensor | None) -> P
     return copy
 
 
-def state_weight(folder: Path) -> tuple[str, torch.Tensor]:
-    """The first convolution's filters."""
+# Of what states are made of: the filters of convolutions, and decays.
+_WEIGHTS = [("lfm2", ".conv.conv.weight"), ("qwen3_next", ".conv1d.weight"), ("qwen3_next", ".A_log"), ("jamba", ".A_log")]
+_MORE_WEIGHTS = [("bamba", ".dt_bias"), ("kimi_linear", ".A_log"), ("kimi_linear", ".dt_bias")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [*_WEIGHTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE_WEIGHTS)]
+)
+def test_missing_and_misshapen_weights_are_refused_by_name(kind: str, ending: str, tmp_path: Path) -> None:
+    folder = make_hybrid(kind, tmp_path / kind)
     weights = load_file(next(folder.glob("*.safetensors")))
-    name = min(name for name in weights if name.endswith((".conv.conv.weight", ".conv1d.weight")))
-    return name, weights[name]
-
-
-def test_missing_and_misshapen_weights_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    name, weight = state_weight(folder)
-    with refuses(ConfigurationError, says=name):
+    name = min(name for name in weights if name.endswith(ending))
+    with refuses(ConfigurationError, says=ending):
         TransformersTarget(config_of(changed(folder, tmp_path / "missing", name, None)))
-    longer = torch.cat([weight, weight], dim=-1)
-    with refuses(ConfigurationError, says=name):
+    longer = torch.cat([weights[name], weights[name]], dim=-1)
+    with refuses(ConfigurationError, says=ending):
         TransformersTarget(config_of(changed(folder, tmp_path / "longer", name, longer)))
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("conv_L_cache", 0), ("conv_L_cache", "3"), ("layer_types", ["conv", "retention"] * 2)]
+    ("model_type", "field", "value"),
+    [
+        ("lfm2", "conv_L_cache", 0),
+        ("lfm2", "conv_L_cache", "3"),
+        ("lfm2", "layer_types", ["conv", "retention"] * 2),
+        ("qwen3_next", "linear_key_head_dim", 0),
+        ("qwen3_next", "linear_conv_kernel_dim", "4"),
+        ("qwen3_next", "linear_num_value_heads", 3),
+        ("jamba", "mamba_d_state", -1),
+    ],
 )
-def test_wrong_settings_are_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
-    folder = make_hybrid("lfm2", tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+def test_wrong_settings_are_refused_by_name(tmp_path: Path, model_type: str, field: str, value: object) -> None:
+    folder = with_setting(model_type, tmp_path / "model", field, value)
     with refuses(ConfigurationError, says=field if field != "layer_types" else "retention"):
         TransformersTarget(config_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value", "weight"),
+    [
+        ("qwen3_next", "linear_key_head_dim", 32, "linear_attn.conv1d.weight"),
+        ("qwen3_next", "linear_value_head_dim", 8, "linear_attn.conv1d.weight"),
+        ("bamba", "mamba_d_state", 32, "mamba."),
+    ],
+)
+def test_sizes_of_states_that_contradict_the_weights_are_refused(
+    tmp_path: Path, model_type: str, field: str, value: int, weight: str
+) -> None:
+    folder = with_setting(model_type, tmp_path / "model", field, value)
+    with refuses(ConfigurationError, says=weight):
+        TransformersTarget(config_of(folder))
+
+
+def with_setting(model_type: str, folder: Path, field: str, value: object) -> Path:
+    made = make_hybrid(model_type, folder)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, field: value}))
+    return made

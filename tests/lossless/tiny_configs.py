@@ -139,7 +139,7 @@ _SIGLIP = {
     "num_attention_heads": 4, "image_size": 56, "patch_size": 14,
 }  # fmt: skip
 _OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1, 3]},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "cohere_compass_text": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -148,6 +148,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {
         **{f"swa_{name}": 16 for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")},
@@ -160,7 +161,9 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gemma4_unified_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -178,7 +181,8 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "xlstm": {"hidden_size": 128},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    # transformers bounds time steps in prompts, and not after them: a bound that they do not come near.
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "time_step_min": 1e-9},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 _OVERRIDES["qwen4_exp"] = {"text_config": _OVERRIDES["qwen4_exp_text"]}

@@ -33,6 +33,10 @@ CALLS: dict[str, Call] = {
     "columns": lambda rows, weight: weight[1] @ rows.T,
     "one column": lambda rows, weight: weight[1] @ rows[0],
     "bmm": lambda rows, weight: torch.bmm(rows.expand(EXPERTS, -1, -1), weight.transpose(1, 2)),
+    "baddbmm": lambda rows, weight: torch.baddbmm(
+        torch.ones(EXPERTS, 1, OUTPUTS), rows.expand(EXPERTS, -1, -1), weight.transpose(1, 2)
+    ),
+    "matrices by columns of their own": lambda rows, weight: weight[:, None] @ rows.T.expand(EXPERTS, 1, -1, -1),
     "unbind": lambda rows, weight: functional.linear(rows, weight.unbind()[1]),
     "parts of a matrix": lambda rows, weight: functional.linear(rows, weight.view(-1, INPUTS).chunk(EXPERTS)[2]),
     "converted": lambda rows, weight: functional.linear(rows.float(), weight[0].type(torch.float32).to("cpu").float()),

@@ -72,9 +72,8 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ({"model_type": "qwen2_vl"}, ("model_type", "qwen2_vl")),
         ({"model_type": "musicgen"}, ("model_type", "musicgen")),
         ({"model_type": "xlstm"}, ("model_type", "xlstm")),
-        ({"model_type": "rwkv"}, ("model_type", "rwkv")),
-        ({"model_type": "qwen3_next"}, ("model_type", "qwen3_next")),
-        ({"model_type": "minimax"}, ("model_type", "minimax")),
+        ({"model_type": "qwen4_exp_text"}, ("model_type", "qwen4_exp_text")),
+        ({"recurrent_kv_cache_mode": "last_loop"}, ("recurrent_kv_cache_mode", "last_loop")),
         (
             {"layer_types": ["full_attention", "linear_attention"]},
             ("model_type", "llama", "llama has layers of the type linear_attention"),

@@ -185,13 +185,21 @@ def _linear(_: _Function, rows: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _matmul(func: _Function, first: Any, second: Any) -> Any:
-    """``torch.matmul`` of rows and a matrix, of a matrix and columns, or of equally many batches of rows and matrices."""
+    """``torch.matmul`` of rows and a matrix, of a matrix and columns, or of equally many batches of either."""
     if _is_weight(second, 2):
         return _linear(func, first, _moved(second.t(), second))
     if _is_weight(first, 2) and not isinstance(second, ExactWeight):
         made = _linear(func, second if second.dim() == 1 else second.transpose(-1, -2), first)
         return made if made is NotImplemented or second.dim() == 1 else made.transpose(-1, -2)
+    if isinstance(first, ExactWeight) and not isinstance(second, ExactWeight) and first.shape[:-2] == second.shape[:-2]:
+        return _each(func, first, second)
     return _bmm(func, first, second)
+
+
+def _each(func: _Function, weights: ExactWeight, columns: torch.Tensor) -> Any:
+    """[..., outputs, inputs] times [..., inputs, rows]: each matrix by its own columns."""
+    made = [_matmul(func, _moved(weights[number], weights), column) for number, column in enumerate(columns)]
+    return NotImplemented if any(one is NotImplemented for one in made) else torch.stack(made)
 
 
 def _rmatmul(func: _Function, second: Any, first: Any) -> Any:
@@ -238,7 +246,7 @@ def _item(func: _Function, weight: Any, index: Any) -> Any:
     if isinstance(index, torch.Tensor) and index.dim() == 0 and not index.is_floating_point():
         index = int(index)
     parts = index if isinstance(index, tuple) else (index,)
-    if not all(isinstance(part, (int, slice)) or part is Ellipsis for part in parts):
+    if not all(isinstance(part, (int, slice)) or part is Ellipsis or part is None for part in parts):
         return NotImplemented
     return _view(func, weight, index)
 
@@ -270,7 +278,7 @@ _HANDLERS: dict[_Function, _Function] = {
     **dict.fromkeys([torch.matmul, torch.mm, _T.matmul, _T.mm, _T.__matmul__], _matmul),
     _T.__rmatmul__: _rmatmul,
     **dict.fromkeys([torch.bmm, _T.bmm], _bmm),
-    **dict.fromkeys([torch.addmm, _T.addmm], _addmm),
+    **dict.fromkeys([torch.addmm, _T.addmm, torch.baddbmm, _T.baddbmm], _addmm),
     **dict.fromkeys([torch.transpose, torch.t, torch.unbind, torch.chunk, torch.split, torch.permute, torch.select], _view),
     **dict.fromkeys([_T.transpose, _T.t, _T.unbind, _T.chunk, _T.split, _T.permute, _T.select, _T.narrow], _view),
     **dict.fromkeys([_T.view, _T.squeeze, _T.unsqueeze, *_getters("T", "mT")], _view),

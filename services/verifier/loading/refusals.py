@@ -24,17 +24,17 @@ _ENCODER_DECODERS = (
 )  # fmt: skip
 _SOUND = ("moshi", "musicgen", "musicgen_melody", "moss_transcribe_diarize")
 _RECURRENT = (
-    "bailing_hybrid", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
+    "qwen4_exp", "qwen4_exp_text", "xlstm", "zaya",
 )  # fmt: skip
 # The layers of these that have a state are computed step by step (``services.verifier.recurrence``).
 _STEPPED = (
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2",
-    "nemotron_h",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lara_mini", "lfm2",
+    "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
 )  # fmt: skip
 # Types of recurrent layers, as ``layer_types`` and its older forms name them.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
-# Types of layers of hybrid models that compute each row by itself.
+# Types of layers that compute each row by itself.
 _ROWWISE_LAYERS = ("mlp", "moe")
 _ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 # These models attend to later positions unless ``is_decoder`` is set; by default it is not.
@@ -46,8 +46,12 @@ _MASKED = (
 _COUNTS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
-    "n_heads", "num_layers", "num_heads", "conv_L_cache",
+    "n_heads", "num_layers", "num_heads", "conv_L_cache", "linear_conv_kernel_dim", "linear_head_dim", "linear_key_head_dim",
+    "linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_d_conv",
+    "mamba_d_state", "mamba_n_heads", "n_mamba_heads", "conv_kernel", "ssm_state_size", "state_size",
 )  # fmt: skip
+# The first of each pair must be a multiple of the second.
+_MULTIPLES = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 # Settings with which transformers would load other files than the usual ones, or run other code.
@@ -211,13 +215,22 @@ def _layer_types(part: Config) -> list[str]:
 
 
 def _attention(config: Config) -> _Fault | None:
-    known = {*_ATTENDING_LAYERS, *((*_RECURRENT_LAYERS, *_ROWWISE_LAYERS) if config["model_type"] in _STEPPED else ())}
+    known = {*_ATTENDING_LAYERS, *_ROWWISE_LAYERS, *(_RECURRENT_LAYERS if config["model_type"] in _STEPPED else ())}
     for _, part in _parts(config):
         others = sorted({*_layer_types(part)} - known)
         if others:
             return _Fault(
                 "layer_types", ", ".join(others), f"models with layers of the type {', '.join(others)} are not supported"
             )
+    return None
+
+
+def _loops(config: Config) -> _Fault | None:
+    for prefix, part in _parts(config):
+        mode = part.get("recurrent_kv_cache_mode")
+        if mode not in (None, "per_loop"):
+            # Otherwise a row attends to other keys, depending on which rows are computed together with it.
+            return _wrong(f"{prefix}recurrent_kv_cache_mode", mode, "per_loop")
     return None
 
 
@@ -245,14 +258,11 @@ def _sizes(config: Config) -> _Fault | None:
             value = part.get(name)
             if any(type(one) not in (int, type(None)) for one in (value if isinstance(value, list | tuple) else (value,))):
                 return _wrong(f"{prefix}{name}", value, "a whole number, or null")
-        heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
-        if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-            return _Fault(
-                f"{prefix}num_attention_heads",
-                heads,
-                f"{prefix}num_attention_heads is {heads} in config.json: "
-                f"must be a multiple of num_key_value_heads, {shared}",
-            )
+        for name, of in _MULTIPLES:
+            heads, shared = part.get(name), part.get(of)
+            if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+                said = f"{prefix}{name} is {heads} in config.json: must be a multiple of {of}, {shared}"
+                return _Fault(f"{prefix}{name}", heads, said)
         for name in ("dtype", "torch_dtype"):
             value = part.get(name)
             if value is not None and str(value).removeprefix("torch.") not in _DTYPES:
@@ -283,4 +293,5 @@ def _positions(config: Config) -> _Fault | None:
 _RULES: tuple[Callable[[Config], _Fault | None], ...] = (
     _unknown, _shapes, _quantised, _elsewhere, _sound, _encoder_decoder, _other_kind, _masked, _recurrent, _attention,
     _sizes, _positions,
+    _loops,
 )  # fmt: skip

@@ -115,9 +115,9 @@ class ModelSlice:
         self.pool, self._triton = pool_and_buckets(
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention
         )
-        self.states = states_of(state_shapes, config)
-        self.memory = RequestMemory(self.pool, self.states)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
+        self.states = states_of(state_shapes, config, self.library)
+        self.memory = RequestMemory(self.pool, self.states)
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs: Graphs | None = None

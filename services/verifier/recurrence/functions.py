@@ -17,8 +17,11 @@ from torch.nn import functional
 
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.attention.calls import answerer, asked
+from services.verifier.recurrence import modules
 from services.verifier.recurrence.convolution import ShortConvolution
+from services.verifier.recurrence.delta_rule import DeltaRule
 from services.verifier.recurrence.selective_scan import Mamba2Scan, MambaScan
+from services.verifier.recurrence.weighted_mean import WeightedMean
 
 _Function = Callable[..., Any]
 
@@ -36,6 +39,7 @@ def install(model: nn.Module) -> None:
                 setattr(own, function, _answering(theirs, ours))
         if hasattr(own, "mamba_selective_scan"):
             _use_by_weight([module for module in model.modules() if type(module).__module__ == name])
+    modules.adapt(model)
 
 
 def _use_by_weight(mixers: Iterable[nn.Module]) -> None:
@@ -117,6 +121,34 @@ def _mamba_scan(
     return made if z is None else made * functional.silu(z)
 
 
+def _delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """``query`` and ``key`` are [1, rows, key heads, key size], ``value`` is [1, rows, heads, value size], as the result;
+    ``g`` is [1, rows, heads] or [1, rows, heads, key size], ``beta`` [1, rows, heads].
+    """
+    rule = DeltaRule(
+        heads=value.shape[2], key_heads=key.shape[2], key_size=key.shape[3], value_size=value.shape[3],
+        decays=g[0, 0, 0].numel(), normalised=use_qk_l2norm_in_kernel,
+    )  # fmt: skip
+    made = asked().step(rule, torch.cat([each[0].flatten(1) for each in (query, key, value, g, beta)], dim=1))
+    return made.view(value.shape).to(query.dtype), None
+
+
+def _weighted_mean(
+    time_decay: torch.Tensor, time_first: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: object
+) -> tuple[torch.Tensor, None]:
+    """``key`` and ``value`` are [1, rows, channels], as the result; the others are [channels]."""
+    mean = WeightedMean(decay=-time_decay.float().exp(), first=time_first)
+    return asked().step(mean, torch.cat([key[0], value[0]], dim=1))[None], None
+
+
 def _mask(**_: object) -> None:
     """Which rows of a batch are no padding: all of them."""
     return None
@@ -126,5 +158,8 @@ _FUNCTIONS: dict[str, _Function] = {
     "causal_conv1d_fn": _convolution,
     "mamba2_chunk_scan": _mamba2_scan,
     "mamba_selective_scan": _mamba_scan,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "rwkv_linear_attention": _weighted_mean,
     "create_recurrent_attention_mask": _mask,
 }

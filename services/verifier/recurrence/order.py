@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
+
+from services.verifier.kernels.native.library import Library
 
 # The parent of rows that step from their request's state.
 FROM_STATE = -1
@@ -30,6 +34,24 @@ class Line:
     parents: Sequence[int]
 
 
+class Paths(NamedTuple):
+    """The rows of all requests, one request after the other: its chain, then its nodes. All on the CPU, int64.
+
+    Attributes:
+        first: [requests + 1], where a request begins in ``row`` and ``parent``.
+        chain: [requests], how many of its rows are its chain.
+        row: numbers of the rows.
+        parent: of a node: which node of its request it steps from; ``FROM_STATE``: the end of the chain.
+        most_nodes: of one request.
+    """
+
+    first: torch.Tensor
+    chain: torch.Tensor
+    row: torch.Tensor
+    parent: torch.Tensor
+    most_nodes: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
     """The order of a pass.
@@ -40,11 +62,13 @@ class Order:
     Attributes:
         lines: the requests, in the pass's order.
         padding: number of rows behind all requests' rows.
+        library: compiled kernels that may compute it; None: torch does.
     """
 
     lines: Sequence[Line]
     padding: int
     device: torch.device
+    library: Library | None = None
     _windows: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -90,6 +114,19 @@ class Order:
                 for row, parent in zip(nodes, line.parents, strict=True)
             ]
         return found
+
+    @cached_property
+    def paths(self) -> Paths:
+        """As compiled kernels read it."""
+        ends = self.ends.tolist()
+        parents = [parent - ends[request] - 1 for _, parent, request in self.parents]
+        return Paths(
+            first=torch.tensor([0, *accumulate(len(chain) + len(nodes) for chain, nodes in self._numbered)]),
+            chain=torch.tensor([len(chain) for chain, _ in self._numbered]),
+            row=torch.tensor([row for row, _, _ in self.parents]),
+            parent=torch.tensor(parents).clamp(min=FROM_STATE),
+            most_nodes=max(len(nodes) for _, nodes in self._numbered),
+        )
 
     def windows(self, size: int) -> torch.Tensor:
         """The ``size`` inputs before every row on its path, the oldest first.

@@ -1,7 +1,6 @@
 """Selective state spaces: Mamba's (Gu and Dao, 2312.00752, algorithm 2) and Mamba-2's (Dao and Gu, 2405.21060, section 6).
 
-A state decays by a factor, and a row's input is added to it; both depend on the row. Products and sums are of whole rows,
-and sums over a state's numbers are folded in halves, so that no number depends on which other rows step at the same time.
+A state decays by a factor, and a row's input is added to it; both depend on the row.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import torch
 from torch.nn import functional
 
 from services.verifier.kernels.whole_vectors import filled
-from services.verifier.recurrence.levels import stepped
+from services.verifier.recurrence.keyed_rows import KeyedRows
+from services.verifier.recurrence.keyed_states import read
 from services.verifier.recurrence.order import Order
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mamba2Scan:
-    """Implements ``Recurrence``: each head has one decay; its state is [head size, state size].
+    """Implements ``Recurrence``: each head has one decay; its state is [state size, head size].
 
     A row is given its heads' inputs, [heads, head size], their time steps, [heads], and two vectors for each group of heads,
     [groups, state size]: what writes to the state (B), and what reads it (C).
@@ -43,7 +43,7 @@ class Mamba2Scan:
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        return self.heads, self.head_size, self.state_size
+        return self.heads, self.state_size, self.head_size
 
     @property
     def width(self) -> int:
@@ -54,30 +54,24 @@ class Mamba2Scan:
         inputs, times, writes, reads = torch.split(given, [self.width, self.heads, vectors, vectors], dim=1)
         inputs = inputs.reshape(-1, self.heads, self.head_size)
         times = _time_steps(times, self.step_bias, softplus=self.softplus).clamp(self.least_step, self.most_step)
-        factors = filled("exp", times * self.decay.float())
-        added = inputs * times[:, :, None]
-        writes, reads = (self._of_heads(each) for each in (writes, reads))
-
-        def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            state = state * factors[rows][:, :, None, None] + added[rows][..., None] * writes[rows][:, :, None]
-            return state, folded(state * reads[rows][:, :, None]).flatten(1)
-
-        made = stepped(order, states, self.width, step)
+        rows = KeyedRows(
+            keys=writes.reshape(-1, self.groups, self.state_size),
+            queries=reads.reshape(-1, self.groups, self.state_size),
+            values=inputs * times[:, :, None],
+            factors=filled("exp", times * self.decay.float())[:, :, None],
+        )
+        made = read(order, states, rows)
         if self.skip is not None:
             made = made + (inputs * self.skip.float()[:, None]).flatten(1)[order.accepted :]
         return made
-
-    def _of_heads(self, vectors: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, state size], from those of groups."""
-        return vectors.reshape(-1, self.groups, self.state_size).repeat_interleave(self.heads // self.groups, dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MambaScan:
     """Implements ``Recurrence``: each channel has as many decays as its state has numbers.
 
-    A row is given its input and time steps, [channels] each, and two vectors for all channels, [state size]: what writes to
-    the state (B), and what reads it (C).
+    The state is [1, state size, channels]. A row is given its input and time steps, [channels] each, and two vectors for all
+    channels, [state size]: what writes to the state (B), and what reads it (C).
 
     Attributes:
         decay: [channels, state size], A, below 0.
@@ -93,7 +87,7 @@ class MambaScan:
     @property
     def state_shape(self) -> tuple[int, ...]:
         channels, size = self.decay.shape
-        return channels, size
+        return 1, size, channels
 
     @property
     def width(self) -> int:
@@ -103,24 +97,15 @@ class MambaScan:
         size = self.decay.shape[1]
         inputs, times, writes, reads = torch.split(given, [self.width, self.width, size, size], dim=1)
         times = _time_steps(times, self.step_bias, softplus=self.softplus)
-        added = inputs * times
-
-        def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            factors = filled("exp", times[rows][..., None] * self.decay.float())
-            state = state * factors + added[rows][..., None] * writes[rows][:, None]
-            return state, folded(state * reads[rows][:, None])
-
-        made = stepped(order, states, self.width, step)
+        rows = KeyedRows(
+            keys=writes[:, None],
+            queries=reads[:, None],
+            values=(inputs * times)[:, None],
+            times=times[:, None],
+            decay=self.decay.float().T.contiguous()[None],
+        )
+        made = read(order, states, rows)
         return made if self.skip is None else made + (inputs * self.skip.float())[order.accepted :]
-
-
-def folded(numbers: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension: its second half is added to the first one until one number is left."""
-    while (count := numbers.shape[-1]) > 1:
-        half = count // 2
-        sums = numbers[..., :half] + numbers[..., half : 2 * half]
-        numbers = torch.cat([sums, numbers[..., 2 * half :]], dim=-1) if count % 2 else sums
-    return numbers[..., 0]
 
 
 def _time_steps(times: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.library import Library
 from services.verifier.loading.memory import state_slots
 from services.verifier.model.target_port import Rows
 from services.verifier.recurrence.order import Line, Order
@@ -60,10 +61,12 @@ class StatePool:
 
     Args:
         shapes: of one request's state in each layer, in the order in which the model calls the layers.
+        library: compiled kernels that may compute them.
     """
 
-    def __init__(self, shapes: Sequence[Shape], *, slots: int, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[Shape], *, slots: int, device: torch.device, library: Library | None) -> None:
         self.device = device
+        self._library = library
         self.shapes = tuple(shapes)
         self.states = [torch.zeros(slots, *shape, device=device) for shape in shapes]
         self._free = list(range(slots))
@@ -120,7 +123,7 @@ class StatePool:
             of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
             begin += len(rows.tokens)
         nodes.rows = torch.tensor(of_nodes, dtype=torch.int64, device=self.device)
-        order = Order(lines=lines, padding=padding, device=self.device)
+        order = Order(lines=lines, padding=padding, device=self.device, library=self._library)
         taken = [(source, torch.tensor(numbers, device=self.device)) for source, numbers in early]
         return RunningSteps(self, order, nodes, taken)
 
@@ -160,8 +163,11 @@ class RunningSteps:
         return made.to(given.dtype)
 
 
-def states_of(shapes: Sequence[Shape], config: TargetConfig) -> StatePool | None:
+def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | None) -> StatePool | None:
     """States in each layer that has some; None: no layer does.
+
+    Args:
+        library: compiled kernels that may compute them.
 
     Raises:
         ConfigurationError: the device does not compute such layers.
@@ -175,4 +181,4 @@ def states_of(shapes: Sequence[Shape], config: TargetConfig) -> StatePool | None
             value=config.device,
             allowed="cpu",
         )
-    return StatePool(shapes, slots=state_slots(config), device=torch.device(config.device))
+    return StatePool(shapes, slots=state_slots(config), device=torch.device(config.device), library=library)
