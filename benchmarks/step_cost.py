@@ -96,7 +96,7 @@ def _wait(device: str) -> None:
 def floor(config: TargetConfig, context: int) -> float:
     """Milliseconds to read all weights, and the keys and values of ``context`` tokens."""
     shape = shape_of(config)
-    cached = shape.cache(config) * context / config.kv_cache_tokens
+    cached = shape.cache(config) * context / config.cache_tokens
     memory = torch.ones(2**28, dtype=torch.float32, device=config.device)
     times = []
     for _ in range(7):
