@@ -65,6 +65,10 @@ class VerifierSettings(_OfVerifier):
         return self.stages * self.tensor_parallel_size
 
     @property
+    def processes_together(self) -> int:
+        return self.tensor_parallel_size
+
+    @property
     def sized_by_gpu(self) -> bool:
         """See ``TargetConfig``."""
         return self.kv_cache_tokens is None and self.device != "cpu"
