@@ -114,7 +114,8 @@ async def _asked(
 ) -> tuple[ClientRequest, Facts]:
     """The request as a router would get it, and what its rules would see."""
     model, found = text_config(build.read_model_config(folder)), generation_config(settings, folder)
-    longest = min(model.get("max_position_embeddings", settings.verifier.kv_cache_tokens), settings.verifier.kv_cache_tokens)
+    bounds = [settings.verifier.known_cache_tokens, model.get("max_position_embeddings")]
+    longest = min((each for each in bounds if each is not None), default=0)
     card = VerifierCard(
         model=settings.model,
         max_model_len=settings.verifier.max_model_len or longest,

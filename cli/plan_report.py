@@ -52,8 +52,9 @@ def plan_object(examined: Examined) -> dict[str, Any]:
         for name, part in resources.components(settings).items()
     ]
     size = None
-    if examined.folder is not None:
-        size = cache_bytes(settings.verifier, build.read_model_config(examined.folder))
+    tokens = settings.verifier.known_cache_tokens
+    if examined.folder is not None and tokens is not None:
+        size = cache_bytes(settings.verifier, build.read_model_config(examined.folder), tokens)
     return {
         "model": settings.model,
         "components": parts,
@@ -116,7 +117,7 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
     longest = "" if verifier.max_wait_s is None else f" for {verifier.max_wait_s:g} s at most"
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting{longest}; "
-        f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
+        f"key-value pool of {pool}; "
         f"waits at most {1e3 * verifier.draft_deadline_s:g} ms per step for drafts"
     )
     if (ops := settings.server.ops) is not None:
@@ -172,9 +173,13 @@ def _placement(settings: Settings, components: Sequence[Placed]) -> Iterator[str
 
 
 def _pool_size(settings: Settings, folder: Path | None) -> str:
-    """Memory of the key-value pool; empty if the model's configuration is not on this machine."""
-    size = None if folder is None else cache_bytes(settings.verifier, build.read_model_config(folder))
-    return "" if size is None else f" ({size / 2**20:,.0f} MiB)"
+    """What the key-value pool holds, and its memory if the model's configuration is on this machine."""
+    verifier, tokens = settings.verifier, settings.verifier.known_cache_tokens
+    if tokens is None:
+        share = f"verifier.gpu_memory_utilization: {verifier.gpu_memory_utilization:g}"
+        return f"the tokens for which each GPU has room ({share}; `outrider plan --gpus` says how many)"
+    size = None if folder is None else cache_bytes(verifier, build.read_model_config(folder), tokens)
+    return f"{tokens:,} tokens" + ("" if size is None else f" ({size / 2**20:,.0f} MiB)")
 
 
 def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:

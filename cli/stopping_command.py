@@ -72,7 +72,7 @@ def stopping(
     target = verifier_config(loaded, resolved).target
     bench = StoppingBench(
         StoppingConfig(
-            target=with_room(target, target.kv_cache_tokens), draft=draft, classifier=classifier,
+            target=with_room(target, target.cache_tokens), draft=draft, classifier=classifier,
             stop=trained_config(loaded).stop, params=params, sweep=sweep, longest=longest, seed=seed,
             prompts=read_prompts(prompts, per_task),
             tuning=None if tuning is None else read_prompts(tuning, per_task, "--tuning"),

@@ -130,6 +130,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "groups.*.gpus": {"minimum": 0, "maximum": 16},
     "groups.*.gpuResource": {"pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"},
     "groups.*.gpuMemory": {"pattern": rf"^$|{_BYTES['pattern']}"},
+    "groups.*.gpuDriver": {"pattern": r"^$|^[0-9]{3}(\.[0-9]+){0,2}$"},
     "groups.*.extraResources": {"additionalProperties": {"type": ["string", "integer"]}},
     "groups.*.capabilities": {"items": {"enum": ["IPC_LOCK"]}},
     "groups.*.env": {

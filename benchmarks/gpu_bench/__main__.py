@@ -33,7 +33,6 @@ from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, gates
 
 # Room for the requests of the widest part, and for their prompts.
 _SETTINGS = ("verifier.kv_cache_tokens=65536", "verifier.max_model_len=2048", "verifier.max_num_seqs=64")
-_ON_A_CPU = "cpu: these figures say nothing about a GPU; verdicts on speed are for GPUs"
 
 
 def parts_of(plan: SpeedPlan) -> list[GpuGate]:
@@ -78,7 +77,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     on_gpu = arguments.device != "cpu"
-    about = gpu.about() if on_gpu else {"device": _ON_A_CPU}
+    about = gpu.about() if on_gpu else {"device": gpu.ON_A_CPU}
     about["model"] = str(arguments.model)
     arguments.out.mkdir(parents=True, exist_ok=True)
     say = functools.partial(print, flush=True)

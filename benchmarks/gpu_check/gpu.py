@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from services.verifier.kernels.triton.tree_pass import OLDEST
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 
+ON_A_CPU = "cpu: these figures say nothing about a GPU; verdicts on speed are for GPUs"
 # From here on a product of matrices adds sixteen terms at a time.
 _HOPPER = (9, 0)
 
@@ -37,11 +39,14 @@ def too_old(name: str, capability: tuple[int, int]) -> str:
     return f"{name} is too old: its compute capability is {found}, bfloat16 needs {wanted} (Ampere) or later"
 
 
-def about() -> dict[str, Any]:
+def about(device: str = "cuda") -> dict[str, Any]:
     """The GPU and the software, for the page."""
     import transformers
     import triton
 
+    software = f"triton {triton.__version__}, transformers {transformers.__version__}"
+    if device == "cpu":
+        return {"device": ON_A_CPU, "software": f"torch {torch.__version__}, {software}"}
     properties = torch.cuda.get_device_properties(0)
     capability = (properties.major, properties.minor)
     return {
@@ -52,22 +57,25 @@ def about() -> dict[str, Any]:
             if capability >= _HOPPER
             else ": equal bits are designed for 9.0 (Hopper) and later; G3 says what this one does"
         ),
-        "software": f"torch {torch.__version__} (CUDA {torch.version.cuda}), triton {triton.__version__}, "
-        f"transformers {transformers.__version__}",
+        "software": f"torch {torch.__version__} (CUDA {torch.version.cuda}), {software}",
     }
 
 
-def works() -> bool:
-    """Whether CUDA still works in this process; after some errors (a wrong address) every call fails."""
+def works(device: str = "cuda") -> bool:
+    """Whether the device still works in this process; after some errors (a wrong address) every call of CUDA fails."""
     try:
-        return torch.ones(2, device="cuda").sum().item() == 2
+        return torch.ones(2, device=device).sum().item() == 2
     except Exception:
         # Whatever it raises.
         return False
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
-    """Median time of ``run`` on the GPU, after two that warm up."""
+    """Median time of ``run`` on the GPU, after two that warm up; without one, of a single run."""
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - start)
     for _ in range(2):
         run()
     times: list[float] = []

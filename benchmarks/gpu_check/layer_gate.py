@@ -17,7 +17,7 @@ MakeRoutes = Callable[[torch.Tensor], dict[str, Route]]
 # Rows whose bits are compared with those of sixteen, and rows that are timed.
 COMPARED = (1, 17, 32, 48, 64, 128, 200, 256, 512)
 TIMED = (16, 32, 64, 128)
-_LEAST_ROWS = 16
+_LEAST_ROWS, _SHIFT = 16, 5
 # An H100 keeps 50 MB.
 _BEYOND_CACHE = 2**27
 CUBLAS, TRITON = "cuBLASLt without split-K", "Triton"
@@ -35,15 +35,24 @@ def shapes_of(size: Size, vocabulary: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def routes_of(weight: torch.Tensor) -> dict[str, Route]:
+def routes_of(weight: torch.Tensor, least_rows: int = _LEAST_ROWS) -> dict[str, Route]:
     """Both ways to multiply by ``weight``."""
-    return {CUBLAS: PaddedLinear(weight), TRITON: RowLinear(weight)}
+    return {CUBLAS: PaddedLinear(weight), TRITON: RowLinear(weight, least_rows=least_rows)}
 
 
 def differing(route: Route, rows: torch.Tensor, compared: Sequence[int]) -> list[int]:
-    """The numbers of rows beside which the first rows have other bits than beside fifteen others."""
-    expected = route(rows[:_LEAST_ROWS])
-    return [count for count in compared if not torch.equal(route(rows[:count])[:_LEAST_ROWS], expected[:count])]
+    """The numbers of rows beside which some row has other bits than among sixteen, or in a second run.
+
+    Rows lie at two places of a pass, so that every row of a tile is compared.
+    """
+    few = [route(rows[start : start + _LEAST_ROWS]) for start in range(0, len(rows), _LEAST_ROWS)]
+    expected = torch.cat(few)
+
+    def same(start: int, count: int) -> bool:
+        given = rows[start : start + count]
+        return all(torch.equal(route(given), expected[start : start + count]) for _ in range(2))
+
+    return [count for count in compared if not all(same(start, count) for start in (0, min(_SHIFT, len(rows) - count)))]
 
 
 def linear_layers(

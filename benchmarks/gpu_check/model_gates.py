@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.gpu import milliseconds
-from benchmarks.gpu_check.packings import rows_of, starts_of, tree
+from benchmarks.gpu_check.packings import bushy_tree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 
 # Rows, tokens before them, and requests that share the rows.
@@ -37,8 +37,8 @@ def same_bits(models: Mapping[str, BareModel], **sizes: int) -> GateVerdict:
 def differing_rows(
     model: BareModel, length: int = 600, depth: int = 8, others: int = 5, vocabulary: int = 128256
 ) -> tuple[list[str], int]:
-    """The logits of plain decoding, of prompts in chunks, and of trees beside other requests: the rows that differ, and how
-    many were compared.
+    """The logits of plain decoding, of prompts in chunks, and of trees beside other requests, each pass twice: the rows that
+    differ, and how many were compared.
     """
     text = torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(1)).tolist()
     whole = model.logits([rows_of("0", 0, text)])
@@ -50,13 +50,17 @@ def differing_rows(
         path = range(start, start + depth + 1)
         plain = torch.cat([model.logits([rows_of("0", at, text[at : at + 1])]) for at in path])
         wrong += [f"prompt, position {start + row}" for row in _rows_that_differ(whole[start : start + depth + 1], plain)]
-        packed = tree(start, depth, others, length, seed=start)
-        tokens = [text[place] for place in packed.shown]
-        made = model.logits([rows_of("1", 0, text[:5]), rows_of("0", start, tokens, packed.parents)])[5:]
-        wrong += [f"tree, position {start + row}" for row in _rows_that_differ(made[list(packed.path)], plain)]
-        compared += 2 * len(path)
-        # The tree has overwritten what follows the position.
-        model.logits([rows_of("0", start, text[start:])])
+        compared += len(path)
+        for name, packed in {
+            "tree": tree(start, depth, others, length, seed=start), "bushy tree": bushy_tree(start, depth, length)
+        }.items():  # fmt: skip
+            tokens = [text[place] for place in packed.shown]
+            made = model.logits([rows_of("1", 0, text[:5]), rows_of("0", start, tokens, packed.parents)])[5:]
+            wrong += [f"{name}, position {start + row}" for row in _rows_that_differ(made[list(packed.path)], plain)]
+            compared += len(path)
+            # The tree has overwritten what follows the position.
+            model.logits([rows_of("0", start, text[start:])])
+    wrong += [f"{model.unsteady} passes that ran again"] if model.unsteady else []
     return wrong, compared
 
 
@@ -85,7 +89,7 @@ def step_costs(model: BareModel, terabytes: float, passes: Sequence[Pass] = PASS
     for rows, context, requests in passes:
         each = rows // requests
         batch = [rows_of(str(number), context, [1] * each, range(-1, each - 2)) for number in range(requests)]
-        times[rows, context, requests] = milliseconds(model.captured(batch))
+        times[rows, context, requests] = milliseconds(model.captured(batch).replay)
     per_token = sum(2 * call.kv_heads * (call.key_size + call.value_size) for call in model.pool.calls)
     floors = {one: 1e-9 * (model.bytes + one[1] * one[2] * per_token) / terabytes for one in times}
     return judge_costs(times, floors)

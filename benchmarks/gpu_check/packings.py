@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from services.verifier.model.target_port import Rows
 
+# Nodes of a bushy tree: with the row before them a pass of 64.
+_BUSHY = 63
+
 
 def rows_of(name: str, context: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> Rows:
     """A request's rows, all of which are chosen after."""
@@ -44,6 +47,19 @@ def tree(start: int, depth: int, others: int, length: int, seed: int) -> PackedT
         parents.append(path[-1] if path else -1)
         path.append(len(parents) - 1)
         shown.append(start + 1 + step)
+    return PackedTree(start=start, parents=tuple(parents), shown=tuple(shown), path=(0, *(1 + node for node in path)))
+
+
+def bushy_tree(start: int, depth: int, length: int, nodes: int = _BUSHY) -> PackedTree:
+    """As ``tree``, as wide as it may be: every level has as many nodes, spread over those before, the path's the last."""
+    parents: list[int] = []
+    shown, path, before = [start], list[int](), [-1]
+    for step in range(depth):
+        level = range(len(parents), len(parents) + max(1, nodes // depth))
+        parents += [before[place % len(before)] for place in range(len(level) - 1)] + [before[-1]]
+        shown += [(start + 7 * node) % length for node in level[:-1]] + [start + 1 + step]
+        path.append(level[-1])
+        before = list(level)
     return PackedTree(start=start, parents=tuple(parents), shown=tuple(shown), path=(0, *(1 + node for node in path)))
 
 

@@ -104,7 +104,7 @@ class _Task:
         target = verifier_config(config.settings, config.model).target
         stopping = StoppingBench(
             StoppingConfig(
-                target=with_room(target, target.kv_cache_tokens), draft=self.draft, classifier=self.classifier,
+                target=with_room(target, target.cache_tokens), draft=self.draft, classifier=self.classifier,
                 stop=trained_config(config.settings).stop,
                 params=SamplingParams(temperature=0, max_tokens=config.max_tokens), sweep=_SWEEP, longest=_LONGEST,
                 seed=config.seed, prompts=self.prompts, tuning=None,

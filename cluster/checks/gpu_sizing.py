@@ -67,7 +67,9 @@ class GpuPlan:
     """What one GPU holds, and how long passes take at least.
 
     Attributes:
-        weights, cache, drafters, graphs: bytes of the fullest GPU; ``graphs`` with CUDA's context.
+        weights, cache, drafters, graphs: bytes of the fullest GPU; ``graphs`` with CUDA's context, NCCL's buffers and what
+            comes and goes.
+        cache_tokens: that the cache holds, over all requests.
         free: what is left of it.
         step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
         many_s: the same for ``MANY_ROWS`` rows.
@@ -75,6 +77,7 @@ class GpuPlan:
 
     weights: float
     cache: float
+    cache_tokens: int
     drafters: float
     graphs: float
     free: float
@@ -105,16 +108,17 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     Raises:
         ConfigurationError: it does not fit; says what would.
     """
-    from services.verifier.loading.memory import check_fits, graph_bytes
+    from services.verifier.loading.memory import buffer_bytes, graph_bytes, share_of, with_cache_of
 
     if config.dtype == "fp8" and not kind.fp8:
         able = ", ".join(name for name, other in GPUS.items() if other.fp8)
         raise ConfigurationError(
             f"with --gpus it needs one of {able}; use bfloat16 or int8", field="verifier.dtype", value="fp8"
         )
-    available = kind.memory - _CONTEXT_BYTES - drafters
-    check_fits(config, shape, available, fp8=kind.fp8)
-    weights, cache, graphs = shape.weights(config), shape.cache(config), graph_bytes(config, shape)
+    free = kind.memory - _CONTEXT_BYTES - drafters
+    config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=kind.fp8, least=config.max_model_len or 1)
+    weights, cache = shape.weights(config), shape.cache(config)
+    graphs = graph_bytes(config, shape) + buffer_bytes(config, shape)
     moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" else 1)
     parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings
     reading = moved / kind.bandwidth / config.tensor_parallel_size
@@ -122,9 +126,10 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     return GpuPlan(
         weights=weights,
         cache=cache,
+        cache_tokens=config.cache_tokens,
         drafters=drafters,
         graphs=_CONTEXT_BYTES + graphs,
-        free=available - weights - cache - graphs,
+        free=free - weights - cache - graphs,
         step_s=reading + _gathering(config, shape, kind, 1),
         many_s=max(reading, 2 * parameters * MANY_ROWS / operations) + _gathering(config, shape, kind, MANY_ROWS),
     )
@@ -184,9 +189,9 @@ def split_sentence(splits: Sequence[GpuSplit]) -> str:
 
 def sentence(found: GpuPlan, count: int, name: str) -> str:
     """The plan in words."""
-    parts = [f"{found.weights / _GB:.1f} GB of weights", f"{found.cache / _GB:.1f} of cache"]
+    parts = [f"{found.weights / _GB:.1f} GB of weights", f"{found.cache / _GB:.1f} of cache ({found.cache_tokens:,} tokens)"]
     parts += [f"{found.drafters / _GB:.1f} of drafters"] if found.drafters else []
-    parts += [f"{found.graphs / _GB:.1f} of graphs and CUDA"]
+    parts += [f"{found.graphs / _GB:.1f} of graphs, buffers and CUDA"]
     return (
         f"{count} x {name}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass takes at "
         f"least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives one "

@@ -19,6 +19,8 @@ _GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
+# Tokens of the smallest pool.
+_BLOCK = 64
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -83,16 +85,17 @@ def check_lengths(verifier: VerifierSettings, config: dict[str, Any]) -> None:
         raise ConfigurationError(
             f"the model was made for at most {most} tokens", field="verifier.max_model_len", value=wanted
         )
-    if wanted is not None and wanted > verifier.kv_cache_tokens:
+    tokens = verifier.known_cache_tokens
+    if wanted is not None and tokens is not None and wanted > tokens:
         raise ConfigurationError(
-            f"kv_cache_tokens, {verifier.kv_cache_tokens}, must not be below it",
+            f"kv_cache_tokens, {tokens}, must not be below it",
             field="verifier.max_model_len",
             value=wanted,
         )
 
 
-def cache_bytes(verifier: VerifierSettings, config: dict[str, Any]) -> float | None:
-    """Bytes of the key-value pool over all stages; None if the configuration does not determine them."""
+def cache_bytes(verifier: VerifierSettings, config: dict[str, Any], tokens: int) -> float | None:
+    """Bytes of a key-value pool of ``tokens`` over all stages; None if the configuration does not determine them."""
     text = text_config(config)
     try:
         heads = text["num_attention_heads"]
@@ -101,7 +104,7 @@ def cache_bytes(verifier: VerifierSettings, config: dict[str, Any]) -> float | N
     except (KeyError, TypeError, ZeroDivisionError):
         return None
     exact = verifier.dtype == "float32" or (verifier.dtype == "int8" and verifier.device == "cpu")
-    return float(row * verifier.kv_cache_tokens * (4 if exact else 2))
+    return float(row * tokens * (4 if exact else 2))
 
 
 def check_fits(
@@ -117,7 +120,11 @@ def check_fits(
     Raises:
         ConfigurationError: they cannot fit; says what would.
     """
-    cache = cache_bytes(verifier, config)
+    known = verifier.known_cache_tokens
+    # A GPU that says the size of the pool must hold one of the longest request, or of one block.
+    tokens = known if known is not None else verifier.max_model_len or _BLOCK
+    available *= 1.0 if known is not None else verifier.gpu_memory_utilization
+    cache = cache_bytes(verifier, config, tokens)
     if cache is None:
         return
     # Weights stay as stored or are converted to verifier.dtype; the smaller of the two is a lower bound.
@@ -128,15 +135,15 @@ def check_fits(
     if taken <= share:
         return
     beside = f" beside the models that draft, {drafting / _GIB:.1f} GiB (drafter.models)" if drafting else ""
-    room = (share - held) / (cache / parts) * verifier.kv_cache_tokens
-    tokens = 1 << max(0, int(room)).bit_length() - 1 if room >= 64 else 0
+    room = (share - held) / (cache / parts) * tokens
+    fitting = 1 << max(0, int(room)).bit_length() - 1 if room >= _BLOCK else 0
     raise ConfigurationError(
         f"the model does not fit: at least {held / _GIB:.1f} GiB of weights and {cache / parts / _GIB:.1f} GiB of "
-        f"cache (verifier.kv_cache_tokens: {verifier.kv_cache_tokens}) in each of {parts} {what}, "
+        f"cache (verifier.kv_cache_tokens: {tokens}) in each of {parts} {what}, "
         f"{max(0.0, share) / _GIB:.1f} GiB are free{beside}; "
         + (
-            f"kv_cache_tokens: {tokens} would fit"
-            if tokens
+            f"kv_cache_tokens: {fitting} would fit"
+            if fitting
             else "use another dtype, more stages on other machines, or a smaller model"
         ),
         about="model",

@@ -39,6 +39,7 @@ class GroupOffer(Section):
     shared_memory: str = _Quantity
     gpus: int = Field(0, ge=0, description="of each pod")
     gpu_memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="of each GPU")
+    gpu_driver: str | None = Field(None, pattern=r"^[0-9]{3}(\.[0-9]+){0,2}$", description="NVIDIA's, on the nodes")
 
 
 class StorageOffer(Section):

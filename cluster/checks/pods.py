@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster import build
 from cluster.checks import model_files
+from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
 from cluster.checks.offered import GroupOffer, Offer, amount
 from cluster.checks.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
 from cluster.models.drafters import memory_here, trained_config
@@ -53,6 +54,7 @@ def preflight_in_pods(settings: Settings, offer: Offer, copy: Path | None = None
     for refusal in _misplaced(settings, offer):
         raise refusal
     known, unchecked = _known_here(settings, offer)
+    unchecked += tuple(_unknown_drivers(offer))
     check_settings(known, here=False)
     folder = copy or _folder_here(known, offer)
     model = None if folder is None else ResolvedModel(name=settings.model, path=folder)
@@ -133,6 +135,7 @@ def _too_little(settings: Settings, offer: Offer, model: ResolvedModel | None) -
     yield from _cores(settings, offer)
     yield from _gpus(settings, groups.verifier)
     yield from _drafting_gpus(settings, groups.drafting)
+    yield from _drivers(offer)
     for name in ("router", "drafting", "verifier"):
         group: GroupOffer = getattr(groups, name)
         if amount(group.shared_memory) >= amount(group.memory):
@@ -170,7 +173,7 @@ def _stages_of_a_pod(settings: Settings, group: GroupOffer) -> int:
     if not group.gpus or not verifier.num_gpus:
         return verifier.processes
     most = int(group.gpus / verifier.num_gpus)
-    return most - most % verifier.processes if verifier.processes <= most else most
+    return most - most % (verifier.processes if verifier.processes <= most else verifier.tensor_parallel_size)
 
 
 def _gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]:
@@ -207,14 +210,15 @@ def _gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]
         return
     if not on_gpu:
         return
-    together = each * verifier.processes
-    what = f"a verifier takes {together:g} (settings.verifier.stages {verifier.stages} x num_gpus {each:g})"
+    together, ranks = each * verifier.processes, verifier.tensor_parallel_size
+    of_ranks = f" x tensor_parallel_size {ranks}" if ranks > 1 else ""
+    what = f"a verifier takes {together:g} (settings.verifier.stages {verifier.stages}{of_ranks} x num_gpus {each:g})"
     if together <= has:
         if has % together:
             yield ConfigurationError(
                 f"{what}, so must be a multiple of {together:g}", field="groups.verifier.gpus", value=has
             )
-    elif has % each or together % has:
+    elif has % (each * ranks) or together % has:
         yield ConfigurationError(
             f"{what}, so must divide {together:g}, in whole stages, or be a multiple of it",
             field="groups.verifier.gpus",
@@ -236,6 +240,30 @@ def _drafting_gpus(settings: Settings, group: GroupOffer) -> Iterator[Configurat
         yield ConfigurationError(
             "settings.drafter.num_gpus is 0, so they would lie idle", field="groups.drafting.gpus", value=group.gpus
         )
+
+
+def _drivers(offer: Offer) -> Iterator[ConfigurationError]:
+    for name, group in _with_gpus(offer):
+        if group.gpu_driver is not None and too_old(group.gpu_driver):
+            yield ConfigurationError(
+                f"the image's CUDA {IMAGE_CUDA} needs {OLDEST_DRIVER} or later",
+                field=f"groups.{name}.gpuDriver",
+                value=group.gpu_driver,
+            )
+
+
+def _unknown_drivers(offer: Offer) -> Iterator[str]:
+    for name, group in _with_gpus(offer):
+        if group.gpu_driver is None:
+            yield (
+                f"the driver of the nodes with GPUs: the image's CUDA {IMAGE_CUDA} needs NVIDIA's {OLDEST_DRIVER} or later "
+                f"(groups.{name}.gpuDriver names theirs)"
+            )
+
+
+def _with_gpus(offer: Offer) -> Iterator[tuple[str, GroupOffer]]:
+    groups = {"drafting": offer.groups.drafting, "verifier": offer.groups.verifier}
+    return ((name, group) for name, group in groups.items() if group.gpus)
 
 
 def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[ConfigurationError]:

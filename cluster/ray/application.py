@@ -77,9 +77,11 @@ def _placed(deployment: Any, settings: Settings, stop_s: float, **more: Any) -> 
     if component.max_replicas_per_node is not None:
         options["max_replicas_per_node"] = component.max_replicas_per_node
     if component.processes > 1:
+        # A bundle lies on one node, as the ranks of a stage must: it has room for all of them.
+        ranks = component.processes_together
         bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus} | custom
         # Ray rejects empty bundles.
-        bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
-        bundles = [bundle] * component.processes
+        bundle = {name: ranks * amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
+        bundles = [bundle] * (component.processes // ranks)
         options |= {"placement_group_bundles": bundles, "placement_group_strategy": settings.cluster.placement.stages}
     return cast(serve.Deployment, deployment.options(**options))

@@ -61,10 +61,16 @@ def no_node_for(settings: Settings, nodes: Nodes) -> str | None:
                 f"cluster.placement.{name} is {wanted}: no node of this Ray has that resource ({_custom(nodes)}); "
                 "start nodes with it (ray start --resources, or a worker group's resources), or name another one"
             )
-        on_one = component.processes if settings.cluster.placement.stages == "STRICT_PACK" else 1
+        strict = settings.cluster.placement.stages == "STRICT_PACK"
+        on_one = component.processes if strict else component.processes_together
         asked = {"CPU": component.num_cpus * on_one, "GPU": component.num_gpus * on_one}
         if not any(all(node.get(kind, 0) >= amount for kind, amount in asked.items()) for node in fitting):
-            what = f"a verifier of {on_one} stages (cluster.placement.stages: STRICT_PACK)" if on_one > 1 else f"a {name}"
+            packed = (
+                f"verifier of {on_one} processes (cluster.placement.stages: STRICT_PACK)"
+                if strict
+                else f"stage of {on_one} ranks"
+            )
+            what = f"a {packed if on_one > 1 else name}"
             where = "no node of this Ray" if wanted is None else f"no node with {wanted}"
             most = " and ".join(f"{max(node.get(kind, 0) for node in fitting):g} {kind}s" for kind in asked)
             return (

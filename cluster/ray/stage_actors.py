@@ -59,7 +59,8 @@ class _Actor:
 def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> Launch:
     """A ``Launch`` that starts stages as actors in a verifier replica's placement group.
 
-    Bundle 0 of the group is the replica's own; the process numbered n gets bundle n + 1.
+    Each bundle has room for the ranks of one stage. Bundle 0 is the last one's, of which the replica is a rank itself;
+    stage n of the others gets bundle n + 1.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -73,7 +74,8 @@ def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> La
             serve(spec_from_json(spec))
 
     def launch(spec: StageSpec) -> StageHandle:
-        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=spec.process + 1)
+        bundle = (spec.stage + 1) % spec.config.stages
+        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundle)
         actor = ray.remote(Stage).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy).remote()
         return _Actor(actor, spec)
 

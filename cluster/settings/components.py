@@ -14,7 +14,7 @@ from services.links.open_sessions import SILENCE_S
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
-from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.config import CACHE_TOKENS, TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
@@ -63,6 +63,20 @@ class VerifierSettings(_OfVerifier):
     @property
     def processes(self) -> int:
         return self.stages * self.tensor_parallel_size
+
+    @property
+    def processes_together(self) -> int:
+        return self.tensor_parallel_size
+
+    @property
+    def sized_by_gpu(self) -> bool:
+        """See ``TargetConfig``."""
+        return self.kv_cache_tokens is None and self.device != "cpu"
+
+    @property
+    def known_cache_tokens(self) -> int | None:
+        """Tokens that the KV cache holds; None: the memory of a GPU says it."""
+        return None if self.sized_by_gpu else self.kv_cache_tokens or CACHE_TOKENS
 
 
 class DrafterSettings(_OfDrafter):

@@ -60,6 +60,11 @@ class Placed(Section):
         return 1
 
     @property
+    def processes_together(self) -> int:
+        """Of these, how many must be on one node with one another."""
+        return 1
+
+    @property
     def fewest(self) -> int:
         """Replicas that are started."""
         return self.replicas if self.autoscaling is None else self.autoscaling.min_replicas
@@ -107,7 +112,8 @@ class PlacementSettings(Section):
     )
     stages: Literal["PACK", "STRICT_PACK"] = Field(
         "PACK",
-        description="PACK: the stages of one verifier run on as few nodes as have room; STRICT_PACK: on one node alone",
+        description="PACK: the stages of one verifier run on as few nodes as have room; STRICT_PACK: on one node alone, "
+        "as the ranks of one stage always do",
     )
     patience_s: float | None = Field(
         300,

@@ -18,6 +18,8 @@ AttentionBackend = Literal["auto", "triton", "torch"]
 # What multiplies where.
 _CPU_KERNELS: tuple[Kernels, ...] = ("auto", "avx512", "avx2", "neon", "onednn", "torch")
 _GPU_KERNELS: tuple[Kernels, ...] = ("auto", "triton", "cublaslt", "torch")
+# Tokens of the KV cache where neither a setting nor a GPU's memory says how many.
+CACHE_TOKENS = 16384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +71,23 @@ class TargetConfig:
     ] = "auto"
     kernels_dir: Path | None = None
     kv_cache_tokens: Annotated[
-        int,
+        int | None,
         Setting(
             "tokens that the KV cache holds, over all requests, which is what its memory grows with; when it is full, the "
-            "request that came last is preempted",
+            "request that came last is preempted; null: on a GPU what gpu_memory_utilization leaves, on a CPU "
+            f"{CACHE_TOKENS}",
             ge=64,
         ),
-    ] = 16384
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Setting(
+            "share of a GPU's memory that the target may take, of which the KV cache gets what all else leaves; "
+            "kv_cache_tokens goes before it",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.9
     max_model_len: Annotated[
         int | None, Setting("most tokens of prompt and answer together; null: the model's own limit", ge=2)
     ] = None
@@ -137,6 +149,16 @@ class TargetConfig:
     def processes(self) -> int:
         """Of the target: the ranks of all its stages."""
         return self.stages * self.tensor_parallel_size
+
+    @property
+    def sized_by_gpu(self) -> bool:
+        """Whether the memory of a GPU is to say how many tokens the KV cache holds."""
+        return self.kv_cache_tokens is None and self.device != "cpu"
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the KV cache holds. Where it is ``sized_by_gpu`` they are not known yet."""
+        return CACHE_TOKENS if self.kv_cache_tokens is None else self.kv_cache_tokens
 
 
 def check_backends(config: TargetConfig) -> None:

@@ -111,6 +111,10 @@ BY_PLAN: dict[str, tuple[dict[str, Any], str]] = {
         verifier(device="cuda", num_gpus=3, stages=2) | group("verifier", gpus=4),
         r"groups.verifier.gpus is 4: a verifier takes 6 .*, so must divide 6, in whole stages, or be a multiple of it",
     ),
+    "a driver older than the image's CUDA": (
+        verifier(**GPU) | group("verifier", gpus=1, gpuDriver="570.148.08"),
+        "groups.verifier.gpuDriver is 570.148.08: the image's CUDA 13.0 needs 580 or later",
+    ),
     "a GPU model without GPUs": (verifier(**GPU), "groups.verifier.gpus is 0: settings.verifier.device is cuda"),
     "GPUs for a CPU": (group("verifier", gpus=1), "groups.verifier.gpus is 1: settings.verifier.device is cpu"),
     "GPUs that nobody asks for": (

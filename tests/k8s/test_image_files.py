@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cluster import ship_native
+from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "k8s" / "images"
@@ -141,3 +142,13 @@ def test_the_charts_version_is_the_projects() -> None:
         f"ray=={yaml.safe_load((ROOT / 'k8s/outrider/values.yaml').read_text())['ray']['version']}"
         in (IMAGES / "cpu.lock").read_text()
     )
+
+
+def test_a_plan_knows_the_cuda_of_the_image() -> None:
+    """And which drivers run it: the last of CUDA 12 do not run CUDA 13 (its release notes)."""
+    assert pinned("gpu")["cuda-toolkit"].startswith(f"{IMAGE_CUDA}.")
+    assert OLDEST_DRIVER == 580
+    assert [driver for driver in ("550.54.15", "575.57.08", "580.65.06", "590") if too_old(driver)] == [
+        "550.54.15",
+        "575.57.08",
+    ]

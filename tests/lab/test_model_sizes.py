@@ -53,7 +53,7 @@ def test_the_section_takes_the_place_of_an_earlier_one() -> None:
 def test_the_shapes_have_the_parameters_that_they_are_named_for() -> None:
     default = Size(width=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_size=64)
     for size, shape in SHAPES.items():
-        grown = default.grown(shape.width, shape.intermediate, shape.layers)
+        grown = default.filled(shape.width, shape.intermediate, shape.layers)
         layer = sum(torch.Size(each).numel() for each in grown.shapes().values())
         total = grown.layers * layer + 49152 * grown.width
         assert round(total / 1e9, 1 if size == "0.1" else 0) == float(size)

@@ -145,7 +145,7 @@ def test_each_stage_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(asked: TargetConfig) -> None:
+    def refused(asked: TargetConfig, least: int) -> None:
         raise ConfigurationError("no room", field=asked.device)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -12,7 +12,15 @@ import torch
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import cpu_choice as kernels
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.memory import Shape, check_fits, graph_bytes
+from services.verifier.loading.memory import (
+    Shape,
+    available_bytes,
+    buffer_bytes,
+    check_fits,
+    graph_bytes,
+    needed,
+    with_cache_of,
+)
 from services.verifier.loading.model_config import load_dtype
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
@@ -118,3 +126,45 @@ def test_int8_on_a_gpu_is_made_of_the_type_that_is_computed_in(tiny_model: Path)
     assert load_dtype(config) == torch.float32
     assert load_dtype(replace(config, device="cuda:1")) == torch.bfloat16
     assert load_dtype(replace(config, dtype="bfloat16")) == torch.bfloat16
+
+
+def test_a_gpu_says_how_many_tokens_its_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit beside all else into its share, of which others may have taken some."""
+    shape = replace(SHAPE, vocabulary=2**17, longest=4096)
+    config = TargetConfig(model_path="", device="cuda", dtype="bfloat16")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    # 10 GiB are taken, and 8 are not its share.
+    assert available_bytes(config) == pytest.approx(62 * GIB)
+    assert available_bytes(replace(config, kv_cache_tokens=64)) == 70 * GIB
+    found = with_cache_of(config, shape, 62 * GIB)
+    assert found.cache_tokens % 64 == 0 and found.max_model_len is None
+    full = replace(found, max_model_len=4096)
+    block = shape.cache(replace(full, kv_cache_tokens=64))
+    assert 0 <= 62 * GIB - needed(full, shape) < block
+    assert needed(full, shape) == sum(
+        part(full)
+        for part in (shape.weights, shape.cache, lambda own: graph_bytes(own, shape), lambda own: buffer_bytes(own, shape))
+    )
+    # A setting goes before it, and the CPU's number does not depend on memory.
+    assert with_cache_of(replace(config, kv_cache_tokens=128), shape, 62 * GIB).cache_tokens == 128
+    assert with_cache_of(replace(config, device="cpu"), shape, 62 * GIB).cache_tokens == 16384
+    assert with_cache_of(config, replace(shape, cache_values_per_token=0), 62 * GIB, least=512).cache_tokens == 512
+    with refuses(ConfigurationError, "model", None, "dtype: int8"):
+        with_cache_of(config, shape, 6 * GIB)
+    with refuses(ConfigurationError, "model", None, "(kv_cache_tokens: 2000000)"):
+        with_cache_of(config, shape, 62 * GIB, least=2_000_000)
+
+
+def test_what_comes_and_goes_on_a_gpu_is_counted() -> None:
+    """Logits of the largest pass in two types, or trials of kernels where they take more; NCCL's buffers beside others."""
+    shape, config = (
+        replace(SHAPE, vocabulary=1000),
+        TargetConfig(model_path="", device="cuda", dtype="bfloat16", pass_rows=100),
+    )
+    assert buffer_bytes(config, shape) == 100 * 1000 * (2 + 4)
+    assert buffer_bytes(replace(config, stages=2), shape) - buffer_bytes(config, shape) == GIB / 2
+    wide = replace(shape, embeddings=GIB)
+    assert buffer_bytes(config, wide) == 2 * GIB - wide.cache(config)
+    for other in (replace(config, kernels="torch"), replace(config, dtype="fp8")):
+        assert buffer_bytes(other, wide) == 100 * 1000 * (2 + 4)
+    assert buffer_bytes(replace(config, device="cpu", dtype="float32"), wide) == 0

@@ -21,17 +21,21 @@ pytest.importorskip("triton")
 from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import gpu, layer_gate
 from benchmarks.gpu_check.attention_gate import attention
-from benchmarks.gpu_check.bare_model import BareModel
+from benchmarks.gpu_check.bare_model import BareModel, CapturedPass
+from benchmarks.gpu_check.captured_gate import captured_passes
 from benchmarks.gpu_check.ceilings import how_it_adds, judge_ceilings
+from benchmarks.gpu_check.decoding_gate import judge_decoding
 from benchmarks.gpu_check.layer_gate import CUBLAS, TRITON, judge_layers, linear_layers, shapes_of
 from benchmarks.gpu_check.model_gates import PASSES, judge_bits, judge_costs, same_bits
 from benchmarks.gpu_check.needs import unmet
-from benchmarks.gpu_check.packings import rows_of, starts_of, tree
+from benchmarks.gpu_check.packings import bushy_tree, rows_of, starts_of, tree
+from benchmarks.gpu_check.sizes import llama_8b
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
 from services.verifier.kernels.triton.row_products import RowLinear
 from services.verifier.kernels.triton.virtual_groups import VirtualGroup, pack
 from services.verifier.model.gpu_here import without_kernels
+from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
 PASSED = GateVerdict(result="pass", found="as on paper", follows="go on", figures={"speed": 3.0}, table=[["rows"], ["16"]])
@@ -190,7 +194,7 @@ def test_layers_whose_rows_depend_on_others_are_seen() -> None:
     speeds = {CUBLAS: {"down": {16: 900.0}}, TRITON: {"down": {16: 1800.0}}}
     assert judge_layers({CUBLAS: [], TRITON: []}, speeds, []).follows == f"use {TRITON}, the faster one"
     assert judge_layers({CUBLAS: ["x"], TRITON: ["y"]}, speeds, []).result == "fail"
-    assert shapes_of(command.llama_8b(32), 128256)["query, key, value"] == (6144, 4096)
+    assert shapes_of(llama_8b(32), 128256)["query, key, value"] == (6144, 4096)
 
 
 def test_layers_are_checked_by_the_route_that_a_verifier_takes() -> None:
@@ -221,13 +225,13 @@ def test_attention_passes_and_a_wrong_mask_does_not() -> None:
 def test_a_whole_models_logits() -> None:
     """In one pass, in two chunks, in a tree beside another request, and alone."""
     size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
-    model = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu")
-    normed = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu", head_norms=True)
+    model = BareModel(size, 40, lengths=[128, 128], dtype=torch.float32, device="cpu")
+    normed = BareModel(size, 40, lengths=[128, 128], dtype=torch.float32, device="cpu", head_norms=True)
     assert model.left == normed.left == []
     with hopper():
         found = same_bits({"plain": model, "normed": normed}, length=9, depth=2, others=2, vocabulary=40)
         made = model.logits([rows_of("1", 0, range(5))])
-    assert found.result == "pass" and found.figures["compared"] == 30, found.found
+    assert found.result == "pass" and found.figures["compared"] == 36, found.found
     torch.manual_seed(0)
     model.config._attn_implementation = "eager"
     expected = LlamaForCausalLM(model.config)(torch.arange(5)[None]).logits[0]
@@ -248,6 +252,16 @@ def test_ceilings_and_costs() -> None:
     assert steep.result == "fail" and "64 rows must cost" in steep.follows
 
 
+def test_a_bushy_tree_holds_the_true_path() -> None:
+    packed = bushy_tree(30, 8, 100)
+    assert len(packed.parents) == 56 and [packed.shown[row] for row in packed.path] == list(range(30, 39))
+    parents: Sequence[int] = (-2, *packed.parents)
+    assert [parents[row] + 1 for row in packed.path[1:]] == list(packed.path[:-1])
+    # The path's nodes have siblings, and those children of their own.
+    assert all(packed.parents.count(packed.parents[node]) > 1 for node in packed.path[1:-1] if packed.parents[node] == -1)
+    assert len({parent for parent in packed.parents if parent >= 0}) == 49
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_packings_hold_the_true_path(seed: int) -> None:
     packed = tree(30, 6, 4, 100, seed)
@@ -259,6 +273,52 @@ def test_packings_hold_the_true_path(seed: int) -> None:
 
 def test_make_gpu_check_runs_it() -> None:
     assert "-m benchmarks.gpu_check" in Path("Makefile").read_text().split("\ngpu-check:")[1].split("\n\n")[0]
+
+
+@pytest.mark.exhaustive
+def test_all_of_it_on_a_cpu(tmp_path: Path) -> None:
+    """Under the model of Hopper's products all gates but those of speed pass; so they do where tiles have 64 rows at least."""
+    for further in ([], ["--least-rows", "64", "--only", "G2,G3,G5"]):
+        with hopper():
+            assert command.main(["--device", "cpu", "--out", str(tmp_path), *further]) == 0
+        gates = json.loads((tmp_path / "gpu_check.json").read_text())["gates"]
+        assert {name for name, gate in gates.items() if gate["result"] == "not measured"} == {"G1", "G6"} & set(gates)
+        assert {gate["result"] for gate in gates.values()} <= {"pass", "not measured"}, gates
+    assert "verdicts on speed are for GPUs" in (tmp_path / "gpu_check.md").read_text()
+
+
+def test_tokens_that_depend_on_the_load_are_seen() -> None:
+    assert judge_decoding([], {1: 120.0, 8: 800.0}).found.endswith("tokens per second: 120 with 1, 800 with 8 at a time")
+    wrong = judge_decoding(["request 0 beside 7"], {1: 120.0, 8: 800.0})
+    assert wrong.result == "fail" and wrong.figures["differ"] == ["request 0 beside 7"]
+
+
+@pytest.mark.exhaustive
+def test_a_captured_pass_that_keeps_what_filled_it_before_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CapturedPass, "fill", lambda self, batch: None if getattr(self, "full", 0) else fill(self, batch))
+    size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
+    model = BareModel(size, 40, lengths=[128, 128], dtype=torch.float32, device="cpu")
+
+    def fill(graph: CapturedPass, batch: Sequence[Rows]) -> None:
+        graph._laid_out.fill(batch)
+        graph.full = True  # type: ignore[attr-defined]
+
+    with hopper():
+        found = captured_passes(model, length=9, depth=2, others=2, vocabulary=40)
+    assert found.result == "fail" and "one row, filling 0, row 0" in found.found
+
+
+def test_a_race_is_seen() -> None:
+    """A kernel whose second run gives other bits."""
+    made = iter([torch.zeros(1, 3), torch.ones(1, 3)])
+    model = BareModel.__new__(BareModel)
+    model.unsteady = 0
+    model._laid_out = lambda batch: None  # type: ignore[assignment,return-value]
+    model.launch = lambda laid_out: next(made)  # type: ignore[assignment]
+    model.logits([])
+    assert model.unsteady == 1
+    runs = iter([2.0, 2.0, 3.0])
+    assert layer_gate.differing(lambda rows: rows * next(runs), torch.ones(16, 2), (16,)) == [16]
 
 
 @pytest.mark.exhaustive

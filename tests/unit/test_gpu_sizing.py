@@ -129,7 +129,9 @@ def test_what_a_plan_says(make: Make) -> None:
     assert found.weights == pytest.approx(9.08e9, rel=0.01)
     assert found.step_s == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
     assert found.weights + found.cache + found.graphs + found.free == pytest.approx(80e9)
-    assert sentence(found, count, kind).startswith("2 x H100, on paper: 9.1 GB of weights, 4.3 of cache, 2.6 of graphs")
+    assert sentence(found, count, kind).startswith(
+        "2 x H100, on paper: 9.1 GB of weights, 4.3 of cache (65,536 tokens), 4.1 of graphs"
+    )
     assert sizes_object(settings, "2xH100")["step_s"] == found.step_s
     halved, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=fp8", "verifier.kv_cache_tokens=65536"]), "2xH100")
     assert halved.step_s == pytest.approx(found.step_s / 2) and halved.cache == found.cache
@@ -139,20 +141,21 @@ def test_what_a_plan_says(make: Make) -> None:
     whole, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=int8", "verifier.kv_cache_tokens=65536"]), "2xH100")
     # Room for the output layer's copy; a byte read, two written and two read for each weight.
     assert whole.weights == pytest.approx(halved.weights + table) and whole.step_s == pytest.approx(5 * halved.step_s)
-    beside = size_up(replace(config_of(folder), stages=2), shape_of(config_of(folder)), GPUS["H100"], drafters=5e9)
-    assert beside.free == pytest.approx(found.free - 5e9) and "5.0 of drafters" in sentence(beside, 2, "H100")
+    split_in_two, shape = replace(config_of(folder), stages=2), shape_of(config_of(folder))
+    alone, beside = (size_up(split_in_two, shape, GPUS["H100"], drafters=drafters) for drafters in (0.0, 5e9))
+    assert beside.free == pytest.approx(alone.free - 5e9) and "5.0 of drafters" in sentence(beside, 2, "H100")
 
 
 @pytest.mark.parametrize(
     ("model", "gpus", "settings", "refusal"),
     [
         ("70B", "1xH100", [], ("model", None, "one of these would fit: stages: 3")),
-        ("70B", "2xH100", [], ("model", None, "fit: kv_cache_tokens: 16384; dtype: int8; dtype: fp8; stages: 3, on other")),
+        ("70B", "2xH100", [], ("model", None, "fit: kv_cache_tokens: 8192; dtype: int8; dtype: fp8; stages: 3, on other")),
         (
             "70B",
             "2xA100",
             [],
-            ("model", None, "fit: kv_cache_tokens: 16384; dtype: int8; stages: 3, on other machines or GPUs"),
+            ("model", None, "fit: kv_cache_tokens: 8192; dtype: int8; stages: 3, on other machines or GPUs"),
         ),
         (
             "70B",
@@ -182,3 +185,18 @@ def test_what_is_refused(make: Make, model: str, gpus: str, settings: list[str],
     given = [f"model={make(model)}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536", *settings]
     with refuses(ConfigurationError, *refusal):
         sized(load(None, given), gpus)
+
+
+def test_the_card_says_how_many_tokens_the_cache_holds(make: Make) -> None:
+    """Nine tenths of 80 GB, less what all else takes; a share of it is what a setting says."""
+    chosen = [f"model={make('8B')}", "verifier.dtype=bfloat16", "verifier.max_model_len=8192"]
+    found, count, kind = sized(load(None, chosen), "1xH100")
+    token = 2 * 32 * 8 * (128 + 128 + 1)
+    assert found.cache == pytest.approx(found.cache_tokens * token, rel=0.01)
+    assert found.weights + found.cache + found.graphs == pytest.approx(0.9 * 80e9, rel=0.001)
+    assert f"({found.cache_tokens:,} tokens)" in sentence(found, count, kind)
+    assert sizes_object(load(None, chosen), "1xH100")["cache_tokens"] == found.cache_tokens
+    half, _, _ = sized(load(None, [*chosen, "verifier.gpu_memory_utilization=0.45"]), "1xH100")
+    assert found.cache - half.cache == pytest.approx(36e9, rel=0.001)
+    with refuses(ConfigurationError, "model", None, "one of these would fit"):
+        sized(load(None, [*chosen, "verifier.gpu_memory_utilization=0.2"]), "1xH100")

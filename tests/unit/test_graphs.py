@@ -141,7 +141,7 @@ def test_too_little_memory_at_capture_names_the_settings(
         made.capture(Largest(rows=4, requests=2, positions=9), {()})
     assert str(caught.value) == (
         "not enough GPU memory to capture passes of up to 4 rows, 2 requests and 9 positions: it ended after 0 of 3 graphs; "
-        "lower verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
+        "lower verifier.gpu_memory_utilization, verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
     )
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from cluster.checks.listeners import Listener, listeners
 from cluster.checks.offered import Offer, in_manifests, read_offer
-from cluster.checks.pods import preflight_in_pods
+from cluster.checks.pods import _gpus, preflight_in_pods
 from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
@@ -92,6 +92,29 @@ def test_verifiers_that_share_a_pod_share_its_cores() -> None:
     # Half of a GPU each.
     halves = load(flags=[*flags, "verifier.stages=1", "verifier.num_gpus=0.5"], environ={})
     preflight_in_pods(halves, offer(verifier={"gpus": 2}))
+
+
+def test_a_driver_that_does_not_run_the_images_cuda_is_refused() -> None:
+    flags = ["cache_dir=/nowhere", "model=/nowhere/m", "verifier.device=cuda", "verifier.num_gpus=1"]
+    settings = load(flags=flags, environ={})
+    with refuses(ConfigurationError, "groups.verifier.gpuDriver", "570.86.15", "the image's CUDA 13.0 needs 580 or later"):
+        preflight_in_pods(settings, offer(verifier={"gpus": 1, "gpu_driver": "570.86.15"}))
+    known = preflight_in_pods(settings, offer(verifier={"gpus": 1, "gpu_driver": "580.95.05"}))
+    # Without a word on the nodes' driver, which is needed is said.
+    unknown = preflight_in_pods(settings, offer(verifier={"gpus": 1}))
+    (said,) = set(unknown.unchecked) - set(known.unchecked)
+    assert "needs NVIDIA's 580 or later (groups.verifier.gpuDriver" in said
+
+
+def test_the_ranks_of_a_stage_need_one_pod() -> None:
+    flags = ["cache_dir=/nowhere", "model=/nowhere/m", "verifier.device=cuda", "verifier.num_gpus=1"]
+    settings = load(
+        flags=[*flags, "verifier.num_cpus=0.5", "verifier.stages=2", "verifier.tensor_parallel_size=2"], environ={}
+    )
+    assert not list(_gpus(settings, offer(verifier={"gpus": 2}).groups.verifier))
+    (refused,) = _gpus(settings, offer(verifier={"gpus": 1}).groups.verifier)
+    assert (refused.field, refused.value) == ("groups.verifier.gpus", "1")
+    assert "stages 2 x tensor_parallel_size 2 x num_gpus 1" in str(refused) and "in whole stages" in str(refused)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,10 @@ def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch
     assert weights.stored == 4
     verifier = settings_of(model, tmp_path).verifier
     # Two layers, keys and values of two heads of 16 numbers, four bytes each.
-    assert model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text())) == 2 * 2 * 2 * 16 * 4 * 16384
+    assert (
+        model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text()), 16384)
+        == 2 * 2 * 2 * 16 * 4 * 16384
+    )
     monkeypatch.setattr(preflight, "free_memory", lambda: 4.0 * numbers + 100)
     assert "the model does not fit" in refused(model, tmp_path)
 

@@ -62,6 +62,17 @@ def test_every_stage_asks_for_it(tiny_model: Path) -> None:
     assert replica.placement_group_bundles == [{"CPU": 1.0, "GPU": 1.0, "at_gpus": 0.001}] * 3
 
 
+def test_the_ranks_of_a_stage_lie_on_one_node(tiny_model: Path) -> None:
+    """One bundle has room for all of them: Ray never splits a bundle over nodes, whatever the strategy."""
+    flags = ("verifier.stages=2", "verifier.tensor_parallel_size=2", "verifier.num_cpus=3")
+    config = options_of(settings(*flags), tiny_model)["verifier"]._replica_config
+    assert config.placement_group_strategy == "PACK"
+    assert config.placement_group_bundles == [{"CPU": 6.0, "at_gpus": 0.002}] * 2
+    assert no_node_for(settings(*flags), [ENTRY, DRAFTING, GPUS | {"CPU": 6.0}, GPUS | {"CPU": 6.0}]) is None
+    said = no_node_for(settings(*flags), [ENTRY, DRAFTING, *[GPUS | {"CPU": 3.0}] * 4])
+    assert said is not None and said.startswith("a stage of 2 ranks asks for 6 CPUs and 0 GPUs on one node")
+
+
 def test_nodes_that_have_all_of_it_are_enough() -> None:
     nodes = [HEAD, ENTRY, DRAFTING, GPUS]
     for flags in ((), ("verifier.num_gpus=1", "verifier.stages=4"), ("verifier.num_gpus=1", "verifier.replicas=4")):

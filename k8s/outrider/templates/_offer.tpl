@@ -24,5 +24,8 @@ groups:
     {{- with $values.gpuMemory }}
     gpu_memory: {{ . | quote }}
     {{- end }}
+    {{- with $values.gpuDriver }}
+    gpu_driver: {{ . | quote }}
+    {{- end }}
   {{- end }}
 {{- end -}}

@@ -81,7 +81,7 @@ to the RayService, as the arguments of cluster.app:build, and to the ConfigMap, 
 {{- define "outrider.verifierPods" -}}
 {{- $settings := .Values.settings.verifier | default dict -}}
 {{- $gpus := .Values.groups.verifier.gpus | int -}}
-{{- $wanted := mulf ($settings.stages | default 1) ($settings.num_gpus | default 0) -}}
+{{- $wanted := mulf ($settings.stages | default 1) ($settings.tensor_parallel_size | default 1) ($settings.num_gpus | default 0) -}}
 {{- if or (eq $gpus 0) (eq $wanted 0.0) -}}
 {{- dict "replicasPerPod" 1 "podsPerReplica" 1 | toJson -}}
 {{- else if le $wanted (float64 $gpus) -}}

@@ -41,7 +41,7 @@ class Largest:
 def largest_pass(config: TargetConfig) -> Largest:
     """The largest passes of a target. A full-length request has room for the largest tree behind its tokens."""
     # Smaller caches than a request may fill are sized up as well, to say what would fit.
-    tokens = min(config.max_model_len or config.kv_cache_tokens, config.kv_cache_tokens)
+    tokens = min(config.max_model_len or config.cache_tokens, config.cache_tokens)
     return Largest(rows=config.pass_rows, requests=config.pass_requests, positions=tokens + MAX_NODES)
 
 

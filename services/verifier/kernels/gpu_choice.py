@@ -208,7 +208,7 @@ def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer:
     inexact: set[str] = set()
     for (outputs, inputs), count in shapes.items():
         copies = 1 + contest.beyond_cache // (2 * outputs * inputs)
-        weights = [torch.randn(outputs, inputs, device=device).bfloat16() for _ in range(copies)]
+        weights = [torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) for _ in range(copies)]
         for name, milliseconds in totals.items():
             layers = [contest.maker_of(name)(weight, None) for weight in weights]
             if name != "torch" and not is_exact_layer(layers[0], inputs, device):

@@ -18,6 +18,10 @@ _GIB = 2**30
 # Bytes that all captured passes share (results, intermediate tensors, sums of segments), and those of a layer in each.
 _SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.75 * _GIB, 2**18
 
+# Bytes of NCCL's buffers in a process that has others beside it. Assumed: its channels have some 4 MiB each, and more for
+# each peer.
+_NCCL_BYTES = 0.5 * _GIB
+
 # Requests that the checks at start open at the same time (``checks.exactness``).
 _CHECKED = 3
 
@@ -50,6 +54,8 @@ class Shape:
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
         kv_heads: key-value heads of a layer; 0: not known.
         gathered: numbers of a row that the ranks of a layer exchange; see ``cut_layers``.
+        vocabulary: logits of a row; 0: not known.
+        longest: tokens of the longest request that the model was made for; 0: not known.
     """
 
     layers: int
@@ -62,6 +68,8 @@ class Shape:
     kept_bytes: float | None = None
     kv_heads: int = 0
     gathered: int = 0
+    vocabulary: int = 0
+    longest: int = 0
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""
@@ -90,7 +98,7 @@ class Shape:
         """Bytes of the key-value cache of a rank of the largest stage."""
         # Ranks beyond the number of key heads hold the same ones.
         parts = config.stages * min(config.tensor_parallel_size, self.kv_heads or config.tensor_parallel_size)
-        return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / parts
+        return self.cache_values_per_token * config.cache_tokens * arithmetic_dtype(config).itemsize / parts
 
     def states(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's states of requests."""
@@ -108,6 +116,26 @@ def graph_bytes(config: TargetConfig, shape: Shape) -> float:
     return _SHARED_BY_GRAPHS + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
 
 
+def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Bytes of a GPU that come and go, or belong to NCCL, in the largest stage. Assumed, not measured.
+
+    A pass that no graph holds makes logits in its own type and in float32. Trials of kernels, before there is a cache, hold
+    weights as large as the output layer's, in bfloat16.
+    """
+    if config.device == "cpu":
+        return 0.0
+    logits = config.pass_rows * shape.vocabulary * (arithmetic_dtype(config).itemsize + torch.float32.itemsize)
+    tried = config.dtype == "bfloat16" and config.kernels != "torch"
+    trials = torch.bfloat16.itemsize * shape.embeddings / config.tensor_parallel_size if tried else 0.0
+    return max(logits, trials - shape.cache(config)) + (_NCCL_BYTES if config.processes > 1 else 0.0)
+
+
+def needed(config: TargetConfig, shape: Shape) -> float:
+    """Bytes that a rank of the largest stage takes in all."""
+    lasting = shape.weights(config) + shape.cache(config) + shape.states(config)
+    return lasting + graph_bytes(config, shape) + buffer_bytes(config, shape)
+
+
 def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: bool = False) -> None:
     """Check that the largest stage fits.
 
@@ -120,11 +148,11 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     """
 
     def fits(other: TargetConfig) -> bool:
-        return shape.weights(other) + shape.cache(other) + shape.states(other) + graph_bytes(other, shape) <= available
+        return needed(other, shape) <= available
 
     if fits(config):
         return
-    fewer = [config.kv_cache_tokens >> halvings for halvings in range(1, 12)]
+    fewer = [count for halvings in range(1, 12) if (count := config.cache_tokens >> halvings) >= TILE]
     tokens = next((count for count in fewer if fits(replace(config, kv_cache_tokens=count))), None)
     stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
     less = [config.pass_requests >> halvings for halvings in range(1, config.pass_requests.bit_length())]
@@ -135,12 +163,12 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     ways += [f"dtype: {dtype}" for dtype in dtypes]
     ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
     ways += [f"max_num_seqs: {requests}"] if requests else []
-    graphs, states = graph_bytes(config, shape), shape.states(config)
+    further, states = graph_bytes(config, shape) + buffer_bytes(config, shape), shape.states(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
-        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens})"
+        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.cache_tokens})"
         + (f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs)," if states else "")
-        + (f", {graphs / _GIB:.1f} GiB of captured passes," if graphs else "")
+        + (f", {further / _GIB:.1f} GiB of captured passes and buffers," if further else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
         + (
@@ -152,6 +180,46 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     )
 
 
-def available_bytes(device: torch.device) -> float:
-    """Free memory of a GPU, or of this machine within the limits of its container."""
-    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+def with_cache_of(
+    config: TargetConfig, shape: Shape, available: float, *, least: int = TILE, fp8: bool = False
+) -> TargetConfig:
+    """``config`` with the tokens of its KV cache: those of the setting, else as many as fit, in whole blocks.
+
+    Args:
+        available: bytes for one stage; of a GPU that says the number, its share (``share_of``).
+        least: tokens below which it does not fit.
+        fp8: see ``check_fits``.
+
+    Raises:
+        ConfigurationError: it does not fit; says which settings would.
+    """
+    if not config.sized_by_gpu:
+        check_fits(config, shape, available, fp8=fp8)
+        return replace(config, kv_cache_tokens=config.cache_tokens)
+
+    def sized(blocks: int) -> TargetConfig:
+        return replace(config, kv_cache_tokens=blocks * TILE, max_model_len=config.max_model_len or shape.longest or None)
+
+    fewest = -(-least // TILE)
+    check_fits(sized(fewest), shape, available, fp8=fp8)
+    each = shape.cache(sized(1))
+    # Without attention there is nothing to keep.
+    most = fewest + int(available / each) if each else fewest
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        fewest, most = (middle, most) if needed(sized(middle), shape) <= available else (fewest, middle - 1)
+    return replace(config, kv_cache_tokens=fewest * TILE)
+
+
+def share_of(config: TargetConfig, total: float, free: float) -> float:
+    """Bytes of a GPU that the target may take: what is free of its share, where that says the size of the KV cache."""
+    return free - (1 - config.gpu_memory_utilization) * total if config.sized_by_gpu else free
+
+
+def available_bytes(config: TargetConfig) -> float:
+    """Free memory for the target on its GPU, or of this machine within the limits of its container."""
+    device = torch.device(config.device)
+    if device.type != "cuda":
+        return free_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    return share_of(config, total, free)

@@ -17,7 +17,7 @@ from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
 from services.verifier.loading import adapters
 from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
-from services.verifier.loading.memory import Shape, available_bytes, check_fits
+from services.verifier.loading.memory import Shape, available_bytes, with_cache_of
 from services.verifier.loading.refusals import check_config
 from services.verifier.model.gpu_here import multiplies_fp8
 from services.verifier.recurrence import functions
@@ -25,8 +25,14 @@ from services.verifier.recurrence import functions
 log = logging.getLogger(__name__)
 
 
-def check_memory(config: TargetConfig) -> Shape:
-    """Check that the configured model fits into memory. Returns what its size depends on.
+def check_memory(config: TargetConfig, least: int) -> tuple[TargetConfig, Shape]:
+    """Check that the configured model fits into memory.
+
+    Args:
+        least: tokens that its KV cache must hold.
+
+    Returns:
+        ``config`` with the tokens that it holds, and what the model's size depends on.
 
     Raises:
         ConfigurationError: it does not; says what would fit.
@@ -34,10 +40,9 @@ def check_memory(config: TargetConfig) -> Shape:
     device = torch.device(config.device)
     # Stages connected over loopback share this machine, though not a GPU.
     shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
-    free = available_bytes(device) / (config.processes if shared else 1)
+    free = available_bytes(config) / (config.processes if shared else 1)
     shape = shape_of(config)
-    check_fits(config, shape, free, fp8=multiplies_fp8(device))
-    return shape
+    return with_cache_of(config, shape, free, least=least, fp8=multiplies_fp8(device)), shape
 
 
 def shape_of(config: TargetConfig) -> Shape:
@@ -66,6 +71,8 @@ def shape_of(config: TargetConfig) -> Shape:
         kept_bytes=_kept_bytes(config, total),
         kv_heads=text.to_dict().get("num_key_value_heads") or 0,
         gathered=_gathered(text),
+        vocabulary=text.vocab_size,
+        longest=text.to_dict().get("max_position_embeddings") or 0,
     )
 
 
@@ -98,7 +105,7 @@ def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> tuple[int, 
     For those the result is an estimate: as many key-value heads as query heads, and no states.
     """
     text = skeleton.config.get_text_config()
-    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
+    adapters.install(skeleton, config.cache_tokens, skeleton.device)
     functions.install(skeleton)
     # Other implementations read which experts the tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")

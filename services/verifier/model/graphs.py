@@ -102,7 +102,8 @@ class Graphs:
                 raise ConfigurationError(
                     f"not enough GPU memory to capture passes of up to {largest.rows} rows, {largest.requests} requests and "
                     f"{largest.positions} positions: it ended after {done} of {len(keys) * len(self._layers)} graphs; lower "
-                    "verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs",
+                    "verifier.gpu_memory_utilization, verifier.kv_cache_tokens, verifier.max_model_len or "
+                    "verifier.max_num_seqs",
                     about="verifier.kv_cache_tokens",
                 ) from error
         return sum(each.graph is not None for each in self._buckets.values())

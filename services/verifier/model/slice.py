@@ -95,7 +95,7 @@ class ModelSlice:
         if outputs is not None:
             cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
-        rows = config.kv_cache_tokens + MAX_NODES
+        rows = config.cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
         functions.install(self.model)
         self.choice = means.pack(self.model, config)

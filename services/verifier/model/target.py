@@ -69,13 +69,17 @@ class TransformersTarget:
             model_config = read_config(config).get_text_config()
             # Refuse a wrong number of stages before any is started.
             split_layers(config)
-            self.max_model_len = _max_model_len(config, model_config)
+            least, longest = config.max_model_len or BLOCK, _max_model_len(config, model_config)
             # Captured passes, and the memory that they take, depend on the longest request.
-            config = replace(config, max_model_len=self.max_model_len)
+            config = replace(config, max_model_len=longest)
             # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
             on_last = replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages))
+            fitted, shape = check_memory(on_last, least)
+            # The other stages' GPUs are as large.
+            self.max_model_len = min(longest, fitted.cache_tokens)
+            config = replace(config, kv_cache_tokens=fitted.cache_tokens, max_model_len=self.max_model_len)
             # Not as a stage sees it: only others may have layers with a state.
-            self._has_states = check_memory(on_last).state_values_per_request > 0
+            self._has_states = shape.state_values_per_request > 0
             self.vocab_size: int = model_config.vocab_size
             self.generation = read_generation_config(
                 Path(config.model_path),
@@ -85,6 +89,7 @@ class TransformersTarget:
             )
         for note in self.generation.notes:
             log.warning("%s", note)
+        log.info("the key-value cache holds %d tokens", config.cache_tokens)
         if config.enable_prefix_caching and self._has_states:
             log.info("no prefixes are shared: the model has layers with a state, which is kept where a request stands alone")
         self.eos_token_ids = self.generation.eos_token_ids
@@ -286,12 +291,13 @@ def _check_device(config: TargetConfig) -> None:
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:
-    native = int(getattr(model_config, "max_position_embeddings", config.kv_cache_tokens))
-    wanted = config.max_model_len or min(native, config.kv_cache_tokens)
+    native = int(getattr(model_config, "max_position_embeddings", config.cache_tokens))
+    most = native if config.sized_by_gpu else min(native, config.cache_tokens)
+    wanted = config.max_model_len or most
     if wanted > native:
         raise ConfigurationError(f"the model was made for at most {native} tokens", field="max_model_len", value=wanted)
-    if wanted > config.kv_cache_tokens:
+    if wanted > most:
         raise ConfigurationError(
-            f"kv_cache_tokens, {config.kv_cache_tokens}, must not be below it", field="max_model_len", value=wanted
+            f"kv_cache_tokens, {config.cache_tokens}, must not be below it", field="max_model_len", value=wanted
         )
     return wanted

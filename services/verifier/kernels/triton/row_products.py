@@ -87,10 +87,15 @@ def product_of(layer: nn.Module, rows: torch.Tensor) -> Product:
 
 
 class RowLinear(nn.Module):
-    """Replaces ``nn.Linear`` for inference. Takes and gives [..., in_features] and [..., out_features]."""
+    """Replaces ``nn.Linear`` for inference. Takes and gives [..., in_features] and [..., out_features].
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    Args:
+        least_rows: of a program, where there are fewer. No bit depends on it where matrix units of all sizes add alike.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, least_rows: int = _LEAST_ROWS) -> None:
         super().__init__()
+        self._least_rows = least_rows
         self.out_features, self.in_features = weight.shape
         self.weight = as_parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -125,7 +130,7 @@ class RowLinear(nn.Module):
     def _multiply(self, flat: torch.Tensor, made: Product, *, split: bool = False, gated: bool = False) -> None:
         count, columns = len(flat), made.numbers.shape[-1]
         # A program's rows and columns change no bit. One that gates has twice the columns.
-        block = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(count)))
+        block = min(_MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
         wide = _COLUMNS // 2 if gated else _COLUMNS
         grid = (-(-count // block), -(-columns // wide), self.leaves if split else 1)
         multiply[grid](

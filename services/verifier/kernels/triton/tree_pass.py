@@ -79,10 +79,15 @@ class PassShape:
     block_rows: int
 
     @classmethod
-    def of(cls, batch: Sequence[Rows], share: int, rows: int) -> PassShape:
-        """The shape of a pass over ``batch``; ``share``: query heads per key-value head."""
+    def of(cls, batch: Sequence[Rows], share: int, rows: int, narrow: int = _NARROW) -> PassShape:
+        """The shape of a pass over ``batch``.
+
+        Args:
+            share: query heads per key-value head.
+            narrow: rows times heads of the blocks of few rows; ``_WIDE``: all blocks are alike.
+        """
         most = max((len(request.tokens) for request in batch), default=1)
-        size = _NARROW if most * share <= _NARROW else _WIDE
+        size = narrow if most * share <= narrow else _WIDE
         return cls(rows=rows, segments=segments_of(batch), block_rows=max(1, size // share))
 
 
