@@ -314,6 +314,8 @@ class ModelCard:
         template_options: what else its chat templates read, by name.
         aliases: other names of the model.
         infills: its tokenizer has the tokens that mark a gap to be filled.
+        adapters: the arithmetic of answers that are computed with each of its LoRA adapters, by the adapter's name, which
+            requests name as their model.
     """
 
     name: str
@@ -336,6 +338,7 @@ class ModelCard:
     template_options: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     infills: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 class RouterPort(Protocol):

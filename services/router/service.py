@@ -147,6 +147,7 @@ class RouterService:
                 late_system=self._tokens.late_system,
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
+                adapters=card.adapters,
             )
         ]
 
@@ -236,8 +237,9 @@ class RouterService:
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str]:
         """The request as a verifier gets it, and the name of the rule that it was planned by, if by one."""
         names = self._names(card)
-        if request.model is not None and request.model not in names:
-            raise NotFound("model", request.model, ", ".join(names))
+        adapter = request.model if request.model in card.adapters else None
+        if request.model is not None and adapter is None and request.model not in names:
+            raise NotFound("model", request.model, ", ".join((*names, *card.adapters)))
         prompt = self._encode(request)
         sampling = self._sampling(request, card, len(prompt))
         plan, rule = self._rules.plan(request, self._facts(request, card, len(prompt), sampling))
@@ -255,6 +257,7 @@ class RouterService:
             cache_salt=request.cache_salt,
             priority=request.priority,
             group=_beside(request),
+            adapter=adapter or "",
             traceparent=request.traceparent,
             tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.

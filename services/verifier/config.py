@@ -127,11 +127,23 @@ class TargetConfig:
         Mapping[str, Any],
         Setting("fields that replace those of generation_config.json, such as {temperature: 0.7, min_p: null}"),
     ] = field(default_factory=dict)
+    lora_modules: Annotated[
+        Mapping[str, str],
+        Setting(
+            "LoRA adapters in PEFT's format: the model name by which requests ask for each, and its folder, such as "
+            "{billing: /adapters/billing}"
+        ),
+    ] = field(default_factory=dict)
 
     @property
     def quantised(self) -> bool:
         """Whether the weights of decoder layers are rounded to eight bits."""
         return self.dtype in ("int8", "fp8")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether requests may have adapters."""
+        return bool(self.lora_modules)
 
     @property
     def processes(self) -> int:
@@ -176,6 +188,7 @@ def check_backends(config: TargetConfig) -> None:
             allowed="auto or torch",
         )
     _check_ranks(config, on_gpu=on_gpu)
+    _check_adapters(config, on_gpu=on_gpu)
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
@@ -194,6 +207,26 @@ def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
                 value=config.tensor_parallel_size,
                 given=f"and verifier.{field_name} is {found}",
                 allowed="1 there; more on a CPU in float32 or int8, by our own kernels and attention",
+            )
+
+
+def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
+    """Adapters are computed by our kernels for a CPU, by a target in one process."""
+    if not config.adapts:
+        return
+    for field_name, found, refused in (
+        ("device", config.device, on_gpu),
+        ("dtype", config.dtype, config.dtype == "bfloat16"),
+        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
+        ("stages", config.stages, config.stages > 1),
+        ("tensor_parallel_size", config.tensor_parallel_size, config.tensor_parallel_size > 1),
+    ):
+        if refused:
+            raise ConfigurationError(
+                field="verifier.lora_modules",
+                value=", ".join(config.lora_modules),
+                given=f"and verifier.{field_name} is {found}",
+                allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels in one process",
             )
 
 

@@ -21,7 +21,7 @@ from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.identity import of_one_arithmetic
+from services.verifier.identity import of_one_arithmetic, with_adapter
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
@@ -110,7 +110,12 @@ class VerifierService:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         events = self._check.watched(request, self.loop.generate(request))
-        return of_one_arithmetic(self._arithmetic, request, events, self._config.tokenizer)
+        arithmetic = self._with_adapters().get(request.adapter) if request.adapter else self._arithmetic
+        return of_one_arithmetic(arithmetic, request, events, self._config.tokenizer)
+
+    def _with_adapters(self) -> dict[str, str]:
+        """The arithmetic of answers with each adapter, by its name."""
+        return {name: with_adapter(self._arithmetic, digest) for name, digest in self._target.adapters.items()}
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)
@@ -141,6 +146,7 @@ class VerifierService:
             arithmetic=self._arithmetic,
             counts=_counts(self.loop.stats),
             drafters={origin.name: origin.link.connected for origin in self._origins},
+            adapters=self._with_adapters(),
         )
 
 

@@ -61,7 +61,9 @@ _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
 _COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
-_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
+_CARD = SameFields(
+    VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters", "adapters")
+)
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -228,6 +230,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
         counts=_COUNTS.encode(card.counts, **{name: getattr(card.counts, name) for name in _BY_SOURCE}),
         drafters=card.drafters,
+        adapters=card.adapters,
     )
 
 
@@ -240,6 +243,8 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         processors=processors,
         counts=counts,
         drafters=dict(wire.drafters),
+        # A map has no order.
+        adapters=dict(sorted(wire.adapters.items())),
     )
 
 

@@ -163,7 +163,7 @@ class FusedLayer:
             found.append((self._of_streams, rows - laid_out.stream_rows, laid_out.stream_rows))
         if not found:
             return None
-        spans = (_Span * len(found))(*[(ctypes.addressof(each.struct), first, count) for each, first, count in found])
+        spans = (_Span * len(found))(*[_Span(ctypes.addressof(each.struct), first, rows) for each, first, rows in found])
         width = max(each.width for each, _, _ in found)
         made = _Adapted(ctypes.addressof(spans), len(found), laid_out.room((width,))[0].data_ptr(), width)
         # What the struct points to lives as long as it does.
