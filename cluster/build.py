@@ -349,6 +349,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         generic_tools=settings.server.tools == "any",
         thoughts=settings.server.reasoning == "auto",
         names=names_of(settings, model),
+        loads_adapters=bool(settings.verifier.lora_folders),
         tokenizer=known_tokenizer(model.path) if settings.router.verifiers else "",
     )
     rules_of(config)

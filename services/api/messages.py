@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.adapter_port import AdapterPort
 from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -341,7 +342,7 @@ class ModelCard:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-class RouterPort(Protocol):
+class RouterPort(AdapterPort, Protocol):
     """Answers users' requests. The public API talks to it."""
 
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:

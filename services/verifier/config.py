@@ -134,6 +134,10 @@ class TargetConfig:
             "{billing: /adapters/billing}"
         ),
     ] = field(default_factory=dict)
+    lora_folders: Annotated[
+        tuple[Path, ...],
+        Setting("folders from which adapters may be loaded while serving; []: none may"),
+    ] = ()
 
     @property
     def quantised(self) -> bool:
@@ -143,7 +147,7 @@ class TargetConfig:
     @property
     def adapts(self) -> bool:
         """Whether requests may have adapters."""
-        return bool(self.lora_modules)
+        return bool(self.lora_modules or self.lora_folders)
 
     @property
     def processes(self) -> int:
@@ -222,9 +226,10 @@ def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
         ("tensor_parallel_size", config.tensor_parallel_size, config.tensor_parallel_size > 1),
     ):
         if refused:
+            own = "lora_modules" if config.lora_modules else "lora_folders"
             raise ConfigurationError(
-                field="verifier.lora_modules",
-                value=", ".join(config.lora_modules),
+                field=f"verifier.{own}",
+                value=", ".join(map(str, config.lora_modules or config.lora_folders)),
                 given=f"and verifier.{field_name} is {found}",
                 allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels in one process",
             )

@@ -50,9 +50,10 @@ def test_a_folder_without_an_adapter(tiny_model: Path, tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_targets_that_have_no_adapters(setting: dict[str, str | int]) -> None:
-    config = TargetConfig(model_path="unused", lora_modules={"one": "/adapters/one"}, **setting)  # type: ignore[arg-type]
-    with refuses(ConfigurationError, "verifier.lora_modules"):
-        check_backends(config)
+    for field, value in (("lora_modules", {"one": "/adapters/one"}), ("lora_folders", (Path("/adapters"),))):
+        config = TargetConfig(model_path="unused", **{field: value}, **setting)  # type: ignore[arg-type]
+        with refuses(ConfigurationError, f"verifier.{field}"):
+            check_backends(config)
 
 
 def test_without_kernels_of_our_own(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

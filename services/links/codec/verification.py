@@ -10,6 +10,7 @@ from outrider.internal.v1 import verification_pb2
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
+from speculation.adapters import AdapterOrder, AdapterStep
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     DecodingCounts,
@@ -64,6 +65,8 @@ _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_B
 _CARD = SameFields(
     VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters", "adapters")
 )
+
+_ADAPTING = SameFields(AdapterOrder, verification_pb2.AdaptRequest)
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -167,6 +170,31 @@ def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:
 
 def decode_forget(wire: verification_pb2.ForgetRequest) -> str:
     return wire.tenant
+
+
+def encode_adapting(order: AdapterOrder) -> verification_pb2.AdaptRequest:
+    """Router to verifier."""
+    return _ADAPTING.encode(order)
+
+
+def decode_adapting(wire: verification_pb2.AdaptRequest) -> AdapterOrder:
+    """Decode a message from router to verifier.
+
+    Raises:
+        InvalidArgument: an unknown step.
+    """
+    if wire.step not in get_args(AdapterStep):
+        raise InvalidArgument("step", wire.step, f"one of {', '.join(get_args(AdapterStep))}")
+    return _ADAPTING.decode(wire)
+
+
+def encode_adapted(digest: str) -> verification_pb2.AdaptResponse:
+    """Verifier to router."""
+    return verification_pb2.AdaptResponse(digest=digest)
+
+
+def decode_adapted(wire: verification_pb2.AdaptResponse) -> str:
+    return wire.digest
 
 
 def acceptance_rule(name: str) -> AcceptanceRule:

@@ -33,7 +33,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_stage
-from speculation.errors import ConfigurationError, OutriderError, TargetLost
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, TargetLost
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
@@ -158,20 +158,22 @@ class TransformersTarget:
         """The digests of the adapters that requests may have, by name."""
         return {} if self._part.adapters is None else self._part.adapters.digests
 
-    def load_adapter(self, name: str, folder: Path) -> None:
-        """Let requests have an adapter. May be called in any thread, while passes run.
+    def load_adapter(self, name: str, folder: Path) -> str:
+        """Let requests have an adapter. May be called in any thread, while passes run. Returns its digest.
 
         Raises:
             ConfigurationError: it cannot be served; says why.
+            InvalidArgument: another adapter has the name.
         """
         adapters = self._part.adapters
         if adapters is None:
-            raise ConfigurationError(
-                "the verifier was started without: set verifier.lora_modules",
-                about="verifier.lora_modules",
-            )
-        adapters.add(name, read_adapter(folder, adapters.sizes))
+            raise ConfigurationError("no folder is named there", field="verifier.lora_folders", value="[]")
+        stored = read_adapter(folder, adapters.sizes)
+        if adapters.digests.get(name, stored.digest) != stored.digest:
+            raise InvalidArgument("lora_name", name, "a name that no other adapter has: unload that one first")
+        adapters.add(name, stored)
         log.info("adapter %s is loaded from %s", name, folder)
+        return stored.digest
 
     def unload_adapter(self, name: str) -> None:
         """Drop an adapter, which no request may have.

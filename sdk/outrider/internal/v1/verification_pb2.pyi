@@ -975,3 +975,59 @@ class ForgetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetResponse: _TypeAlias = ForgetResponse  # noqa: Y015
+
+@_typing.final
+class AdaptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    """What the steps of one change have in common."""
+    step: _builtins.str
+    """"load", "undo", "close", "open" or "drop"."""
+    name: _builtins.str
+    """Of the adapter."""
+    folder: _builtins.str
+    """Where it lies at the verifier."""
+    within_s: _builtins.float
+    """Seconds within which answers under way must end."""
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        step: _builtins.str = ...,
+        name: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "name", b"name", "order_id", b"order_id", "step", b"step", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdaptRequest: _TypeAlias = AdaptRequest  # noqa: Y015
+
+@_typing.final
+class AdaptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Of an adapter that is loaded."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdaptResponse: _TypeAlias = AdaptResponse  # noqa: Y015

@@ -82,6 +82,14 @@ class Models(Answered):
     data: list[Model]
 
 
+class ChangedAdapter(Answered):
+    """An adapter that has come or gone."""
+
+    id: str
+    object: Literal["model"]
+    deleted: bool
+
+
 class Health(Answered):
     """It is well."""
 
