@@ -39,7 +39,12 @@ def noting_linears(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.M
         whole = given[0].shape in ((1, rows, given[0].shape[-1]), (rows, given[0].shape[-1]))
         calls.setdefault(name, []).append(whole and isinstance(made, torch.Tensor))
 
-    modules = {name: module for name, module in model.named_modules() if hasattr(module, "in_features")}
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        # What layers share their product by is none of the model's own modules.
+        if hasattr(module, "in_features") and not name.endswith(".packed")
+    }
     hooks = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
     try:
         yield found
