@@ -28,6 +28,7 @@ from services.router.rules.facts import Facts
 from services.router.rules.first_match import TriedRule, planned, tried_rules
 from services.router.rules.rule_book import rules_of
 from services.router.service import RouterService
+from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
 from speculation.types import Plan, SamplingDefaults
@@ -67,6 +68,9 @@ class _NoVerifier:
 
     async def describe(self) -> VerifierCard:
         return self._card
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        raise Unavailable("nothing is started")
 
     async def forget(self, tenant: str) -> None:
         raise Unavailable("nothing is started")

@@ -304,6 +304,11 @@ def public_name(model: ResolvedModel) -> str:
     return path.stem if path.suffix == ".gguf" else path.resolve().name
 
 
+def names_of(settings: Settings, model: ResolvedModel) -> tuple[str, ...]:
+    """The names by which requests ask for the model itself."""
+    return settings.server.served_model_name or (public_name(model),)
+
+
 def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     """The router's part of ``settings``.
 
@@ -344,7 +349,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         strategy=strategy,
         generic_tools=settings.server.tools == "any",
         thoughts=settings.server.reasoning == "auto",
-        names=settings.server.served_model_name or (public_name(model),),
+        names=names_of(settings, model),
+        loads_adapters=bool(settings.verifier.lora_folders),
         tokenizer=known_tokenizer(model.path) if settings.router.verifiers else "",
     )
     rules_of(config)

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
+from cluster.same_adapter import same_adapter
+from speculation.adapters import AdapterOrder
 from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
 from speculation.ports import VerifierPort
@@ -114,3 +116,8 @@ class ChosenVerifier:
         answers = await asyncio.gather(*(each.forget(tenant) for each in self._verifiers), return_exceptions=True)
         if failed := [each for each in answers if isinstance(each, BaseException)]:
             raise Unavailable(f"{len(failed)} of {len(answers)} verifiers have not confirmed ({failed[0]}); try again")
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        """At every one."""
+        answers = await asyncio.gather(*(each.adapt(order) for each in self._verifiers), return_exceptions=True)
+        return same_adapter(order, answers)

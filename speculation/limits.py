@@ -26,6 +26,8 @@ MAX_FEATURE_BYTES = 1 << 20
 
 # Deadlines in seconds: for a verifier to describe itself, and for all components to forget a tenant.
 DESCRIBE_S, FORGET_S = 5.0, 10.0
+# Seconds for which an adapter that is to be unloaded may still be in use, and for all verifiers to read one.
+UNLOAD_S, ADAPT_S = 60.0, 120.0
 
 MAX_QUERIES, MAX_SUFFIX, MAX_CONTINUATIONS, MAX_CONTINUATION = 256, 64, 512, 64
 # Tokens of an answer that is kept for later drafts, and of all answers in one message.

@@ -32,7 +32,8 @@ class GenerationRequest:
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
     ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``group``: what answers that are
     written beside this one to the same prompt have, too; empty: none are. ``tokenizer``: a digest of the one that the
-    prompt's tokens are of; empty: not told, since all components are of one service.
+    prompt's tokens are of; empty: not told, since all components are of one service. ``adapter``: the name of the LoRA
+    adapter that the answer is computed with; empty: none.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class GenerationRequest:
     arithmetic: str = ""
     group: str = ""
     tokenizer: str = ""
+    adapter: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ class VerifierCard:
     arithmetic: str = ""
     counts: DecodingCounts = DecodingCounts()
     drafters: Mapping[str, bool] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,9 +199,9 @@ class DraftNoise:
 class OpenSession:
     """Starts a session, or restarts it with everything committed so far (late join).
 
-    ``tenant``, ``traceparent``, ``prediction`` and ``group`` as in ``GenerationRequest``. ``noise`` is told to trusted
-    drafters of requests that are sampled under ``acceptance: walk``. ``sampled``: the rule is rejection at a temperature
-    above 0; sources that can should draw chains from q, and report it (``TokenTree.proposals``).
+    ``tenant``, ``traceparent``, ``prediction``, ``group`` and ``adapter`` as in ``GenerationRequest``. ``noise`` is told to
+    trusted drafters of requests that are sampled under ``acceptance: walk``. ``sampled``: the rule is rejection at a
+    temperature above 0; sources that can should draw chains from q, and report it (``TokenTree.proposals``).
     """
 
     session_id: str
@@ -213,6 +216,7 @@ class OpenSession:
     traceparent: str = ""
     prediction: tuple[int, ...] = ()
     group: str = ""
+    adapter: str = ""
 
 
 @quickly_made

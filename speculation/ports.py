@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from speculation.adapters import AdapterOrder
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -171,6 +172,13 @@ class VerifierPort(Protocol):
 
         Raises:
             OutriderError: that could not be done.
+        """
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        """Take a step of loading or unloading an adapter. Returns the digest of one that is loaded; else empty.
+
+        Raises:
+            OutriderError: the step cannot be taken, and nothing that is served has changed; says why.
         """
 
 

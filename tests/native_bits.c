@@ -65,6 +65,11 @@ static struct linear random_linear(int64_t inputs, int64_t outputs) {
     return (struct linear){many(inputs * outputs), 0, 0, inputs, outputs / PANEL};
 }
 
+static struct low_rank random_low_rank(int64_t inputs, int64_t outputs, int64_t at, int64_t begin) {
+    enum { RANK = 2 * COLUMNS };
+    return (struct low_rank){many(inputs * RANK), many(RANK * outputs), inputs, RANK, outputs, at, begin};
+}
+
 static void layers(void) {
     enum { JOINT = (HEADS + 2 * KV_HEADS) * SIZE, SLOTS = 2 * TILE_SLOTS, PER_THREAD = 24 * (SLOTS + 2 * SIZE + 1) };
     static int64_t tiles[] = {1, 0}, zeros[ROWS_AT_ONCE], numbers[ROWS_AT_ONCE], ends[ROWS_AT_ONCE], blocks[ROWS_AT_ONCE + 1];
@@ -99,15 +104,20 @@ static void layers(void) {
     float *in = many(ROWS_AT_ONCE * HIDDEN), *out = many(ROWS_AT_ONCE * HIDDEN);
     outrider_layer(&layer, &pass, &attention, &room, 0, ROWS_AT_ONCE, in, out);
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
-    enum { LATE = 3 };
-    const struct adapters streams = {
-        .query_key_value = {random_linear(HIDDEN, PANEL), random_linear(PANEL, JOINT)},
-        .attention_out = {random_linear(HEADS * SIZE, PANEL), random_linear(PANEL, HIDDEN)},
-        .mlp_down = {random_linear(INTERMEDIATE, PANEL), random_linear(PANEL, HIDDEN)},
-        .rows = LATE, .inner = many(LATE * PANEL),
-    };
-    outrider_layer(&layer, &pass, &attention, &room, &streams, ROWS_AT_ONCE, in, out);
-    printf("stream rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
+    enum { RANK = 2 * COLUMNS, WIDE = 3 * RANK };
+    const struct adapter one = {.place = {
+        [TO_QUERY_KEY_VALUE] = {{random_low_rank(HIDDEN, HEADS * SIZE, 0, 0),
+                                 random_low_rank(HIDDEN, KV_HEADS * SIZE, HEADS * SIZE, RANK),
+                                 random_low_rank(HIDDEN, KV_HEADS * SIZE - 3, (HEADS + KV_HEADS) * SIZE, 2 * RANK)}, 3},
+        [TO_ATTENTION_OUT] = {{random_low_rank(HEADS * SIZE, HIDDEN, 0, 0)}, 1},
+        [TO_GATE_UP] = {{random_low_rank(HIDDEN, INTERMEDIATE, 0, 0)}, 1},
+        [TO_DOWN] = {{random_low_rank(INTERMEDIATE, HIDDEN, 0, 0)}, 1},
+    }};
+    const struct adapter other = {.place = {[TO_GATE_UP] = {{random_low_rank(HIDDEN, INTERMEDIATE, INTERMEDIATE, 0)}, 1}}};
+    const struct span spans[] = {{&one, 0, 3}, {&other, 3, 1}, {&one, 20, 50}};
+    const struct adapted adapted = {spans, 3, many(ROWS_AT_ONCE * WIDE), WIDE};
+    outrider_layer(&layer, &pass, &attention, &room, &adapted, ROWS_AT_ONCE, in, out);
+    printf("adapted rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
 }
 
 static void choices(void) {

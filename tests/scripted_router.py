@@ -111,6 +111,12 @@ class ScriptedRouter:
     async def forget(self, tenant: str) -> None:
         pass
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         source = request.input
         if isinstance(source, str):

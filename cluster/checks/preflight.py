@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cluster import build
 from cluster.checks import host, model_files
+from cluster.checks.adapters import check_adapters
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import memory_here, trained_config
@@ -192,6 +193,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)
+    check_adapters(settings, model, here=here and not settings.router.verifiers)
     # Models that draft for another target are found now that this one is.
     build.router_config(settings, model)
     # Tokenisers that need transformers are left to the router.

@@ -169,7 +169,7 @@ def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) ->
     """
     # They import torch, which commands that only read settings do without.
     from services.drafter.heads.streams.files import read_streams
-    from services.verifier.kernels.native.layer_kernel import LowRank
+    from services.verifier.kernels.native.low_rank_kernel import LowRank
     from services.verifier.model.early_exit import Pruning
     from services.verifier.model.stream_rows import StreamWeights
 

@@ -242,6 +242,10 @@ class VerifierDeployment(_Process):
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
 
+    async def adapt(self, order: bytes) -> str:
+        """As ``VerifierPort.adapt``, with a serialised order."""
+        return await self._verifier.adapt(serialised.read_adapting(order))
+
     async def running(self) -> int:
         """Number of requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting

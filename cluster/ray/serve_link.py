@@ -18,8 +18,10 @@ from cluster.ray.callers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
 from cluster.ray.verifier_choice import attempt_of, session_of
+from cluster.same_adapter import same_adapter
 from services.links import serialised
 from speculation import limits
+from speculation.adapters import AdapterOrder
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
 from speculation.types import Plan
@@ -160,6 +162,21 @@ class ServeVerifierLink:
         told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters) if handle is not None]
         if missed := [word for word in told if word is not None]:
             raise Unavailable(f"{'; '.join(missed)}; try again")
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        """As ``VerifierPort.adapt``: at every replica."""
+        within_s = order.within_s + limits.ADAPT_S
+        try:
+            total = await asyncio.wait_for(_count(self._handle), limits.FORGET_S)
+            told = self._handle.broadcast("adapt", serialised.write_adapting(order))
+            answers = await told.results_async(timeout_s=within_s, return_exceptions=True)
+        except TimeoutError:
+            raise Unavailable(f"not all verifiers have answered within {within_s:g} s; try again") from None
+        except Exception as error:
+            raise translate(error) from None
+        if len(answers) < total:
+            raise Unavailable(f"{total - len(answers)} of {total} verifiers did not answer; try again")
+        return same_adapter(order, [translate(each) if isinstance(each, Exception) else each for each in answers])
 
 
 def translate(error: Exception) -> OutriderError:

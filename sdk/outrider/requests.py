@@ -365,6 +365,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
             bit_exact=model.bit_exact,
             defaults=_read_defaults(model.defaults),
             processors={processor.name: processor.value for processor in model.processors},
+            adapters=tuple(model.adapters),
         )
         for model in wire.models
     ]

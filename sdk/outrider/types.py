@@ -191,7 +191,8 @@ class Model:
     ``defaults``: what requests get that leave an option open, from the model's generation_config.json (``max_length`` and
     ``min_length`` count the prompt as well). ``processors``: what else that file does to logits, value by name, as JSON.
     A request that says ``ignore_generation_config`` gets neither. ``bit_exact``: a token's logits were seen to be the same
-    bits whatever shares its pass; otherwise answers are the same up to near ties.
+    bits whatever shares its pass; otherwise answers are the same up to near ties. ``adapters``: names under which requests
+    ask for the model with a LoRA adapter.
     """
 
     name: str
@@ -202,3 +203,4 @@ class Model:
     bit_exact: bool
     defaults: Mapping[str, Any] = field(default_factory=dict)
     processors: Mapping[str, str] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()

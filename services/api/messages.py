@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.adapter_port import AdapterPort
 from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -316,6 +317,8 @@ class ModelCard:
         template_options: what else its chat templates read, by name.
         aliases: other names of the model.
         infills: its tokenizer has the tokens that mark a gap to be filled.
+        adapters: the arithmetic of answers that are computed with each of its LoRA adapters, by the adapter's name, which
+            requests name as their model.
     """
 
     name: str
@@ -338,9 +341,10 @@ class ModelCard:
     template_options: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     infills: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-class RouterPort(Protocol):
+class RouterPort(AdapterPort, Protocol):
     """Answers users' requests. The public API talks to it."""
 
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:

@@ -24,6 +24,12 @@ class PassingRouter:
     async def forget(self, tenant: str) -> None:
         await self._router.forget(tenant)
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self._router.load_adapter(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._router.unload_adapter(name)
+
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return await self._router.tokenize(request)
 

@@ -114,7 +114,8 @@ class DrafterService:
         for group in session.models:
             group.open(message)
         session.begin(session.prefix)
-        if self.shared is not None and SUFFIX in message.sources:
+        # The store knows tenants alone: what was answered with an adapter is told to no other drafter.
+        if self.shared is not None and SUFFIX in message.sources and not message.adapter:
             session.answer = list(message.tokens[message.prompt_length :])
             self.shared.begin(session)
         # In the thread, since a long prompt takes a while.

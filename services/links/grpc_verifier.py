@@ -24,6 +24,7 @@ from services.links.status import DETAIL_KEY, aborting
 from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
+from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
@@ -107,6 +108,16 @@ class GrpcVerifierLink:
             )
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.FORGET_S) from error
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        within_s = order.within_s + limits.ADAPT_S
+        try:
+            answer = await self._connected().stub.Adapt(
+                codec.encode_adapting(order), timeout=within_s, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _late(error, within_s) from error
+        return codec.decode_adapted(answer)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -208,6 +219,13 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             self._guard(context)
             await self._verifier.forget(codec.decode_forget(request))
             return verification_pb2.ForgetResponse()
+
+    async def Adapt(
+        self, request: verification_pb2.AdaptRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.AdaptResponse:
+        async with aborting(context):
+            self._guard(context)
+            return codec.encode_adapted(await self._verifier.adapt(codec.decode_adapting(request)))
 
 
 async def serve_verifier(

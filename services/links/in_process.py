@@ -19,6 +19,7 @@ from services.links.codec import retrieval as retrieval_codec
 from services.links.codec.features import detach_data, features_of
 from services.links.draft_server import converse, encode_replies
 from services.links.open_sessions import SILENCE_S
+from speculation.adapters import AdapterOrder
 from speculation.errors import Unavailable
 from speculation.messages import (
     CloseSession,
@@ -185,6 +186,9 @@ class InProcessVerifierLink:
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(serialised.read_forget(serialised.write_forget(tenant)))
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        return await self._verifier.adapt(serialised.read_adapting(serialised.write_adapting(order)))
 
     async def describe(self) -> VerifierCard:
         return serialised.read_card(serialised.write_card(await self._verifier.describe()))

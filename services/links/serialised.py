@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from outrider.internal.v1 import verification_pb2
 from services.links.codec import verification as codec
+from speculation.adapters import AdapterOrder
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.types import Plan
 
@@ -66,6 +67,20 @@ def write_forget(tenant: str) -> bytes:
 def read_forget(data: bytes) -> str:
     """Decode the bytes of ``write_forget``."""
     return codec.decode_forget(verification_pb2.ForgetRequest.FromString(data))
+
+
+def write_adapting(order: AdapterOrder) -> bytes:
+    """Router to verifier."""
+    return codec.encode_adapting(order).SerializeToString()
+
+
+def read_adapting(data: bytes) -> AdapterOrder:
+    """Decode the bytes of ``write_adapting``.
+
+    Raises:
+        InvalidArgument: an unknown step.
+    """
+    return codec.decode_adapting(verification_pb2.AdaptRequest.FromString(data))
 
 
 def write_card(card: VerifierCard) -> bytes:

@@ -20,6 +20,7 @@ class RouterConfig:
         names: what the model is called by users, the first name in answers; none: as its verifier calls it.
         generic_tools: tools that the model's chat template has no place for are shown in a form of our own.
         thoughts: what the model thinks before it answers is told apart from the answer, where it marks it.
+        loads_adapters: adapters may be loaded while serving.
         tokenizer: digest of the tokenizer, for verifiers with settings of their own; empty: they are not told.
     """
 
@@ -28,6 +29,7 @@ class RouterConfig:
     generic_tools: bool = True
     thoughts: bool = True
     names: tuple[str, ...] = ()
+    loads_adapters: bool = False
     tokenizer: str = ""
     rules: Annotated[
         tuple[dict[str, Any], ...],

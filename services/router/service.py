@@ -28,6 +28,7 @@ from services.api.messages import (
 )
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
+from services.router.adapter_changes import AdapterChanges
 from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
@@ -41,6 +42,7 @@ from services.router.tokenising import TokenisingPool
 from services.router.tokenizer_info import tokenizer_info
 from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
+from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
@@ -51,6 +53,8 @@ log = logging.getLogger(__name__)
 
 # Tokens that are spelt out in well under a millisecond: no other thread is worth asking.
 _FEW = 256
+# Seconds for which it is known which adapters there are, where they may change.
+_ADAPTERS_S = 1.0
 
 
 class RouterService:
@@ -73,9 +77,11 @@ class RouterService:
         self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
+        self._described_at = 0.0
         self._rules = RuleBook(config, metrics)
         # Answers under way.
         self._open = 0
+        self._adapters = AdapterChanges(verifier)
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
@@ -147,11 +153,24 @@ class RouterService:
                 late_system=self._tokens.late_system,
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
+                adapters=card.adapters,
             )
         ]
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        check_name(name, self._names(await self._describe()))
+        await self._adapters.load(name, folder)
+        self._card = None
+
+    async def unload_adapter(self, name: str) -> None:
+        self._card = await describe(self._verifier)
+        if name not in self._card.adapters:
+            raise NotFound("lora_name", name, ", ".join(self._card.adapters) or "unset: no adapter is loaded")
+        await self._adapters.unload(name)
+        self._card = None
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         most, size = (await self._describe()).max_model_len, length_of(request.input)
@@ -183,7 +202,7 @@ class RouterService:
 
     async def ready(self) -> bool:
         try:
-            self._card = await describe(self._verifier)
+            self._card, self._described_at = await describe(self._verifier), time.perf_counter()
         except OutriderError:
             return False
         return True
@@ -192,10 +211,13 @@ class RouterService:
         return await self._verifier.service_state()
 
     async def _describe(self) -> VerifierCard:
-        # Only the load changes while a verifier lives, and it is not needed here.
-        if self._card is None:
-            self._card = await describe(self._verifier)
+        # While a verifier lives, only its load changes, which is not needed here, and its adapters where some may be loaded.
+        if self._card is None or self._adapters_are_old():
+            self._card, self._described_at = await describe(self._verifier), time.perf_counter()
         return self._card
+
+    def _adapters_are_old(self) -> bool:
+        return self._config.loads_adapters and time.perf_counter() > self._described_at + _ADAPTERS_S
 
     def _names(self, card: VerifierCard) -> tuple[str, ...]:
         return self._config.names or (card.model,)
@@ -236,8 +258,9 @@ class RouterService:
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str]:
         """The request as a verifier gets it, and the name of the rule that it was planned by, if by one."""
         names = self._names(card)
-        if request.model is not None and request.model not in names:
-            raise NotFound("model", request.model, ", ".join(names))
+        adapter = request.model if request.model in card.adapters else None
+        if request.model is not None and adapter is None and request.model not in names:
+            raise NotFound("model", request.model, ", ".join((*names, *card.adapters)))
         prompt = self._encode(request)
         sampling = self._sampling(request, card, len(prompt))
         plan, rule = self._rules.plan(request, self._facts(request, card, len(prompt), sampling))
@@ -255,6 +278,7 @@ class RouterService:
             cache_salt=request.cache_salt,
             priority=request.priority,
             group=_beside(request),
+            adapter=adapter or "",
             traceparent=request.traceparent,
             tokenizer=self._config.tokenizer,
             # Not more than an answer can have: the rest could not be used.

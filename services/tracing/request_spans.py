@@ -18,6 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
+from speculation.adapters import AdapterOrder
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan, SpeculationStats
@@ -93,6 +94,9 @@ class TracedVerifier:
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        return await self._verifier.adapt(order)
 
 
 @contextmanager

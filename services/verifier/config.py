@@ -139,11 +139,27 @@ class TargetConfig:
         Mapping[str, Any],
         Setting("fields that replace those of generation_config.json, such as {temperature: 0.7, min_p: null}"),
     ] = field(default_factory=dict)
+    lora_modules: Annotated[
+        Mapping[str, str],
+        Setting(
+            "LoRA adapters in PEFT's format: the model name by which requests ask for each, and its folder, such as "
+            "{billing: /adapters/billing}"
+        ),
+    ] = field(default_factory=dict)
+    lora_folders: Annotated[
+        tuple[Path, ...],
+        Setting("folders from which adapters may be loaded while serving; []: none may"),
+    ] = ()
 
     @property
     def quantised(self) -> bool:
         """Whether the weights of decoder layers are rounded to eight bits."""
         return self.dtype in ("int8", "fp8")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether requests may have adapters."""
+        return bool(self.lora_modules or self.lora_folders)
 
     @property
     def processes(self) -> int:
@@ -198,6 +214,7 @@ def check_backends(config: TargetConfig) -> None:
             allowed="auto or torch",
         )
     _check_ranks(config, on_gpu=on_gpu)
+    _check_adapters(config, on_gpu=on_gpu)
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
@@ -216,6 +233,27 @@ def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
                 value=config.tensor_parallel_size,
                 given=f"and verifier.{field_name} is {found}",
                 allowed="1 there; more on a CPU in float32 or int8, by our own kernels and attention",
+            )
+
+
+def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
+    """Adapters are computed by our kernels for a CPU, by a target in one process."""
+    if not config.adapts:
+        return
+    for field_name, found, refused in (
+        ("device", config.device, on_gpu),
+        ("dtype", config.dtype, config.dtype == "bfloat16"),
+        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
+        ("stages", config.stages, config.stages > 1),
+        ("tensor_parallel_size", config.tensor_parallel_size, config.tensor_parallel_size > 1),
+    ):
+        if refused:
+            own = "lora_modules" if config.lora_modules else "lora_folders"
+            raise ConfigurationError(
+                field=f"verifier.{own}",
+                value=", ".join(map(str, config.lora_modules or config.lora_folders)),
+                given=f"and verifier.{field_name} is {found}",
+                allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels in one process",
             )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from services.metrics.registry import DROPPED, Metrics, Values
 from services.model_files.folder import model_fingerprint
 from services.tracing.log_names import log_name
+from services.verifier.adapting import Adapting
 from services.verifier.checks.pass_costs import costs_of
 from services.verifier.checks.self_check import SelfCheck
 from services.verifier.comparing.comparing import Comparing
@@ -21,10 +22,11 @@ from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.identity import of_one_arithmetic
+from services.verifier.identity import of_one_arithmetic, with_adapter
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
+from speculation.adapters import AdapterOrder
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
@@ -68,6 +70,7 @@ class VerifierService:
             raise
         target = self._target
         self._arithmetic = arithmetic_of(target, config.target)
+        self._adapting = Adapting(target, config.target.lora_folders)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
         self._comparing = Comparing(origins, budget, target.vocab_size)
         origins = self._comparing.origins
@@ -110,7 +113,14 @@ class VerifierService:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         events = self._check.watched(request, self.loop.generate(request))
-        return of_one_arithmetic(self._arithmetic, request, events, self._config.tokenizer)
+        if request.adapter:
+            events = self._adapting.answering(request, events)
+        arithmetic = self._with_adapters().get(request.adapter) if request.adapter else self._arithmetic
+        return of_one_arithmetic(arithmetic, request, events, self._config.tokenizer)
+
+    def _with_adapters(self) -> dict[str, str]:
+        """The arithmetic of answers with each adapter, by its name."""
+        return {name: with_adapter(self._arithmetic, digest) for name, digest in self._target.adapters.items()}
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)
@@ -118,6 +128,12 @@ class VerifierService:
     async def forget(self, tenant: str) -> None:
         await self._check.forget(tenant)
         await self.loop.forget(tenant)
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        if order.step in ("undo", "drop"):
+            # It may be about to decode with that adapter.
+            await self._check.stop()
+        return await self._adapting.obey(order)
 
     async def describe(self) -> VerifierCard:
         """What is served, and the load.
@@ -141,6 +157,7 @@ class VerifierService:
             arithmetic=self._arithmetic,
             counts=_counts(self.loop.stats),
             drafters={origin.name: origin.link.connected for origin in self._origins},
+            adapters=self._with_adapters(),
         )
 
 

@@ -68,6 +68,12 @@ class FakeRouter:
         await self.go.wait()
         return []
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     async def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 

@@ -18,7 +18,8 @@ from services.router.answer import Answer
 from services.router.tokens import Detokenizer
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
-from speculation.errors import NotBegun, OutriderError, Unavailable
+from speculation.adapters import AdapterOrder
+from speculation.errors import InvalidArgument, NotBegun, OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
@@ -39,6 +40,11 @@ class Toy:
 
     async def forget(self, tenant: str) -> None:
         await self.loop.forget(tenant)
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        if order.step == "close":
+            raise InvalidArgument("lora_name", order.name, "an adapter that is not in use")
+        return f"{order.order_id} {order.name} {order.folder}" if order.step == "load" else ""
 
     async def describe(self) -> VerifierCard:
         return VerifierCard(
@@ -118,6 +124,17 @@ async def forgotten(link: VerifierPort, target: ToyTarget) -> Observed:
     return [*before, *after]
 
 
+async def adapted(link: VerifierPort, target: ToyTarget) -> Observed:
+    order = AdapterOrder(order_id="o", step="load", name="lora \N{SNOWMAN}", folder="/adapters/lora")
+    found: Observed = [await link.adapt(order), await link.adapt(replace(order, step="undo"))]
+    try:
+        await link.adapt(replace(order, step="close"))
+    except OutriderError as error:
+        found.append((type(error), str(error), vars(error)))
+    assert found[:2] == ["o lora \N{SNOWMAN} /adapters/lora", ""] and len(found) == 3
+    return found
+
+
 async def prompt_too_long(link: VerifierPort, target: ToyTarget) -> Observed:
     return await events(link, request("r", [1] * 512))
 
@@ -151,6 +168,7 @@ CASES = [
     sampled_with_logprobs,
     described,
     forgotten,
+    adapted,
     prompt_too_long,
     empty_prompt,
     token_outside,

@@ -12,7 +12,7 @@ from torch import nn
 
 from cluster.models.drafters import read_stream_weights
 from services.drafter.heads.streams.files import load_streams
-from services.verifier.kernels.native.layer_kernel import LowRank
+from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.model.early_exit import EarlyExit, Pruning
 from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget

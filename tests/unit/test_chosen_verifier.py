@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.chosen_verifier import ChosenVerifier
+from speculation.adapters import AdapterOrder
 from speculation.errors import NotBegun, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.types import FinishReason
@@ -36,6 +37,9 @@ class Scripted:
 
     async def compare(self, request: GenerationRequest, plans: object) -> tuple[ReplayedAnswer, ...]:
         return ()
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        raise NotImplementedError
 
     async def forget(self, tenant: str) -> None:
         raise NotImplementedError

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor
 from outrider.internal.v1 import drafting_pb2, tree_pb2, verification_pb2
 from services.links.codec import drafting, features, retrieval, trees, verification
 from speculation import limits
+from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import (
     CloseSession,
@@ -72,6 +73,7 @@ OPEN = OpenSession(
     sampled=True,
     prediction=(4, 5),
     group="g",
+    adapter="lora",
 )
 STEP = StepReport(
     session_id="s",
@@ -147,6 +149,7 @@ GENERATION = GenerationRequest(
     arithmetic="0123456789abcdef",
     tokenizer="0c1d",
     group="g",
+    adapter="lora",
 )
 QUERY = RetrievalQuery(
     suffix=(1, 2),
@@ -202,7 +205,9 @@ CARD = VerifierCard(
         saved_s=-0.5,
     ),
     drafters={"d": True, "e": False},
+    adapters={"lora": "0a1c"},
 )
+ADAPTING = AdapterOrder(order_id="o", step="load", name="lora", folder="/adapters/lora", within_s=2.5)
 
 # Such as share a message with others; see test_columns.py.
 TWO_TOKENS = chain([7, 8], "suffix", [0.5, 0.25])
@@ -224,6 +229,8 @@ CASES: list[tuple[Any, Any, Any]] = [
     ((GENERATION, (GENERATION.plan, replace(GENERATION.plan, sources=("c",)))), lambda both: verification.encode_comparing(*both), verification.decode_comparing),
     ((ReplayedAnswer(num_passes=3, seconds=0.5), ReplayedAnswer(num_passes=None, seconds=None)), verification.encode_comparisons, verification.decode_comparisons),
     ("tenant", verification.encode_forget, verification.decode_forget),
+    (ADAPTING, verification.encode_adapting, verification.decode_adapting),
+    ("a digest", verification.encode_adapted, verification.decode_adapted),
     (CARD, verification.encode_card, verification.decode_card),
     (replace(CARD, defaults=SamplingDefaults(), processors=()), verification.encode_card, verification.decode_card),
     (TREE, trees.encode_tree, trees.decode_tree),

@@ -17,6 +17,7 @@ from services.links.in_process import InProcessVerifierLink
 from services.router.config import RouterConfig
 from services.router.service import RouterService
 from speculation import limits
+from speculation.adapters import AdapterOrder
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from tests.patience import PATIENCE_S, until
@@ -37,6 +38,9 @@ class Hung:
         self.asked += 1
         await asyncio.Event().wait()
         raise AssertionError
+
+    async def adapt(self, order: AdapterOrder) -> str:
+        raise NotImplementedError
 
     async def forget(self, tenant: str) -> None:
         await asyncio.Event().wait()

@@ -201,7 +201,7 @@ def test_folders_of_other_kinds(model: Path, tmp_path: Path) -> None:
     assert "model.safetensors.index.json" in refusal(lambda: plan(model, tmp_path))
     (model / "adapter_config.json").write_text("{}")
     told = refusal(lambda: plan(model, tmp_path))
-    assert "merge it into its base model" in told
+    assert "name the adapter in verifier.lora_modules" in told
     assert told == refusal(lambda: TransformersTarget(config_of(model)))
 
 

@@ -48,6 +48,12 @@ class Answering:
     async def models(self) -> list[ModelCard]:
         return []
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     async def forget(self, tenant: str) -> None:
         pass
 

@@ -139,7 +139,7 @@ def test_answers_grow_old() -> None:
     now[0] = 200.0
     # A tenant that has gone quiet is not remembered for longer.
     source.open(opening([1, 5, 6], "another"))
-    assert source._answers["t"].memory.automaton.states == 1
+    assert source._answers["t", ""].memory.automaton.states == 1
 
 
 def test_answers_side_by_side_draft_from_each_other() -> None:
@@ -166,7 +166,7 @@ def test_answers_side_by_side_draft_from_each_other() -> None:
         assert not follows(stranger, written[:3]) and not follows(elsewhere, written[:3])
         other.close()
         del one, other
-        assert set(source._groups) == {(None, "h"), ("else", "g")}
+        assert set(source._groups) == {(None, "", "h"), ("else", "", "g")}
 
 
 def test_tenants_that_are_idle_for_longest_are_forgotten() -> None:
@@ -212,6 +212,19 @@ def test_recycling_keeps_tenants_apart() -> None:
     assert len(draft(source.open(opening([1], "two")), 4)) == 0
 
 
+def test_what_one_adapter_answered_is_not_drafted_for_another() -> None:
+    answers, table = suffix(max_cached_tokens=100), Recycling(RecyclingConfig())
+    for source in (answers, table):
+        for adapter in ("", "one", "two"):
+            assert len(draft(source.open(replace(opening([1], "t"), adapter=adapter)), 4)) == 0
+            source.open(replace(opening([1, 2, 3, 1, 2], "t", prompt_length=1), adapter=adapter)).close()
+            assert paths(draft(source.open(replace(opening([1], "t"), adapter=adapter)), 1)) == [(2,)]
+        # All of them are the tenant's.
+        source.forget("t")
+        for adapter in ("", "one", "two"):
+            assert len(draft(source.open(replace(opening([1], "t"), adapter=adapter)), 4)) == 0
+
+
 def test_a_tenant_can_be_forgotten_with_its_requests_under_way() -> None:
     answers, table = suffix(max_cached_tokens=100), Recycling(RecyclingConfig())
     for source in (answers, table):
@@ -237,7 +250,7 @@ def test_who_says_no_tenant_leaves_nothing_behind() -> None:
             assert paths(draft(session, 1)) == [(3,)]
             session.close()
         assert len(draft(source.open(opening([1], "")), 4)) == 0
-    assert list(answers._answers) == list(table._tables) == [""]
+    assert list(answers._answers) == list(table._tables) == [("", "")]
 
 
 def test_longer_contexts_are_asked_first() -> None:
@@ -255,7 +268,7 @@ def test_a_table_drops_what_it_learnt_longest_ago() -> None:
     session = source.open(opening([1]))
     for token in range(2, 30):
         session.observe(report(token, observation=Observation(top_ids=((token,),))))
-    table = source._tables["t"]
+    table = source._tables["t", ""]
     # Three entries are those of the last context alone: of its last one, two and three tokens.
     assert [token for token in range(30) if table.top((token,))] == [28]
     assert [token for token in range(30) if table.seen((token,)) is not None] == [28]

@@ -62,7 +62,7 @@ class GenerateRequest(_message.Message):
     prompt: _builtins.str
     """Text, tokenised as it is (special tokens are added as the model's tokeniser does). Not empty."""
     model: _builtins.str
-    """Name of a served model (see ListModels). Unset: the only one. Another name fails with NOT_FOUND."""
+    """Name of a served model or of one of its adapters (see ListModels). Unset: the only model. Another name fails with NOT_FOUND."""
     prediction: _builtins.str
     """What the answer is expected to be, such as a text that is only to be edited. It is drafted from, and changes no token.
     The strategies auto and blend draft from it; with another one it is refused.
@@ -1159,6 +1159,7 @@ class Model(_message.Message):
     DEFAULTS_FIELD_NUMBER: _builtins.int
     PROCESSORS_FIELD_NUMBER: _builtins.int
     BIT_EXACT_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
@@ -1176,6 +1177,10 @@ class Model(_message.Message):
     def processors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Processor]:
         """What else happens to its logits, unless a request says ignore_generation_config."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """LoRA adapters of the model: each is a name by which requests ask for the model with that adapter."""
+
     def __init__(
         self,
         *,
@@ -1187,10 +1192,11 @@ class Model(_message.Message):
         defaults: Global___SamplingDefaults | None = ...,
         processors: _abc.Iterable[Global___Processor] | None = ...,
         bit_exact: _builtins.bool = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.access.gate import Gate
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
+from services.api.http.adapter_endpoints import AdapterEndpoints
 from services.api.http.call import HttpCall
 from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
@@ -93,6 +94,7 @@ class HttpApp:
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
         messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
+        adapters = AdapterEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -117,6 +119,8 @@ class HttpApp:
             f"{_RESPONSE}/input_items": _Path("GET", responses.input_items, counted="ListInputItems", scope="generate"),
             "/v1/models": _Path("GET", ends.models, counted="ListModels"),
             "/v1/models/{id}": _Path("GET", ends.model, counted="ListModels"),
+            "/v1/load_lora_adapter": _Path("POST", adapters.load, counted="LoadAdapter", scope="admin"),
+            "/v1/unload_lora_adapter": _Path("POST", adapters.unload, counted="UnloadAdapter", scope="admin"),
             # A page asks for it every two seconds: it is left out of the audit log.
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),

@@ -165,27 +165,31 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer({"object": "list", "data": [self._model(card) for card in await self._cards()]})
+        await call.answer({"object": "list", "data": list((await self._listed()).values())})
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        cards = {card.name: card for card in await self._cards()}
-        if call.path not in cards:
-            raise NotFound("model", call.path or "empty", ", ".join(cards))
-        await call.answer(self._model(cards[call.path]))
+        listed = await self._listed()
+        if call.path not in listed:
+            raise NotFound("model", call.path or "empty", ", ".join(listed))
+        await call.answer(listed[call.path])
 
-    async def _cards(self) -> list[ModelCard]:
-        """The models, one for each of their names."""
-        return [replace(card, name=name) for card in await self._router.models() for name in (card.name, *card.aliases)]
+    async def _listed(self) -> dict[str, dict[str, Any]]:
+        """The models by each of their names, and behind them their adapters."""
+        return {
+            name: self._model(called(card, name), card.name if name in card.adapters else None)
+            for card in await self._router.models()
+            for name in (card.name, *card.aliases, *card.adapters)
+        }
 
-    def _model(self, card: ModelCard) -> dict[str, Any]:
+    def _model(self, card: ModelCard, parent: str | None) -> dict[str, Any]:
         return {
             "id": card.name,
             "object": "model",
             "created": self._started,
             "owned_by": _OWNER,
             "root": card.name,
-            "parent": None,
+            "parent": parent,
             "max_model_len": card.max_model_len,
             "strategies": list(card.strategies),
             "default_strategy": card.default_strategy,

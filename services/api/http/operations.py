@@ -12,6 +12,7 @@ from services.api.http.infill.protocol import InfillBody, InfillEvent, InfillRep
 from services.api.http.messages import protocol as messages
 from services.api.http.messages import replies
 from services.api.http.openai.protocol import answers, service_answers
+from services.api.http.openai.protocol.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
@@ -125,6 +126,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(path="/v1/models", about="The served models.", answer=service_answers.Models),
     Operation(path="/v1/models/{id}", about="One of them, by a name that it has.", answer=service_answers.Model),
+    Operation(
+        path="/v1/load_lora_adapter",
+        method="post",
+        about="Let requests name a LoRA adapter as their model, as vLLM's API has it; needs the scope admin.",
+        body=LoadAdapterBody,
+        answer=service_answers.ChangedAdapter,
+        example={"lora_name": "billing", "lora_path": "/adapters/billing"},
+    ),
+    Operation(
+        path="/v1/unload_lora_adapter",
+        method="post",
+        about="Drop a LoRA adapter, once the answers under way with it have ended; needs the scope admin.",
+        body=UnloadAdapterBody,
+        answer=service_answers.ChangedAdapter,
+        example={"lora_name": "billing"},
+    ),
     Operation(
         path="/tokenize",
         method="post",

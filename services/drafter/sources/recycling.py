@@ -57,7 +57,7 @@ def make(config: DrafterConfig) -> Recycling:
 class Recycling:
     """Token recycling's adjacency matrix (section 3), as a table of contexts of one to three tokens.
 
-    Requests of one tenant share a table; tenants share none.
+    Requests of one tenant for one adapter share a table, and no others.
 
     Args:
         warm: successors of single tokens from a snapshot, for all tenants.
@@ -68,19 +68,21 @@ class Recycling:
     def __init__(self, config: RecyclingConfig, warm: Successors | None = None) -> None:
         self._config = config
         self._warm = warm
-        self._tables: OrderedDict[str, RecyclingTable | CompiledTable] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, str], RecyclingTable | CompiledTable] = OrderedDict()
 
     def open(self, message: OpenSession) -> RecyclingSession:
         table = recycling_table(self._config.max_entries)
         if message.tenant is not None:
-            table = self._tables.setdefault(message.tenant, table)
-            self._tables.move_to_end(message.tenant)
+            whose = message.tenant, message.adapter
+            table = self._tables.setdefault(whose, table)
+            self._tables.move_to_end(whose)
         if len(self._tables) > self._config.max_tenants:
             self._tables.popitem(last=False)
         return RecyclingSession(table, self._warm, message.tokens)
 
     def forget(self, tenant: str) -> None:
-        self._tables.pop(tenant, None)
+        for whose in [whose for whose in self._tables if whose[0] == tenant]:
+            del self._tables[whose]
 
 
 class RecyclingSession:

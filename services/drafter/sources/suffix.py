@@ -94,21 +94,23 @@ def make(config: DrafterConfig) -> Suffix:
 
 
 class Suffix:
-    """SuffixDecoding's two memories, the request's own and its tenant's. Tenants share nothing."""
+    """SuffixDecoding's two memories, the request's own and its tenant's. Tenants share nothing, nor do their adapters."""
 
     prior = PRIOR
 
     def __init__(self, config: SuffixConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._answers: OrderedDict[str, _Answers] = OrderedDict()
-        # By tenant and group: what answers that are written side by side tell each other. It goes with the last of them.
-        self._groups: WeakValueDictionary[tuple[str | None, str], _Answers] = WeakValueDictionary()
+        # By tenant and adapter.
+        self._answers: OrderedDict[tuple[str, str], _Answers] = OrderedDict()
+        # By tenant, adapter and group: what answers written side by side tell each other. It goes with the last.
+        self._groups: WeakValueDictionary[tuple[str | None, str, str], _Answers] = WeakValueDictionary()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        answers = self._of(message.tenant)
+        answers = self._of(message.tenant, message.adapter)
         if message.group:
-            answers = self._groups.setdefault((message.tenant, message.group), self._beside(answers))
+            beside = message.tenant, message.adapter, message.group
+            answers = self._groups.setdefault(beside, self._beside(answers))
         left = _PIECE
         for each in self._answers.values():
             each.tidy()
@@ -122,23 +124,24 @@ class Suffix:
         return _Answers(replace(self._config, max_cached_tokens=_GROUP_TOKENS), self._clock)
 
     def remember(self, tenant: str, answers: Iterable[Sequence[int]]) -> None:
-        """Take answers that were given to a tenant elsewhere. They are counted a piece at a time, as its own."""
-        known = self._of(tenant)
+        """Take answers that were given to a tenant elsewhere, without an adapter. They are counted a piece at a time."""
+        known = self._of(tenant, "")
         for answer in answers:
             known.add(answer)
         known.memory.work(_PIECE)
 
     def forget(self, tenant: str) -> None:
-        self._answers.pop(tenant, None)
+        for whose in [whose for whose in self._answers if whose[0] == tenant]:
+            del self._answers[whose]
         for key in [key for key in self._groups if key[0] == tenant]:
             del self._groups[key]
 
-    def _of(self, tenant: str | None) -> _Answers:
-        """A tenant's answers; nobody's are kept for nobody."""
+    def _of(self, tenant: str | None, adapter: str) -> _Answers:
+        """A tenant's answers with an adapter; nobody's are kept for nobody."""
         if tenant is None:
             return _Answers(self._config, self._clock)
-        answers = self._answers.setdefault(tenant, _Answers(self._config, self._clock))
-        self._answers.move_to_end(tenant)
+        answers = self._answers.setdefault((tenant, adapter), _Answers(self._config, self._clock))
+        self._answers.move_to_end((tenant, adapter))
         if len(self._answers) > self._config.max_tenants:
             self._answers.popitem(last=False)
         return answers

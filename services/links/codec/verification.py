@@ -10,6 +10,7 @@ from outrider.internal.v1 import verification_pb2
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
+from speculation.adapters import AdapterOrder, AdapterStep
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     DecodingCounts,
@@ -61,7 +62,11 @@ _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
 _COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
-_CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
+_CARD = SameFields(
+    VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters", "adapters")
+)
+
+_ADAPTING = SameFields(AdapterOrder, verification_pb2.AdaptRequest)
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -167,6 +172,31 @@ def decode_forget(wire: verification_pb2.ForgetRequest) -> str:
     return wire.tenant
 
 
+def encode_adapting(order: AdapterOrder) -> verification_pb2.AdaptRequest:
+    """Router to verifier."""
+    return _ADAPTING.encode(order)
+
+
+def decode_adapting(wire: verification_pb2.AdaptRequest) -> AdapterOrder:
+    """Decode a message from router to verifier.
+
+    Raises:
+        InvalidArgument: an unknown step.
+    """
+    if wire.step not in get_args(AdapterStep):
+        raise InvalidArgument("step", wire.step, f"one of {', '.join(get_args(AdapterStep))}")
+    return _ADAPTING.decode(wire)
+
+
+def encode_adapted(digest: str) -> verification_pb2.AdaptResponse:
+    """Verifier to router."""
+    return verification_pb2.AdaptResponse(digest=digest)
+
+
+def decode_adapted(wire: verification_pb2.AdaptResponse) -> str:
+    return wire.digest
+
+
 def acceptance_rule(name: str) -> AcceptanceRule:
     """Check the name of an acceptance rule.
 
@@ -228,6 +258,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
         counts=_COUNTS.encode(card.counts, **{name: getattr(card.counts, name) for name in _BY_SOURCE}),
         drafters=card.drafters,
+        adapters=card.adapters,
     )
 
 
@@ -240,6 +271,8 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         processors=processors,
         counts=counts,
         drafters=dict(wire.drafters),
+        # A map has no order.
+        adapters=dict(sorted(wire.adapters.items())),
     )
 
 

@@ -48,8 +48,8 @@ def check_weights(folder: Path, config: Mapping[str, Any], target: Path | None =
     """
     if (folder / "adapter_config.json").is_file():
         raise ConfigurationError(
-            f"cannot load the model at {folder}: there is an adapter (adapter_config.json), which is not supported: "
-            "merge it into its base model, and save that",
+            f"cannot load the model at {folder}: there is an adapter (adapter_config.json): serve its base model, "
+            "and name the adapter in verifier.lora_modules",
             about=folder,
         )
     found = _checked_tensors(folder)

@@ -124,7 +124,9 @@ class Admission:
             rows = request.rows_wanted
             # What is in the cache has no logits any more: a prompt that is scored is computed from its beginning.
             shared = None if request.scores.wanted else request.tenant
-            prefix = Prefix(tokens=request.tokens, tenant=shared, salt=request.message.cache_salt)
+            prefix = Prefix(
+                tokens=request.tokens, tenant=shared, salt=request.message.cache_salt, adapter=request.message.adapter
+            )
             params, prompt_length = request.message.sampling, len(request.message.prompt)
             sampling = Sampling(params=params, prompt_length=prompt_length, rule=request.rule)
             try:

@@ -358,6 +358,7 @@ class LiveRequest:
             traceparent=self.message.traceparent,
             prediction=self.message.prediction,
             group=self.message.group,
+            adapter=self.message.adapter,
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:

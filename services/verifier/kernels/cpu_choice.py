@@ -148,13 +148,15 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
         key, value = ("weights", "as_stored") if config.weights == "as_stored" else ("dtype", "int8")
         why = "on a CPU that needs a C compiler (cc); use float32"
         raise ConfigurationError(why, field=f"verifier.{key}", value=value)
-    if config.tensor_parallel_size > 1:
-        # Others need not give a column the same bits beside other columns.
+    if config.tensor_parallel_size > 1 or config.adapts:
+        # Others need not give a column the same bits beside other columns, and have no low-rank products.
         if not found:
+            ranks = config.tensor_parallel_size
+            name, value = ("tensor_parallel_size", str(ranks)) if ranks > 1 else ("lora_modules", "set")
             raise ConfigurationError(
-                "more than 1 needs our kernels: a C compiler (cc) and a processor that has them; see the log",
-                field="verifier.tensor_parallel_size",
-                value=config.tensor_parallel_size,
+                "that needs our kernels: a C compiler (cc) and a processor that has them; see the log",
+                field=f"verifier.{name}",
+                value=value,
             )
         return found
     # Only our kernels read other stored types.

@@ -73,6 +73,7 @@ class BlockAllocator:
         tenant: str | None = None,
         spare: int = 0,
         salt: str = "",
+        adapter: str = "",
     ) -> int | None:
         """Give ``owner`` room for ``rows`` rows.
 
@@ -81,6 +82,7 @@ class BlockAllocator:
             tenant: whose requests may share with it; None: nothing is shared.
             spare: blocks that must be left over.
             salt: only requests with the same one share.
+            adapter: hex digest of the adapter that they are computed with, likewise; empty: none.
 
         Returns:
             How many of its blocks already hold its tokens; None if there is not enough room, and then nothing has changed.
@@ -94,6 +96,9 @@ class BlockAllocator:
         if tenant is not None:
             made.root = _root(tenant)
             made.start = hashlib.sha256(made.root + salt.encode()).digest() if salt else made.root
+            if adapter:
+                # No salt's text has this byte.
+                made.start = hashlib.sha256(made.start + b"\xff" + bytes.fromhex(adapter)).digest()
             made.digests = []
             for digest in _digests(made.start, tokens[: max(0, len(tokens) - 1)]):
                 if digest not in self._sealed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from services.verifier.kernels.native.layer_kernel import LowRank
+from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.model.target_port import Rows
 
 

@@ -35,6 +35,7 @@ from services.verifier.loading.load_model import load_layers, load_whole, split_
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.hidden_states import HiddenStates
+from services.verifier.model.lora_adapters import LoraAdapters, noting_linears
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
@@ -65,6 +66,7 @@ class ModelSlice:
 
     Attributes:
         shards: the stage's ranks, which must be connected before a pass; None: this is the only one.
+        adapters: those that requests may have; None: they may have none.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
     """
@@ -110,7 +112,8 @@ class ModelSlice:
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         head = self.model.get_output_embeddings() if self.is_last else None
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
-        self._calls, state_shapes = self._recorded(rows)
+        with noting_linears(self.model, _TRIAL_ROWS) as linears:
+            self._calls, state_shapes = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool, self._triton = pool_and_buckets(
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention
@@ -124,6 +127,10 @@ class ModelSlice:
         self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
+        self.adapters: LoraAdapters | None = None
+        if config.adapts:
+            assert self.library is not None
+            self.adapters = LoraAdapters(self.model, linears, self.library)
         if streams is not None:
             self._check_streams(streams, ranks)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
@@ -304,6 +311,7 @@ class ModelSlice:
         with (
             answering(running),
             self._streams_within(batch, len(entering), running),
+            nullcontext() if self.adapters is None else self.adapters.within(batch),
             self.hidden_states.kept(batch, len(needed), earlier) as others,
         ):
             found = self.model(
@@ -357,7 +365,10 @@ class ModelSlice:
         if self._triton is not None:
             return self._triton.launched(batch, padding, stream_rows)
         if self._kernel is not None:
-            return native_attention.lay_out(self._kernel, self.pool, batch, padding, stream_rows)
+            laid_out = native_attention.lay_out(self._kernel, self.pool, batch, padding, stream_rows)
+            if self.adapters is not None:
+                laid_out.adapted = self.adapters.rows_of(batch, stream_rows)
+            return laid_out
         return TiledPass(self.pool, batch, padding, stream_rows)
 
 

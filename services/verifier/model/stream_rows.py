@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import Pass, Running
 from services.verifier.attention.stream_layout import with_streams
-from services.verifier.kernels.native.layer_kernel import FusedLayer, LowRank
+from services.verifier.kernels.native.layer_kernel import FusedLayer
+from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.model.early_exit import EarlyExit, Pruning
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
@@ -106,7 +107,7 @@ class StreamRows:
         ]
         for layer, adapters in zip(self._layers, self._adapters, strict=True):
             if isinstance(layer.forward, FusedLayer):
-                layer.forward.adapt(adapters)
+                layer.forward.adapt_streams(adapters)
         # Of the last pass: where the streams of (request, row) begin among its stream rows, and what the output layer reads.
         self._begins: dict[tuple[str, int], int] = {}
         self._made = self._embeddings[:0]

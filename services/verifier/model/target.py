@@ -25,6 +25,7 @@ from services.verifier.loading.load_model import split_layers
 from services.verifier.loading.memory import state_slots
 from services.verifier.loading.model_config import check_files, read_config
 from services.verifier.loading.model_size import check_memory
+from services.verifier.loading.peft_folder import read_adapter
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.slice import ModelSlice
@@ -32,7 +33,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_stage
-from speculation.errors import ConfigurationError, OutriderError, TargetLost
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, TargetLost
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class TransformersTarget:
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
         self._build()
+        for name, folder in config.lora_modules.items():
+            self.load_adapter(name, Path(folder).expanduser())
 
     def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
@@ -155,6 +158,38 @@ class TransformersTarget:
         """The last stage's KV cache; those of the other stages hold the same requests."""
         return self._part.pool
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The digests of the adapters that requests may have, by name."""
+        return {} if self._part.adapters is None else self._part.adapters.digests
+
+    def load_adapter(self, name: str, folder: Path) -> str:
+        """Let requests have an adapter. May be called in any thread, while passes run. Returns its digest.
+
+        Raises:
+            ConfigurationError: it cannot be served; says why.
+            InvalidArgument: another adapter has the name.
+        """
+        adapters = self._part.adapters
+        if adapters is None:
+            raise ConfigurationError("no folder is named there", field="verifier.lora_folders", value="[]")
+        stored = read_adapter(folder, adapters.sizes)
+        if adapters.digests.get(name, stored.digest) != stored.digest:
+            raise InvalidArgument("lora_name", name, "a name that no other adapter has: unload that one first")
+        adapters.add(name, stored)
+        log.info("adapter %s is loaded from %s", name, folder)
+        return stored.digest
+
+    def unload_adapter(self, name: str) -> None:
+        """Drop an adapter, which no request may have.
+
+        Raises:
+            KeyError: there is none of the name.
+        """
+        assert self._part.adapters is not None
+        self._part.adapters.remove(name)
+        log.info("adapter %s is unloaded", name)
+
     def open(
         self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
@@ -162,12 +197,17 @@ class TransformersTarget:
             return False
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._shares_prefixes() else prefix.tenant
-        shared = self.blocks.open(request_id, rows, given.tokens, tenant, spare=-(-spare // BLOCK), salt=given.salt)
+        digest = self.adapters[given.adapter] if given.adapter else ""
+        shared = self.blocks.open(
+            request_id, rows, given.tokens, tenant, spare=-(-spare // BLOCK), salt=given.salt, adapter=digest
+        )
         if shared is None:
             return False
         blocks = self.blocks.blocks_of(request_id)
         self._part.memory.assign(request_id, blocks, len(blocks) - shared)
         self._earlier.open(request_id, shared, blocks)
+        if self._part.adapters is not None:
+            self._part.adapters.assign(request_id, given.adapter)
         if tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
@@ -190,6 +230,8 @@ class TransformersTarget:
     def close(self, request_id: str) -> None:
         self.blocks.release(request_id)
         self._part.memory.forget(request_id)
+        if self._part.adapters is not None:
+            self._part.adapters.forget(request_id)
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
         self._chooser.close(request_id)

@@ -149,12 +149,14 @@ class Outcome:
 class Prefix:
     """The tokens that a request begins with.
 
-    Requests of one ``tenant`` with the same ``salt`` share their KV cache; None: nothing is shared.
+    Requests of one ``tenant`` with the same ``salt`` share their KV cache; None: nothing is shared. ``adapter``: the name of
+    the one that they are computed with, whose KV cache is its own; empty: none.
     """
 
     tokens: Sequence[int]
     tenant: str | None = None
     salt: str = ""
+    adapter: str = ""
 
 
 class Target(Protocol):

@@ -147,6 +147,7 @@ class OpenSession(_message.Message):
     SAMPLED_FIELD_NUMBER: _builtins.int
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     prompt_length: _builtins.int
     """How many of them are prompt."""
@@ -162,6 +163,8 @@ class OpenSession(_message.Message):
     """The acceptance rule is rejection, at a temperature above 0: sources that can should draw chains from q and report it."""
     group: _builtins.str
     """Sessions of one tenant that have it in common draft from each other's answers while they are written. Empty: from none."""
+    adapter: _builtins.str
+    """The LoRA adapter that the answer is computed with: what sources remember of one, they do not draft for another. Empty: none."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and committed tokens. At most 1,048,576."""
@@ -193,10 +196,11 @@ class OpenSession(_message.Message):
         sampled: _builtins.bool = ...,
         prediction_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         group: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_noise", b"_noise", "_tenant", b"_tenant", "noise", b"noise", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise", b"_noise", "_tenant", b"_tenant", "group", b"group", "max_nodes", b"max_nodes", "noise", b"noise", "prediction_token_ids", b"prediction_token_ids", "prompt_length", b"prompt_length", "sampled", b"sampled", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise", b"_noise", "_tenant", b"_tenant", "adapter", b"adapter", "group", b"group", "max_nodes", b"max_nodes", "noise", b"noise", "prediction_token_ids", b"prediction_token_ids", "prompt_length", b"prompt_length", "sampled", b"sampled", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__noise: _TypeAlias = _typing.Literal["noise"]  # noqa: Y015
     _WhichOneofArgType__noise: _TypeAlias = _typing.Literal["_noise", b"_noise"]  # noqa: Y015

@@ -22,14 +22,19 @@ TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_fi
 
 
 def called(card: ModelCard, name: str | None) -> ModelCard:
-    """The model by the name that a request calls it; None: by its first one.
+    """The model by the name that a request calls it, or that of one of its adapters; None: by its first one.
 
     Raises:
         NotFound: it has no such name.
     """
-    if name is not None and name not in (card.name, *card.aliases):
-        raise NotFound("model", name or "empty", ", ".join((card.name, *card.aliases)))
-    return card if name is None else replace(card, name=name)
+    if name is None:
+        return card
+    if name in card.adapters:
+        return replace(card, name=name, arithmetic=card.adapters[name])
+    names = (card.name, *card.aliases, *card.adapters)
+    if name not in names:
+        raise NotFound("model", name or "empty", ", ".join(names))
+    return replace(card, name=name)
 
 
 def readable(asked: Asked, card: ModelCard, *, strict: bool) -> tuple[Asked, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import torch
 
 from services.verifier.attention.calls import TILE, Call
 from services.verifier.attention.stream_layout import streams_last
+from services.verifier.kernels.native.layer_adapter import AdaptedRows
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
@@ -71,6 +72,7 @@ class NativePass:
     Attributes:
         positions: [rows], int64, the position of each row in its own request.
         stream_rows: number of the stream rows, the last rows of all.
+        adapted: the rows that have adapters.
         held: tensors that ``layout`` points to.
     """
 
@@ -79,6 +81,7 @@ class NativePass:
     positions: torch.Tensor
     layout: _Layout
     stream_rows: int = 0
+    adapted: Sequence[AdaptedRows] = ()
     held: list[torch.Tensor] = field(default_factory=list)
     _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@
  * Exactness: a row's numbers depend on the row alone, in an order that no vector length changes.
  */
 #include "linear.h"
+#include "low_rank.h"
 #include "tree_attention.h"
 
 struct norm {
@@ -19,7 +20,7 @@ struct parts {
     int64_t count, width, at[3];
 };
 
-/* Mirrored by layer.py. */
+/* Mirrored by layer_kernel.py. */
 struct decoder_layer {
     struct norm before_attention, before_mlp, of_query, of_key;
     struct parts query_key_value, gate_up;
@@ -27,15 +28,28 @@ struct decoder_layer {
     int64_t hidden, intermediate, heads, kv_heads, size;
 };
 
-/* Low-rank products that are added to those of the layer for a pass's last `rows` rows alone, see stream_rows.py: up * down * x. */
+/* What an adapter adds to the layer's products, by the input that they have. */
+enum place { TO_QUERY_KEY_VALUE, TO_ATTENTION_OUT, TO_GATE_UP, TO_DOWN, PLACES };
+
 struct adapter {
-    struct linear down, up;
+    struct {
+        struct low_rank part[3];
+        int64_t count;
+    } place[PLACES];
 };
 
-struct adapters {
-    struct adapter query_key_value, attention_out, mlp_down;
-    int64_t rows;
-    float *inner; /* [rows, the largest rank, in whole panels] */
+/* Neighbouring rows of a pass, and the adapter that is theirs. */
+struct span {
+    const struct adapter *by;
+    int64_t first, rows;
+};
+
+/* The adapted rows of a pass; all other rows have the layer's own products alone. */
+struct adapted {
+    const struct span *span;
+    int64_t count;
+    float *inner; /* [rows of the pass, inner_row] */
+    int64_t inner_row;
 };
 
 /* Of one pass: [rows, ...] each. */
@@ -111,25 +125,30 @@ static void multiply_parts(const struct parts *parts, int64_t rows, const float 
         outrider_linear(&parts->product[part], rows, in, 0, out + at, parts->width);
 }
 
-/* Add an adapter's product to the last rows of `out`, of `out_row` columns. */
-static void adapt(const struct adapter *adapter, const struct adapters *streams, int64_t rows, const float *in, float *out,
-                  int64_t out_row) {
-    const int64_t first = rows - streams->rows;
-    float *changed = out + first * out_row;
-    outrider_linear(&adapter->down, streams->rows, in + first * adapter->down.inputs, 0, streams->inner, adapter->up.inputs);
-    outrider_linear(&adapter->up, streams->rows, streams->inner, changed, changed, out_row);
+/* Add what adapters make of `in` at a place to their own rows of `out`, of `out_row` columns. `adapted` may be none. */
+static void adapt(const struct adapted *adapted, enum place place, const float *in, float *out, int64_t out_row) {
+    if (!adapted) return;
+    const int64_t width = adapted->inner_row;
+    /* With a single span, its rows are what threads share. */
+#pragma omp parallel for schedule(dynamic) if (adapted->count > 1)
+    for (int64_t number = 0; number < adapted->count; number++) {
+        const struct span *span = adapted->span + number;
+        const struct low_rank *parts = span->by->place[place].part;
+        outrider_low_rank(parts, span->by->place[place].count, span->rows, in + span->first * parts->inputs,
+                          adapted->inner + span->first * width, width, out + span->first * out_row, out_row);
+    }
 }
 
 /* Up to what the heads make, room->attended. in: [rows, hidden]; `attention` lacks what this layer makes itself: query, key,
- * value, their strides and out. `streams` may be none. */
+ * value, their strides and out. */
 void outrider_layer_attend(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
-                           const struct room *room, const struct adapters *streams, int64_t rows, const float *in) {
+                           const struct room *room, const struct adapted *adapted, int64_t rows, const float *in) {
     const struct parts *parts = &layer->query_key_value;
     const int64_t size = layer->size;
     struct layer attending = *attention;
     normalise_rows(&layer->before_attention, rows, layer->hidden, in, room->normed);
     multiply_parts(parts, rows, room->normed, room->query_key_value);
-    if (streams) adapt(&streams->query_key_value, streams, rows, room->normed, room->query_key_value, parts->width);
+    adapt(adapted, TO_QUERY_KEY_VALUE, room->normed, room->query_key_value, parts->width);
     place_heads(layer, rows, room);
     attending.query = room->query_key_value;
     attending.key = attending.query + parts->at[1];
@@ -141,20 +160,22 @@ void outrider_layer_attend(const struct decoder_layer *layer, const struct layou
 }
 
 /* From what attention has added to, [rows, hidden], to what the gate lets through, room->active. */
-void outrider_layer_gate(const struct decoder_layer *layer, const struct room *room, int64_t rows, const float *in) {
+void outrider_layer_gate(const struct decoder_layer *layer, const struct room *room, const struct adapted *adapted,
+                         int64_t rows, const float *in) {
     normalise_rows(&layer->before_mlp, rows, layer->hidden, in, room->normed);
     multiply_parts(&layer->gate_up, rows, room->normed, room->gate_up);
+    adapt(adapted, TO_GATE_UP, room->normed, room->gate_up, layer->gate_up.width);
     activate(layer, rows, room);
 }
 
 /* All of it. in and out: [rows, hidden]. */
 void outrider_layer(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
-                    const struct room *room, const struct adapters *streams, int64_t rows, const float *in, float *out) {
+                    const struct room *room, const struct adapted *adapted, int64_t rows, const float *in, float *out) {
     const int64_t hidden = layer->hidden;
-    outrider_layer_attend(layer, pass, attention, room, streams, rows, in);
+    outrider_layer_attend(layer, pass, attention, room, adapted, rows, in);
     outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
-    if (streams) adapt(&streams->attention_out, streams, rows, room->attended, out, hidden);
-    outrider_layer_gate(layer, room, rows, out);
+    adapt(adapted, TO_ATTENTION_OUT, room->attended, out, hidden);
+    outrider_layer_gate(layer, room, adapted, rows, out);
     outrider_linear(&layer->down, rows, room->active, out, out, hidden);
-    if (streams) adapt(&streams->mlp_down, streams, rows, room->active, out, hidden);
+    adapt(adapted, TO_DOWN, room->active, out, hidden);
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -12,8 +11,10 @@ from torch import nn
 
 from services.verifier.attention.calls import Calls, Running, asked
 from services.verifier.kernels.native.attention_kernel import AttentionLayer, NativePass
+from services.verifier.kernels.native.layer_adapter import PARTS, LayerAdapter
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
+from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import shared_product
 from services.verifier.kernels.whole_layers import only_call, part_of
@@ -46,15 +47,16 @@ class _DecoderLayer(ctypes.Structure):
     ]
 
 
-class _Adapter(ctypes.Structure):
-    _fields_ = [("down", LinearStruct), ("up", LinearStruct)]
+class _Span(ctypes.Structure):
+    _fields_ = [("by", ctypes.c_void_p), ("first", ctypes.c_int64), ("rows", ctypes.c_int64)]
 
 
-class _Adapters(ctypes.Structure):
+class _Adapted(ctypes.Structure):
     _fields_ = [
-        *[(name, _Adapter) for name in ("query_key_value", "attention_out", "mlp_down")],
-        ("rows", ctypes.c_int64),
+        ("span", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
         ("inner", ctypes.c_void_p),
+        ("inner_row", ctypes.c_int64),
     ]
 
 
@@ -62,23 +64,6 @@ class _Room(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
     ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LowRank:
-    """Adds up * down * x to what a linear layer makes of x.
-
-    Attributes:
-        down: [rank, inputs].
-        up: [outputs, rank].
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
-        """The same there."""
-        return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
 
 
 class FusedLayer:
@@ -119,34 +104,20 @@ class FusedLayer:
         )
         self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
         self._attention, self._size, self._out, self._down = call, size, out, down
-        self._adapters: _Adapters | None = None
+        self._at = dict(zip(PARTS, (*query_key_value.at, 0, *gate_up.at[:2], 0), strict=True))
+        self._of_streams: LayerAdapter | None = None
 
-    def adapt(self, adapters: Mapping[str, LowRank]) -> None:
-        """Add adapters to the products of stream rows, by the names of the layer's linear parts."""
-        hidden, width, query, _, intermediate = self._widths
-        at = self._layer.query_key_value.at
-        places = {"self_attn.q_proj": at[0], "self_attn.v_proj": at[2]}
-        joint = [
-            self._adapter({places[name]: each for name, each in adapters.items() if name in places}, hidden, width),
-            self._adapter({0: adapters["self_attn.o_proj"]}, query, hidden),
-            self._adapter({0: adapters["mlp.down_proj"]}, intermediate, hidden),
-        ]
-        self._adapters = _Adapters(*joint)
-        self._rank = max(each.up.inputs for each in joint)
+    def adapter(self, products: Mapping[str, LowRank]) -> LayerAdapter:
+        """An adapter for this layer, by the names of its linear parts.
 
-    def _adapter(self, placed: Mapping[int, LowRank], inputs: int, outputs: int) -> _Adapter:
-        """Adapters of one input, side by side: what each makes begins at its place among the outputs."""
-        rank = sum(each.down.shape[0] for each in placed.values())
-        # Whole panels, since what comes out of ``down`` goes into ``up``.
-        rank += -rank % PANEL
-        down, up, begin = torch.zeros(rank, inputs), torch.zeros(outputs, rank), 0
-        for place, each in placed.items():
-            own, end = slice(begin, begin + each.down.shape[0]), place + each.up.shape[0]
-            down[own], up[place:end, own] = each.down, each.up
-            begin = own.stop
-        linears = [NativeLinear(self._kernels, weight, None) for weight in (down, up)]
-        self._held += linears
-        return _Adapter(*[each.struct for each in linears])
+        Raises:
+            ValueError: it has no such part.
+        """
+        return LayerAdapter(products, self._at)
+
+    def adapt_streams(self, products: Mapping[str, LowRank]) -> None:
+        """Add an adapter to the products of stream rows."""
+        self._of_streams = self.adapter(products)
 
     def __call__(
         self,
@@ -168,23 +139,35 @@ class FusedLayer:
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
         attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
-        adapters = None
-        if laid_out.stream_rows:
-            adapters = self._adapters
-            assert adapters is not None
-            adapters.rows, adapters.inner = laid_out.stream_rows, laid_out.room((self._rank,))[0].data_ptr()
+        adapted = self._adapted(laid_out, rows)
         arguments = (
-            by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapters is None else by(adapters),
+            by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapted is None else by(adapted),
             ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()),
         )  # fmt: skip
         if self._shards is not None:
             _, _, attended, _, active = room
             self._attend(*arguments)
             after = self._shards.columns(self._out(self._shards.columns(attended))) + given
-            self._gate(by(layer), by(pointers), ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
+            self._gate(by(layer), by(pointers), None, ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
             return self._shards.columns(self._down(self._shards.columns(active))) + after
         made = torch.empty_like(given)
         self._call(*arguments, ctypes.c_void_p(made.data_ptr()))
+        return made
+
+    def _adapted(self, laid_out: NativePass, rows: int) -> _Adapted | None:
+        """The pass's rows that have adapters in this layer; None: there are none."""
+        own = self._held[0]
+        found = [(span.of_layers[own], span.first, span.rows) for span in laid_out.adapted if own in span.of_layers]
+        if laid_out.stream_rows:
+            assert self._of_streams is not None
+            found.append((self._of_streams, rows - laid_out.stream_rows, laid_out.stream_rows))
+        if not found:
+            return None
+        spans = (_Span * len(found))(*[_Span(ctypes.addressof(each.struct), first, rows) for each, first, rows in found])
+        width = max(each.width for each, _, _ in found)
+        made = _Adapted(ctypes.addressof(spans), len(found), laid_out.room((width,))[0].data_ptr(), width)
+        # What the struct points to lives as long as it does.
+        made.held = spans
         return made
 
 

@@ -61,14 +61,14 @@ class TokenizerSettings(BaseModel):
 
 
 class Model(Answered):
-    """A served model, by one of its names."""
+    """A served model by one of its names, or one of its LoRA adapters."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None = Field(description="of an adapter, the model that it adapts")
     max_model_len: int = Field(description="most tokens of prompt and answer together")
     strategies: list[str]
     default_strategy: str
@@ -80,6 +80,14 @@ class Models(Answered):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class ChangedAdapter(Answered):
+    """An adapter that has come or gone."""
+
+    id: str
+    object: Literal["model"]
+    deleted: bool
 
 
 class Health(Answered):

@@ -1,0 +1,114 @@
+"""Loads and unloads the adapters of a verifier while it serves, step by step, so that all verifiers of a service agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+from services.verifier.model.target import TransformersTarget
+from speculation.adapters import AdapterOrder
+from speculation.errors import InvalidArgument, NotBegun, Unavailable
+from speculation.messages import Finished, GenerationRequest, Progress
+
+
+class Adapting:
+    """The adapters of one target, and the answers that are under way with each.
+
+    Args:
+        folders: those from which adapters may be loaded.
+    """
+
+    def __init__(self, target: TransformersTarget, folders: Sequence[Path]) -> None:
+        self._target = target
+        self._folders = [folder.expanduser().resolve() for folder in folders]
+        self._under_way: Counter[str] = Counter()
+        # By adapter: the order that has loaded it, and the one that has closed it.
+        self._loaded_by: dict[str, str] = {}
+        self._closed_by: dict[str, str] = {}
+        self._ended = asyncio.Event()
+        self._one_load = asyncio.Lock()
+
+    async def answering(
+        self, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None]
+    ) -> AsyncGenerator[Progress | Finished, None]:
+        """The events of an answer with an adapter, as they come.
+
+        Raises:
+            NotBegun: the adapter is not here, or is about to go.
+        """
+        name = request.adapter
+        async with aclosing(events):
+            if name not in self._target.adapters or (name in self._closed_by and not request.committed):
+                raise NotBegun(f"the verifier has no adapter {name}")
+            self._under_way[name] += 1
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                self._under_way[name] -= 1
+                self._ended.set()
+
+    async def obey(self, order: AdapterOrder) -> str:
+        """As ``VerifierPort.adapt``."""
+        match order.step:
+            case "load":
+                return await self._load(order)
+            case "undo":
+                if self._loaded_by.get(order.name) == order.order_id:
+                    self._drop(order.name)
+            case "close":
+                await self._close(order)
+            case "open":
+                if self._closed_by.get(order.name) == order.order_id:
+                    del self._closed_by[order.name]
+            case "drop":
+                if self._closed_by.get(order.name) == order.order_id:
+                    self._drop(order.name)
+        return ""
+
+    async def _load(self, order: AdapterOrder) -> str:
+        folder = self._allowed(order.folder)
+        # A thread of its own, since torch's threads in it go with it.
+        async with self._one_load:
+            known = order.name in self._target.adapters
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
+                loading = asyncio.get_running_loop().run_in_executor(reader, self._target.load_adapter, order.name, folder)
+                digest = await loading
+        if not known:
+            self._loaded_by[order.name] = order.order_id
+        # Whoever closed it may be gone.
+        self._closed_by.pop(order.name, None)
+        return digest
+
+    def _allowed(self, named: str) -> Path:
+        folder = Path(named)
+        if not folder.is_absolute() or not any(folder.resolve().is_relative_to(each) for each in self._folders):
+            listed = " or ".join(map(str, self._folders)) or "one of verifier.lora_folders, which names none"
+            raise InvalidArgument("lora_path", named, f"an absolute path in {listed}")
+        return folder
+
+    async def _close(self, order: AdapterOrder) -> None:
+        name = order.name
+        if self._closed_by.setdefault(name, order.order_id) != order.order_id:
+            raise Unavailable(f"the adapter {name} is being unloaded already")
+        try:
+            async with asyncio.timeout(order.within_s):
+                while self._under_way[name]:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            del self._closed_by[name]
+            count = self._under_way[name]
+            using = f"{count} answers are" if count > 1 else "an answer is"
+            allowed = f"an adapter that is not in use: {using} still written with it after {order.within_s:g} s"
+            raise InvalidArgument("lora_name", name, allowed) from None
+
+    def _drop(self, name: str) -> None:
+        self._closed_by.pop(name, None)
+        self._loaded_by.pop(name, None)
+        if name in self._target.adapters:
+            self._target.unload_adapter(name)

@@ -1,0 +1,58 @@
+/* Low-rank products beside those of linear layers, as adapters have them: out += up * (down * in), row by row.
+ *
+ * Exactness: a row's numbers depend on the row alone. Each sum goes strictly from its first term to its last, in every
+ * instruction set, and is added to what the layer has made once it is complete.
+ */
+#include "low_rank.h"
+
+/* Outputs that one thread makes at a time, and multiplications that are worth waking other cores for. */
+enum { SLICE = 256, ALONE = 32768 };
+
+/* inner = down * in. */
+static void shrink(const struct low_rank *part, const float *in, float *inner) {
+    for (int64_t at = 0; at < part->rank; at += COLUMNS) {
+        const float *down = part->down + at;
+        vec sums[COLUMN_VECS] = {0};
+        for (int64_t k = 0; k < part->inputs; k++, down += part->rank)
+            for (int v = 0; v < COLUMN_VECS; v++) sums[v] = fma_of(spread(in[k]), load(down + v * LANES), sums[v]);
+        for (int v = 0; v < COLUMN_VECS; v++) keep(inner + at + v * LANES, sums[v]);
+    }
+}
+
+/* out += up * inner, for the outputs from `at` to before `end`. */
+static void expand(const struct low_rank *part, int64_t at, int64_t end, const float *inner, float *out) {
+    const int64_t next = part->outputs;
+    for (; at + LANES <= end; at += LANES) {
+        vec sum = spread(0.0f);
+        for (int64_t r = 0; r < part->rank; r++) sum = fma_of(spread(inner[r]), load(part->up + r * next + at), sum);
+        keep(out + at, load(out + at) + sum);
+    }
+    for (; at < end; at++) {
+        float sum = 0.0f;
+        for (int64_t r = 0; r < part->rank; r++) sum = __builtin_fmaf(inner[r], part->up[r * next + at], sum);
+        out[at] += sum;
+    }
+}
+
+void outrider_low_rank(const struct low_rank *parts, int64_t count, int64_t rows, const float *in, float *inner,
+                       int64_t inner_row, float *out, int64_t out_row) {
+    int64_t shrinking = 0, expanding = 0, longest = 0;
+    for (int64_t part = 0; part < count; part++) {
+        const struct low_rank *own = parts + part;
+        shrinking += rows * own->rank * own->inputs;
+        expanding += rows * own->rank * own->outputs;
+        longest = own->outputs > longest ? own->outputs : longest;
+    }
+#pragma omp parallel for collapse(2) if (rows * count > 1 && shrinking > ALONE)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t part = 0; part < count; part++)
+            shrink(parts + part, in + row * parts[part].inputs, inner + row * inner_row + parts[part].begin);
+#pragma omp parallel for collapse(3) if (expanding > ALONE)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t part = 0; part < count; part++)
+            for (int64_t at = 0; at < longest; at += SLICE) {
+                const struct low_rank *own = parts + part;
+                const int64_t end = at + SLICE < own->outputs ? at + SLICE : own->outputs;
+                expand(own, at, end, inner + row * inner_row + own->begin, out + row * out_row + own->at);
+            }
+}

@@ -1,0 +1,90 @@
+"""Low-rank products on a CPU with a native kernel, which are added to those of linear layers; see low_rank.c."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from services.verifier.kernels.native.library import Library
+
+# Must equal the constant in vectors.h.
+_COLUMNS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LowRank:
+    """Adds up * down * x to what a linear layer makes of x.
+
+    Attributes:
+        down: [rank, inputs].
+        up: [outputs, rank].
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
+        """The same there."""
+        return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
+
+
+class LowRankStruct(ctypes.Structure):
+    """The struct in low_rank.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("down", "up")],
+        *[(name, ctypes.c_int64) for name in ("inputs", "rank", "outputs", "at", "begin")],
+    ]
+
+
+class PackedLowRank:
+    """A low-rank product as the kernel reads it.
+
+    Args:
+        at: where its outputs begin in a row of outputs.
+        begin: where its inner numbers begin in a row of inner numbers.
+
+    Attributes:
+        rank: in whole columns: the inner numbers that it takes.
+    """
+
+    def __init__(self, product: LowRank, at: int = 0, begin: int = 0) -> None:
+        (rank, inputs), outputs = product.down.shape, product.up.shape[0]
+        missing = -rank % _COLUMNS
+        self.rank = rank + missing
+        self._down = functional.pad(product.down.detach().float().T, (0, missing)).contiguous()
+        self._up = functional.pad(product.up.detach().float().T, (0, 0, 0, missing)).contiguous()
+        self.struct = LowRankStruct(self._down.data_ptr(), self._up.data_ptr(), inputs, self.rank, outputs, at, begin)
+
+
+class AddLowRank:
+    """Adds low-rank products to rows that a linear layer has made."""
+
+    def __init__(self, kernels: Library) -> None:
+        self._kernel = kernels.functions.outrider_low_rank
+        self._kernel.argtypes = [
+            ctypes.POINTER(LowRankStruct), *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_void_p,
+            ctypes.c_int64,
+        ]  # fmt: skip
+        self._kernel.restype = None
+
+    def __call__(self, product: PackedLowRank, given: torch.Tensor, made: torch.Tensor) -> None:
+        """Add to ``made``, [rows, outputs], in place, what the product makes of ``given``, [rows, inputs].
+
+        Raises:
+            ValueError: of another shape or type, which the kernel itself could not notice.
+        """
+        struct, rows = product.struct, len(given)
+        if (
+            given.shape != (rows, struct.inputs)
+            or made.shape != (rows, struct.outputs)
+            or not given.dtype == made.dtype == torch.float32
+            or made.stride(1) != 1
+        ):
+            raise ValueError(f"rows are {tuple(given.shape)} {given.dtype}, made {tuple(made.shape)} {made.dtype}")
+        given = given.contiguous()
+        inner = torch.empty(rows, product.rank)
+        self._kernel(struct, 1, rows, given.data_ptr(), inner.data_ptr(), product.rank, made.data_ptr(), made.stride(0))

@@ -1,0 +1,165 @@
+"""Answers with LoRA adapters: two adapters and the model itself in one batch, drafted for by every text source over both links,
+have the tokens of plain decoding by a server of that one adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.in_process import InProcessDraftLink
+from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.engine.config import LoopConfig
+from services.verifier.kernels.native.library import library
+from services.verifier.service import VerifierService
+from speculation.errors import NotBegun
+from speculation.messages import Finished, GenerationRequest, Progress
+from speculation.sources import STRATEGIES
+from speculation.types import Plan
+from tests.fakes import PLAIN, RandomRetriever, origin, request
+from tests.lora import make_adapter
+
+pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
+
+NAMES = ("", "one", "two")
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 42] * 25, [17]]
+SAMPLING: list[dict[str, object]] = [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}]
+DRAFTED = Plan(strategy="blend", sources=STRATEGIES["blend"], max_nodes=12, observe_top_k=8)
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("adapters")
+    ranks = {"model.layers.1.mlp.up_proj": 17}
+    return {
+        "one": str(make_adapter(folder / "one", tiny_model, seed=1)),
+        "two": str(make_adapter(folder / "two", tiny_model, seed=2, rank=3, ranks=ranks, targets=("q_proj", "up_proj"))),
+    }
+
+
+@asynccontextmanager
+async def verifier(
+    folder: Path, adapters: dict[str, str], link: str = "in_process", *, kv_cache_tokens: int = 4096
+) -> AsyncIterator[VerifierService]:
+    drafter = DrafterService(DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000)), RandomRetriever(vocab=250))
+    server, draft_link = None, InProcessDraftLink(drafter)
+    if link == "grpc":
+        server, port = await serve_drafter(drafter, "127.0.0.1:0")
+
+        async def resolve() -> str:
+            return f"127.0.0.1:{port}"
+
+        draft_link = GrpcDraftLink(resolve)  # type: ignore[assignment]
+    target = TargetConfig(
+        model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters
+    )
+    loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=0.025)
+    running = VerifierService(
+        VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed"), [origin(draft_link)]
+    )
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+        if server is not None:
+            await server.stop(None)
+
+
+def asked(adapter: str, prompt: list[int], plan: Plan, **sampling: Any) -> GenerationRequest:
+    wanted = request(f"{adapter}/{len(prompt)}", prompt, plan, max_tokens=110, **{"ignore_eos": True, **sampling})
+    return replace(wanted, adapter=adapter, tenant="t")
+
+
+async def said(running: VerifierService, wanted: GenerationRequest) -> list[int]:
+    return [token async for event in running.generate(wanted) if isinstance(event, Progress) for token in event.token_ids]
+
+
+@pytest.fixture(scope="module", params=SAMPLING, ids=["greedy", "sampled"])
+def sampling(request: pytest.FixtureRequest) -> dict[str, object]:
+    found: dict[str, object] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, folders: dict[str, str], sampling: dict[str, object]) -> dict[str, list[list[int]]]:
+    """Answers of servers with one adapter each, one request at a time."""
+
+    async def of(name: str) -> list[list[int]]:
+        async with verifier(tiny_model, {name: folders[name]} if name else {}) as running:
+            return [await said(running, asked(name, prompt, PLAIN, **sampling)) for prompt in PROMPTS]
+
+    return {name: asyncio.run(of(name)) for name in NAMES}
+
+
+def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
+    assert len({tuple(answers[1]) for answers in plain.values()}) == len(NAMES)
+
+
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+@pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
+async def test_all_in_one_batch(
+    tiny_model: Path,
+    folders: dict[str, str],
+    plain: dict[str, list[list[int]]],
+    sampling: dict[str, object],
+    link: str,
+    kv_cache_tokens: int,
+) -> None:
+    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens) as running:
+        # The second time, prefixes are shared and drafts come from the tenant's answers.
+        for _ in range(2):
+            wanted = [(name, at, asked(name, PROMPTS[at], DRAFTED, **sampling)) for at in range(3) for name in NAMES]
+            found = await asyncio.gather(*(said(running, each) for _, _, each in wanted))
+            for (name, at, _), tokens in zip(wanted, found, strict=True):
+                assert tokens == plain[name][at], (name, at)
+        stats = running.loop.stats
+        assert sum(stats.accepted_by_source.values()) > 0
+        assert (stats.preemptions > 0) == (kv_cache_tokens < 4096)
+
+
+async def test_an_answer_moves_to_who_has_the_adapter(
+    tiny_model: Path, folders: dict[str, str], plain: dict[str, list[list[int]]], sampling: dict[str, object]
+) -> None:
+    wanted = asked("two", PROMPTS[1], DRAFTED, **sampling)
+    begun: list[int] = []
+    arithmetic = ""
+    async with verifier(tiny_model, folders) as first:
+        events = first.generate(wanted)
+        async for event in events:
+            assert isinstance(event, Progress)
+            begun += event.token_ids
+            arithmetic = event.arithmetic or arithmetic
+            if len(begun) > 20:
+                break
+        await events.aclose()
+        card = await first.describe()
+    assert arithmetic == card.adapters["two"] != card.adapters["one"] != card.arithmetic
+    moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
+    async with verifier(tiny_model, {"two": folders["two"]}) as second:
+        assert begun + await said(second, moved) == plain["two"][1]
+    async with verifier(tiny_model, {"two": folders["one"]}) as another:
+        with pytest.raises(NotBegun):
+            await said(another, moved)
+    async with verifier(tiny_model, {"one": folders["one"]}) as without:
+        with pytest.raises(NotBegun):
+            await said(without, wanted)
+
+
+async def test_the_model_itself_does_not_go_on_with_an_adapters_answer(tiny_model: Path, folders: dict[str, str]) -> None:
+    async with verifier(tiny_model, folders) as running:
+        wanted = asked("one", PROMPTS[0], PLAIN)
+        first = await anext(running.generate(wanted))
+        assert isinstance(first, Progress) and not isinstance(first, Finished)
+        with pytest.raises(NotBegun):
+            await said(running, replace(wanted, adapter="", committed=first.token_ids, arithmetic=first.arithmetic))

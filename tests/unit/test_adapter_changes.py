@@ -1,0 +1,144 @@
+"""Adapters are loaded and unloaded at all verifiers of a service together, or at none, and never under an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.chosen_verifier import ChosenVerifier
+from services.router.adapter_changes import AdapterChanges
+from services.verifier.adapting import Adapting
+from speculation import limits
+from speculation.adapters import AdapterOrder
+from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, OutriderError
+from speculation.messages import Finished, GenerationRequest, Progress
+from speculation.types import FinishReason
+from tests.fakes import request
+from tests.refusals import refuses
+
+
+class Adapters:
+    """What ``Adapting`` needs of a target."""
+
+    def __init__(self, digest: str = "d", broken: bool = False) -> None:
+        self.adapters: dict[str, str] = {}
+        self._digest, self._broken = digest, broken
+
+    def load_adapter(self, name: str, folder: Path) -> str:
+        if self._broken:
+            raise ConfigurationError("broken")
+        self.adapters[name] = self._digest
+        return self._digest
+
+    def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
+
+
+class Verifier:
+    """The part of a verifier that adapters come and go at."""
+
+    def __init__(self, target: Adapters) -> None:
+        self.target = target
+        self.adapting = Adapting(target, [Path("/adapters")])  # type: ignore[arg-type]
+        self.adapt = self.adapting.obey
+
+    async def answer(self, adapter: str, until: asyncio.Event, *, committed: tuple[int, ...] = ()) -> list[object]:
+        async def events() -> AsyncGenerator[Progress | Finished, None]:
+            yield Progress(token_ids=(1,))
+            await until.wait()
+            yield Finished(reason=FinishReason.STOP)
+
+        wanted: GenerationRequest = replace(request("r", [1]), adapter=adapter, committed=committed)
+        return [event async for event in self.adapting.answering(wanted, events())]
+
+
+def service_of(*targets: Adapters) -> tuple[AdapterChanges, list[Verifier]]:
+    verifiers = [Verifier(target) for target in targets]
+    return AdapterChanges(ChosenVerifier(verifiers)), verifiers  # type: ignore[arg-type]
+
+
+async def test_all_have_it_or_none() -> None:
+    changes, verifiers = service_of(Adapters(), Adapters())
+    await changes.load("one", "/adapters/one")
+    assert [each.target.adapters for each in verifiers] == [{"one": "d"}] * 2
+    await changes.unload("one")
+    assert [each.target.adapters for each in verifiers] == [{}, {}]
+
+
+@pytest.mark.parametrize("other", [Adapters(broken=True), Adapters(digest="other")], ids=["cannot read it", "reads another"])
+async def test_where_one_cannot_load_it_no_other_keeps_it(other: Adapters) -> None:
+    changes, verifiers = service_of(Adapters(), other)
+    with pytest.raises(ConfigurationError):
+        await changes.load("one", "/adapters/one")
+    assert [each.target.adapters for each in verifiers] == [{}, {}]
+
+
+async def test_what_was_there_before_stays_where_one_cannot_load_it() -> None:
+    changes, verifiers = service_of(Adapters(), Adapters(broken=True))
+    await verifiers[0].adapt(AdapterOrder(order_id="earlier", step="load", name="one", folder="/adapters/one"))
+    with pytest.raises(ConfigurationError):
+        await changes.load("one", "/adapters/one")
+    assert [each.target.adapters for each in verifiers] == [{"one": "d"}, {}]
+
+
+async def test_an_answer_under_way_is_waited_for_and_no_other_begins() -> None:
+    changes, (first, second) = service_of(Adapters(), Adapters())
+    await changes.load("one", "/adapters/one")
+    end = asyncio.Event()
+    answer = asyncio.create_task(first.answer("one", end))
+    await asyncio.sleep(0)
+    unloading = asyncio.create_task(changes.unload("one"))
+    await asyncio.sleep(0.01)
+    assert not unloading.done() and "one" in first.target.adapters and "one" in second.target.adapters
+    for verifier in (first, second):
+        with pytest.raises(NotBegun):
+            await verifier.answer("one", end)
+    # One that comes from a verifier that was lost goes on.
+    moved = asyncio.create_task(second.answer("one", end, committed=(5,)))
+    await asyncio.sleep(0)
+    end.set()
+    await unloading
+    assert len(await answer) == len(await moved) == 2
+    assert first.target.adapters == second.target.adapters == {}
+
+
+async def test_one_that_is_used_for_too_long_is_served_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNLOAD_S", 0.02)
+    changes, (first, second) = service_of(Adapters(), Adapters())
+    await changes.load("one", "/adapters/one")
+    end = asyncio.Event()
+    answer = asyncio.create_task(first.answer("one", end))
+    await asyncio.sleep(0)
+    with refuses(InvalidArgument, "lora_name"):
+        await changes.unload("one")
+    end.set()
+    assert len(await answer) == 2
+    for verifier in (first, second):
+        assert len(await verifier.answer("one", end)) == 2
+
+
+async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
+    changes, (only,) = service_of(Adapters())
+    await changes.load("one", "/adapters/one")
+    end = asyncio.Event()
+    answer = asyncio.create_task(only.answer("one", end))
+    await asyncio.sleep(0)
+    first = asyncio.create_task(changes.unload("one"))
+    await asyncio.sleep(0)
+    with pytest.raises(OutriderError, match="already"):
+        await changes.unload("one")
+    end.set()
+    await first
+    assert len(await answer) == 2 and only.target.adapters == {}
+
+
+@pytest.mark.parametrize("folder", ["adapters/one", "/elsewhere", "/adapters/../elsewhere", "/adapters-of-others/one", ""])
+async def test_folders_that_nothing_is_read_from(folder: str) -> None:
+    _, (only,) = service_of(Adapters())
+    with refuses(InvalidArgument, "lora_path", allowed="/adapters"):
+        await only.adapt(AdapterOrder(order_id="x", step="load", name="one", folder=folder))
+    assert only.target.adapters == {}
