@@ -27,6 +27,8 @@ COLOURS: dict[str, str] = {
     "fspad": "#d24c49",
     "streaming": "#098db2",
     "medusa": "#b156b7",
+    "peagle": "#d04b61",
+    "dflash": "#bd5087",
     GRAMMAR: "#038fa6",
 }
 # Strategies of several sources are nobody's colour; the others have their source's.

@@ -56,6 +56,8 @@ Strategy = Literal[
     "fspad",
     "streaming",
     "medusa",
+    "peagle",
+    "dflash",
 ]
 Acceptance = Literal["walk", "rejection"]
 Effort = Literal["paper", "measured"]

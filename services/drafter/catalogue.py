@@ -29,6 +29,8 @@ MAKERS: dict[str, str] = {
     "fspad": ".heads.eagle.source:make_fspad",
     "streaming": ".heads.streams.source:make",
     "medusa": ".heads.medusa.source:make",
+    "peagle": ".heads.eagle.parallel:make",
+    "dflash": ".heads.blocks.source:make",
 }
 
 

@@ -149,7 +149,7 @@ def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape)
             f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least", about="the canary's texts"
         )
     fault = _explain_first(head, texts, target, first)
-    if fault is None and head.config.family == "eagle3":
+    if fault is None and head.config.source == "eagle3":
         fault = _explain_second(head, texts, target, second)
     return CanaryResult(guesses=guesses, first=first, second=second, likely_fault=fault)
 
@@ -190,7 +190,7 @@ def _shares(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape,
     for text in texts:
         size = len(text.tokens)
         rows = torch.arange(max(0, -how.shift), min(size - 1, size - how.shift, size - 1 - how.ahead))
-        states = torch.cat([_states(text, layer, target) for layer in how.layers], dim=-1)[rows + how.shift]
+        states = states_of(text, how.layers, target)[rows + how.shift]
         tokens = text.tokens.to(like.device)
         attend = _Unrolled()
         fused = head.fuse(states.to(like))[None]
@@ -200,11 +200,20 @@ def _shares(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape,
         first.append((_guess(head, made.hidden) == tokens[rows + 1 + how.ahead])[counted])
         # The last row has no token behind it.
         following = (rows + 2).clamp(max=size - 1)
-        made = head(head.embed(tokens[following])[None], made.state, positions + 1, attend)
+        made = head(*_fed_back(head, tokens[following], made.state), positions + 1, attend)
         there = counted & (rows + 2 + how.ahead < size)
         second.append((_guess(head, made.hidden) == tokens[(rows + 2 + how.ahead).clamp(max=size - 1)])[there])
     every = torch.cat(first)
     return len(every), every.double().mean().item(), torch.cat(second).double().mean().item()
+
+
+def _fed_back(head: FeatureHead, tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[1, R, ...] embeddings and states of the rows behind the first ones: their own states, or masks."""
+    mask = head.config.mask_token_id
+    if mask is None:
+        return head.embed(tokens)[None], state
+    masks = head.fuse(head.missing_state).expand(1, len(tokens), -1)
+    return head.embed(torch.full_like(tokens, mask))[None], masks
 
 
 def _guess(head: FeatureHead, hidden: torch.Tensor) -> torch.Tensor:
@@ -289,7 +298,8 @@ def held_states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tens
     return text.states.get(layer if layer == FINAL else layer % target.num_layers)
 
 
-def _states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor:
-    found = held_states(text, layer, target)
-    assert found is not None
-    return found
+def states_of(text: CanaryText, layers: Sequence[int], target: TargetShape) -> torch.Tensor:
+    """[n, h_t * layers], a text's states of ``layers``, which it holds."""
+    found = [states for layer in layers if (states := held_states(text, layer, target)) is not None]
+    assert len(found) == len(layers)
+    return torch.cat(found, dim=-1)

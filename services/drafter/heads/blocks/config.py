@@ -1,0 +1,82 @@
+"""What a block drafter computes, as one value, and the tensors that this takes; read without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.heads.files.head_fields import Shapes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockConfig:
+    """A block drafter.
+
+    Attributes:
+        layer: its sizes, and what its decoder layers compute.
+        block_size: rows of a block: the last committed token, and masks behind it.
+        mask_token_id: the token that stands where one is to be guessed.
+        from_anchor: whether row j guesses the token behind its own position, the last committed token's row the first one
+            (DSpark). Otherwise row j guesses the token of its own position, and the first row guesses nothing (DFlash).
+        causal: by layer, whether a row sees the rows of the block before it alone; otherwise it sees all of them.
+        windows: by layer, a row sees positions nearer than this; None: all.
+        embedding_scale: factor on the embeddings.
+        logit_scale, softcap: what is done to the logits: logits * logit_scale, then softcap * tanh(logits / softcap).
+    """
+
+    layer: HeadConfig
+    block_size: int
+    mask_token_id: int
+    from_anchor: bool = False
+    causal: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def levels(self) -> int:
+        """Tokens ahead that a block guesses."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+
+def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
+    """Of each tensor that a checkpoint must hold, the shape.
+
+    Args:
+        held: shapes of those that it holds: an output layer over all tokens may come with a draft vocabulary.
+    """
+    layer = config.layer
+    size, inner, dim = layer.hidden_size, layer.intermediate_size, layer.head_dim
+    queries, keys = layer.num_attention_heads * dim, layer.num_key_value_heads * dim
+    wanted: dict[str, tuple[int, ...]] = {"fc.weight": (size, layer.state_size), "hidden_norm.weight": (size,)}
+    wanted |= {"norm.weight": (size,)}
+    for number in range(layer.num_layers):
+        own: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (size,),
+            "post_attention_layernorm.weight": (size,),
+            "self_attn.q_proj.weight": (queries, size),
+            "self_attn.k_proj.weight": (keys, size),
+            "self_attn.v_proj.weight": (keys, size),
+            "self_attn.o_proj.weight": (size, queries),
+            "mlp.gate_proj.weight": (inner, size),
+            "mlp.up_proj.weight": (inner, size),
+            "mlp.down_proj.weight": (size, inner),
+        }
+        if layer.qk_norm:
+            own |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+        if layer.qkv_bias:
+            own |= {
+                f"self_attn.{name}_proj.bias": (count,) for name, count in zip("qkv", (queries, keys, keys), strict=True)
+            }
+        if layer.o_bias:
+            own["self_attn.o_proj.bias"] = (size,)
+        if layer.mlp_bias:
+            own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (size,)}
+        wanted |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
+    if layer.own_embedding:
+        wanted["embed_tokens.weight"] = (layer.vocab_size, size)
+    if layer.own_output:
+        every = held["lm_head.weight"][0] == layer.vocab_size
+        wanted["lm_head.weight"] = (layer.vocab_size if every else layer.draft_vocab_size, size)
+    return wanted

@@ -1,0 +1,157 @@
+"""Tiny checkpoints of block drafters in every public layout, and what they compute, written from the formulas alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.head_checkpoints import (
+    DIM,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    THETA,
+    VOCABULARY,
+    HeadCheckpoint,
+    Tensors,
+    decoder,
+    gated,
+    layer_config,
+    normed,
+    numbers,
+)
+
+BLOCK, DEPTH, MASK = 5, 2, 300
+# Layers of the target, as the authors number them: their outputs.
+READ = [1, 3, 6]
+
+
+def dflash(**changes: Any) -> HeadCheckpoint:
+    """DFlash as its authors save it: neither embedding nor output layer."""
+    tensors = {
+        "fc.weight": numbers(HIDDEN, len(READ) * HIDDEN),
+        "hidden_norm.weight": numbers(HIDDEN),
+        "norm.weight": numbers(HIDDEN),
+    }
+    for number in range(DEPTH):
+        prefix = f"layers.{number}."
+        tensors |= decoder(prefix, HIDDEN)
+        tensors |= {
+            f"{prefix}input_layernorm.weight": numbers(HIDDEN),
+            f"{prefix}self_attn.q_norm.weight": numbers(DIM),
+            f"{prefix}self_attn.k_norm.weight": numbers(DIM),
+        }
+    config = layer_config(model_type="qwen3", num_hidden_layers=DEPTH, num_target_layers=LAYERS, block_size=BLOCK)
+    config |= {
+        "architectures": ["DFlashDraftModel"],
+        "layer_types": ["full_attention"] * DEPTH,
+        "sliding_window": None,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": READ},
+    }
+    return HeadCheckpoint({**config, **changes}, tensors)
+
+
+def speculators_dflash(**changes: Any) -> HeadCheckpoint:
+    """DFlash in the speculators library's layout: a draft vocabulary, and layers counted from one."""
+    made = dflash()
+    ids = torch.arange(48) * 6 + 3
+    made.tensors |= {
+        "lm_head.weight": numbers(48, HIDDEN),
+        "d2t": ids - torch.arange(48),
+        "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, ids, True),
+        "verifier_norm.weight": numbers(HIDDEN),
+    }
+    proposal = {"proposal_type": "greedy", "speculative_tokens": BLOCK - 1, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    config = {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashSpeculator"],
+        "transformer_layer_config": layer_config(model_type="qwen3", num_hidden_layers=DEPTH),
+        "draft_vocab_size": 48,
+        "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": [each + 1 for each in READ],
+        "mask_token_id": MASK,
+        "sample_from_anchor": False,
+        "speculators_config": {"algorithm": "dflash", "proposal_methods": [proposal]},
+    }
+    return HeadCheckpoint({**config, **changes}, made.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """What a block drafter's flags say, for ``guesses``; each other value is a fault that must show."""
+
+    theta: float = THETA
+    # By layer.
+    causal: tuple[bool, ...] = (False,) * DEPTH
+    windows: tuple[int | None, ...] = (None,) * DEPTH
+    shift: int = 0
+    from_anchor: bool = False
+
+
+def guesses(
+    weights: Mapping[str, torch.Tensor],
+    embeddings: torch.Tensor,
+    states: Mapping[int, torch.Tensor],
+    formula: Formula | None = None,
+) -> torch.Tensor:
+    """[levels, h], what the output layer reads: row by row and head by head, in float64.
+
+    Args:
+        embeddings: [BLOCK, h], of the last token and of masks.
+        states: by position, [h * layers], those of positions before the last token's that are known.
+    """
+    formula = formula or Formula()
+    last = max(states) + 1
+    positions = [*sorted(states), *(last + formula.shift + row for row in range(BLOCK))]
+    context = torch.stack([states[position] for position in sorted(states)])
+    fused = normed(context @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    rows = embeddings
+    for layer in range(DEPTH):
+        prefix = f"layers.{layer}."
+        inner = normed(rows, weights[f"{prefix}input_layernorm.weight"])
+        rows = rows + _attended(inner, fused, positions, weights, layer, formula)
+        inner = normed(rows, weights[f"{prefix}post_attention_layernorm.weight"])
+        rows = rows + gated(inner, inner, weights, f"{prefix}mlp.")
+    hidden = normed(rows, weights["norm.weight"])
+    return hidden if formula.from_anchor else hidden[1:]
+
+
+def _attended(
+    rows: torch.Tensor, fused: torch.Tensor, positions: list[int], weights: Tensors | Mapping[str, torch.Tensor], layer: int,
+    formula: Formula,
+) -> torch.Tensor:  # fmt: skip
+    """Rows see the context and each other; keys and values are made of both by the same matrices."""
+    prefix = f"layers.{layer}.self_attn."
+
+    def turn(row: torch.Tensor, position: int) -> torch.Tensor:
+        half = DIM // 2
+        angles = position * formula.theta ** (-torch.arange(half, dtype=torch.float32).double() * 2 / DIM)
+        first, second = row[:half], row[half:]
+        return torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()))
+
+    both = torch.cat((fused, rows))
+    query, key, value = (
+        rows @ weights[f"{prefix}q_proj.weight"].T,
+        *(both @ weights[f"{prefix}{n}_proj.weight"].T for n in "kv"),
+    )
+    before, made = len(fused), torch.zeros(len(rows), HEADS * DIM, dtype=rows.dtype)
+    for head in range(HEADS):
+        own, shared = (slice(at * DIM, (at + 1) * DIM) for at in (head, head // (HEADS // GROUPS)))
+        for at in range(len(rows)):
+            place = positions[before + at]
+            asked = turn(normed(query[at, own], weights[f"{prefix}q_norm.weight"]), place)
+            seen = [
+                index
+                for index, other in enumerate(positions)
+                if not (formula.causal[layer] and other > place)
+                and ((window := formula.windows[layer]) is None or abs(other - place) < window)
+            ]
+            keys = [turn(normed(key[each, shared], weights[f"{prefix}k_norm.weight"]), positions[each]) for each in seen]
+            scores = torch.stack(keys) @ asked / math.sqrt(DIM)
+            made[at, own] = torch.softmax(scores, 0) @ value[seen, shared]
+    return made @ weights[f"{prefix}o_proj.weight"].T
