@@ -18,6 +18,7 @@ from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.interfaces import DraftWanted
 from services.verifier.service import VerifierService
 from speculation.types import Plan
+from tests.draft_models import make_parallel_draft
 from tests.fakes import collect, request
 from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
@@ -40,7 +41,7 @@ async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, o
     verified = running.loop.stats.nodes_by_source
 
     def by_heads() -> int:
-        return sum(verified.get(name, 0) for name in MODELS if name in plan.sources)
+        return sum(verified.get(name, 0) for name in (*MODELS, "draft_model") if name in plan.sources)
 
     before = by_heads()
     # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
@@ -80,6 +81,20 @@ async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
             expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
             for name in MODELS:
                 assert await drafted(running, plan_of((name,)), sampling) == expected, name
+
+
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
+async def test_a_draft_model_that_guesses_in_one_pass(tiny_model: Path, tmp_path: Path, link: str) -> None:
+    draft = make_parallel_draft(tiny_model, tmp_path / "draft")
+    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, draft_model=draft) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+            expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+            for sources in (("draft_model",), ("suffix", "recycling", "draft_model")):
+                assert await drafted(running, plan_of(sources), sampling) == expected, sources
+        certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
+        assert await drafted(running, plan_of(("draft_model",), acceptance="rejection"), certain) == expected
 
 
 @pytest.mark.examples(3)

@@ -64,13 +64,14 @@ async def verifier(
     budget: Literal["fixed", "measured"],
     draft_deadline_s: float = 0.025,
     drafting_for: Path | None = None,
+    draft_model: Path | None = None,
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same."""
     drafting_for = drafting_for or folder
     heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_beside(drafting_for), **heads},
+            checkpoints={"draft_model": draft_model or draft_beside(drafting_for), **heads},
             target=drafting_for,
             draft_kernels=by_kernels,
         ),

@@ -211,7 +211,7 @@ def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path
         ("DFlash", {"dflash_config": {"mask_token_id": 3}}, ("fc.weight", "layers.0.mlp.up_proj.weight")),
         # A language model by its tensors alone.
         ("DFlash", {"speculators_model_type": "dflash"}, ("layers.0.mlp.up_proj.weight",)),
-        ("PARD", {"pard_token": 5}, ("model.layers.0.mlp.up_proj.weight",)),
+        ("PARD-2", {"pard_token": 5, "pard2": True}, ("model.layers.0.mlp.up_proj.weight",)),
     ],
 )
 @pytest.mark.parametrize("there", [True, False], ids=["with its target", "without"])

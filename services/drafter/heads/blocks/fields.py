@@ -23,7 +23,7 @@ from services.drafter.heads.files.head_fields import (
     refuse_unserved,
     rope,
 )
-from services.drafter.heads.files.layouts import COMPUTED, DRAFT_OFFSETS, refuse_others, stripped
+from services.drafter.heads.files.layouts import COMPUTED, DRAFT_OFFSETS, PARALLEL, refuse_others, stripped
 from services.drafter.heads.files.level_fields import check_tensors
 from speculation import limits
 
@@ -82,7 +82,8 @@ def parse_blocks(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
     Raises:
         ConfigurationError: it cannot draft for the target; names the field or tensor, its value and what is allowed.
     """
-    refuse_others(config, where, "DFlash")
+    # Some name the mask as other kinds do.
+    refuse_others(config, where, "DFlash", *PARALLEL)
     fields = HeadFields.of(config, where)
     refuse_unserved(fields, _NEUTRAL)
     layer = _layer(fields, shapes, target)

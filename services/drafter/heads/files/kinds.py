@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.drafter.draft_model.mask import mask_of
 from services.drafter.heads.blocks.fields import is_block, named, parse_blocks
 from services.drafter.heads.files.head_config import FINAL, HeadConfig
 from services.drafter.heads.files.head_fields import Shapes, parse, unused
@@ -75,7 +76,8 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
         return _blocks(folder, config, shapes, numbers, target)
     shared = read_shared(folder)
     if shared is not None or is_language_model(shapes):
-        refuse_others(config, where)
+        refuse_others(config, where, "PARD")
+        mask_of(config, where)
     if shared is not None:
         return _sharing(folder, config, shared, shapes, numbers, target)
     if is_language_model(shapes):

@@ -121,11 +121,14 @@ _OTHERS = {
     "mask_token_id": "P-EAGLE",
     "ptd_token_id": "P-EAGLE",
     "parallel_drafting": "P-EAGLE",
+    "pard2": "PARD-2",
+    "pard2_target_layers": "PARD-2",
     "pard_token": "PARD",
 }
 # Kinds that EAGLE-3's tensors may be, too; vLLM gives both one field.
-_PARALLEL = ("P-EAGLE", "PARD")
+PARALLEL = ("P-EAGLE", "PARD")
 _NAMED = {
+    "pard2": "PARD-2",
     "peagle": "P-EAGLE",
     "dflash2": "DFlash2",
     "dflash": "DFlash",
@@ -147,9 +150,9 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     Raises:
         ConfigurationError: it is something else; says what.
     """
-    refuse_others(config, where, *_PARALLEL)
+    refuse_others(config, where, *PARALLEL)
     layout = _by_tensors(set(names), where)
-    if layout.family != "eagle3" and _said(config) in _PARALLEL:
+    if layout.family != "eagle3" and _said(config) in PARALLEL:
         raise ConfigurationError(f"{where} is a P-EAGLE checkpoint: {_ODD['P-EAGLE']}", about=where)
     return layout
 
@@ -196,7 +199,7 @@ def _said(config: Mapping[str, Any]) -> str | None:
     """What kind of drafter config.json says that it is; None: it says nothing, as EAGLE's do."""
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
     return (
-        _NAMED.get(str(config.get("speculators_model_type") or ""))
+        _NAMED.get(str(config.get("speculators_model_type") or config.get("spd_type") or ""))
         or next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
         or next((kind for field, kind in _OTHERS.items() if config.get(field) not in (None, False)), None)
     )
