@@ -26,7 +26,7 @@ from tests.head_checkpoints import (
     numbers,
 )
 
-BLOCK, DEPTH, MASK = 5, 2, 300
+BLOCK, DEPTH, MASK, RANK = 5, 2, 300, 6
 # Layers of the target, as the authors number them: their outputs.
 READ = [1, 3, 6]
 
@@ -79,6 +79,41 @@ def speculators_dflash(**changes: Any) -> HeadCheckpoint:
         "speculators_config": {"algorithm": "dflash", "proposal_methods": [proposal]},
     }
     return HeadCheckpoint({**config, **changes}, made.tensors)
+
+
+def dspark(*, gated: bool = False, **changes: Any) -> HeadCheckpoint:
+    """DSpark as its authors save it: fields at the top, embedding and output layer of its own, two heads on the rows."""
+    made = dflash()
+    reads = made.config.pop("dflash_config")
+    made.tensors |= {
+        "embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN),
+        "lm_head.weight": numbers(VOCABULARY, HIDDEN),
+        "markov_head.markov_w1.weight": torch.randn(VOCABULARY, RANK),
+        "markov_head.markov_w2.weight": torch.randn(VOCABULARY, RANK),
+        "confidence_head.proj.weight": numbers(1, HIDDEN + RANK),
+        "confidence_head.proj.bias": torch.zeros(1),
+    }
+    if gated:
+        made.tensors["markov_head.gate_proj.weight"] = numbers(RANK, HIDDEN + RANK)
+        made.tensors["markov_head.gate_proj.bias"] = torch.randn(RANK)
+    own = {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": RANK,
+        "markov_head_type": "gated" if gated else "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return HeadCheckpoint({**made.config, **reads, **own, **changes}, made.tensors)
+
+
+def speculators_dspark(**changes: Any) -> HeadCheckpoint:
+    """DSpark in the speculators library's layout, without a confidence head: a draft vocabulary, nothing said of anchors."""
+    made = speculators_dflash()
+    made.tensors["markov_head.markov_w1.weight"] = torch.randn(VOCABULARY, RANK)
+    made.tensors["markov_head.markov_w2.weight"] = torch.randn(48, RANK)
+    del made.config["sample_from_anchor"]
+    own = {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"], "markov_rank": RANK}
+    return HeadCheckpoint({**made.config, **own, **changes}, made.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

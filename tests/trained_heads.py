@@ -128,20 +128,38 @@ def make_medusa(target: Path, folder: Path, *, own_output: bool = False, blocks:
     return folder
 
 
-def make_blocks(target: Path, folder: Path, layers: tuple[int, ...] = (0, -1), *, from_anchor: bool = False) -> Path:
-    """Write a block drafter for the target, of one layer and four tokens ahead, which reads these of its layers."""
+def make_blocks(
+    target: Path,
+    folder: Path,
+    layers: tuple[int, ...] = (0, -1),
+    *,
+    from_anchor: bool = False,
+    sequential: bool = False,
+) -> Path:
+    """Write a block drafter for the target, of one layer and four tokens ahead, which reads these of its layers.
+
+    Args:
+        sequential: with DSpark's heads.
+    """
     if not (folder / "config.json").is_file():
         torch.manual_seed(6)
         shape = read_target_shape(target)
-        layer = head_for(shape, "dflash", state_layers=layers, qk_norm=True, input_norm=True)
-        size = 4 if from_anchor else 5
-        config = BlockConfig(layer=layer, block_size=size, mask_token_id=300, causal=(False,), windows=(None,))
+        config = BlockConfig(
+            layer=head_for(shape, "dflash", state_layers=layers, qk_norm=True, input_norm=True),
+            block_size=4 if from_anchor else 5,
+            mask_token_id=300,
+            causal=(False,),
+            windows=(None,),
+            markov_rank=4 if sequential else 0,
+            confidence=sequential,
+            confidence_with_markov=sequential,
+        )
         drafter = BlockDrafter(config, read_target_rows(target))
+        own = {"mask_token_id": 300, "target_layer_ids": [each % shape.num_layers for each in layers]}
+        fields = {"block_size": config.block_size, "dflash_config": own, "sample_from_anchor": from_anchor}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(drafter.state_dict(), folder / "model.safetensors")
-        own = {"mask_token_id": config.mask_token_id, "target_layer_ids": [each % shape.num_layers for each in layers]}
-        fields = {"model_type": "qwen3", "block_size": size, "dflash_config": own, "sample_from_anchor": from_anchor}
-        (folder / "config.json").write_text(json.dumps(public_fields(layer) | fields))
+        (folder / "config.json").write_text(json.dumps(public_fields(config.layer) | fields))
     return folder
 
 

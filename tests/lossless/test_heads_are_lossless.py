@@ -25,7 +25,7 @@ from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
 from tests.tiny import make_tiny_model
-from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
+from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS, make_blocks
 
 MODELS = (*FAMILIES, *AHEAD)
 
@@ -85,16 +85,21 @@ async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("link", ["grpc", "in_process"])
-async def test_a_draft_model_that_guesses_in_one_pass(tiny_model: Path, tmp_path: Path, link: str) -> None:
-    draft = make_parallel_draft(tiny_model, tmp_path / "draft")
-    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, draft_model=draft) as running:
+async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Path, link: str) -> None:
+    """A draft model with a mask token (PARD), and a block whose rows know the token before (DSpark)."""
+    others = {
+        "draft_model": make_parallel_draft(tiny_model, tmp_path / "draft"),
+        "dflash": make_blocks(tiny_model, tmp_path / "block", sequential=True),
+    }
+    certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, instead=others) as running:
         for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
             expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
-            for sources in (("draft_model",), ("suffix", "recycling", "draft_model")):
+            for sources in (("draft_model",), ("dflash",), ("suffix", "recycling", "dflash")):
                 assert await drafted(running, plan_of(sources), sampling) == expected, sources
-        certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
         expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
-        assert await drafted(running, plan_of(("draft_model",), acceptance="rejection"), certain) == expected
+        for name in others:
+            assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
 
 
 @pytest.mark.examples(3)

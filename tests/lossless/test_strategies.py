@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,14 +64,18 @@ async def verifier(
     budget: Literal["fixed", "measured"],
     draft_deadline_s: float = 0.025,
     drafting_for: Path | None = None,
-    draft_model: Path | None = None,
+    instead: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[VerifierService]:
-    """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same."""
+    """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
+
+    Args:
+        instead: by source, other weights than the usual ones.
+    """
     drafting_for = drafting_for or folder
     heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_model or draft_beside(drafting_for), **heads},
+            checkpoints={"draft_model": draft_beside(drafting_for), **heads, **(instead or {})},
             target=drafting_for,
             draft_kernels=by_kernels,
         ),

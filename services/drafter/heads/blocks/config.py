@@ -21,6 +21,10 @@ class BlockConfig:
         causal: by layer, whether a row sees the rows of the block before it alone; otherwise it sees all of them.
         windows: by layer, a row sees positions nearer than this; None: all.
         embedding_scale: factor on the embeddings.
+        markov_rank: DSpark: rank of the matrix by which the token before changes a row's logits; 0: there is none.
+        markov_gated: whether the row weighs what the token before says.
+        confidence: DSpark: whether a head says how sure each row is.
+        confidence_with_markov: whether that head reads the token before.
         logit_scale, softcap: what is done to the logits: logits * logit_scale, then softcap * tanh(logits / softcap).
     """
 
@@ -33,6 +37,10 @@ class BlockConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
+    markov_rank: int = 0
+    markov_gated: bool = False
+    confidence: bool = False
+    confidence_with_markov: bool = False
 
     @property
     def levels(self) -> int:
@@ -74,6 +82,15 @@ def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
         if layer.mlp_bias:
             own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (size,)}
         wanted |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
+    if config.markov_rank:
+        wanted["markov_head.markov_w1.weight"] = (layer.vocab_size, config.markov_rank)
+        wanted["markov_head.markov_w2.weight"] = (layer.draft_vocab_size, config.markov_rank)
+    if config.markov_gated:
+        wanted["markov_head.gate_proj.weight"] = (config.markov_rank, size + config.markov_rank)
+        wanted["markov_head.gate_proj.bias"] = (config.markov_rank,)
+    if config.confidence:
+        read = size + (config.markov_rank if config.confidence_with_markov else 0)
+        wanted |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
     if layer.own_embedding:
         wanted["embed_tokens.weight"] = (layer.vocab_size, size)
     if layer.own_output:

@@ -7,12 +7,13 @@ block's own. So a text costs no more than these projections, and a state that co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from services.drafter.heads.blocks.config import BlockConfig
+from services.drafter.heads.blocks.sequential import ConfidenceHead, MarkovHead
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
@@ -38,6 +39,8 @@ class BlockDrafter(OnTargetRows):
         self.hidden_norm = nn.RMSNorm(size, eps=eps)
         self.layers = nn.ModuleList(HeadLayer(layer, number) for number in range(layer.num_layers))
         self.norm = nn.RMSNorm(size, eps=eps)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self._rotary = RotaryPositions(layer)
         self._take_rows(layer, rows, draft_ids)
 
@@ -86,6 +89,28 @@ class BlockDrafter(OnTargetRows):
     def guesses(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of a block's rows [..., block size, h], those that guess, [..., levels, h]."""
         return hidden if self.config.from_anchor else hidden[..., 1:, :]
+
+    def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
+        """As ``SharedOutput.beyond``; None, too, if tokens beyond the draft vocabulary have no part in the Markov head."""
+        return None if self.markov_head is not None else super().beyond(tokens)
+
+    @property
+    def sequential(self) -> bool:
+        """Whether what a row says depends on the token before what it guesses."""
+        return self.markov_head is not None or self.confidence_head is not None
+
+    def added(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        """What the tokens before, int64 [...], add to the logits of rows [..., h]: [..., V_d]; None: nothing."""
+        return None if self.markov_head is None else self.markov_head(hidden, previous)
+
+    def confidence(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        """Of the same: how sure each row is, [...]; None: nobody says."""
+        if self.confidence_head is None:
+            return None
+        if self.config.confidence_with_markov and self.markov_head is not None:
+            hidden = torch.cat((hidden, self.markov_head.markov_w1(previous)), dim=-1)
+        sure: torch.Tensor = self.confidence_head(hidden)
+        return sure
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the drafter's own fields say."""

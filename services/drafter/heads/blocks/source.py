@@ -1,6 +1,7 @@
 """Block drafters as a source of drafts: one pass a draft, whatever the depth of its tree.
 
-A block's rows are guessed without knowing each other, so that they are the levels of a tree (``LevelTrees``).
+A block's rows are guessed without knowing each other, so that they are the levels of a tree (``LevelTrees``). DSpark's know
+the token before (``SequentialTrees``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
+from services.drafter.heads.blocks.sequential_trees import SequentialTrees
 from services.drafter.heads.cache import CacheShape, PassRows, attention
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
@@ -68,7 +70,12 @@ class BlockSource:
     ) -> None:
         config, weight = drafter.config, drafter.fc.weight
         self._drafter = drafter
-        self._trees = LevelTrees(NAME, drafter, config.levels, form or LevelForm(), draw)
+        form = form or LevelForm()
+        self._trees = (
+            SequentialTrees(NAME, drafter, form, draw)
+            if drafter.sequential
+            else LevelTrees(NAME, drafter, config.levels, form, draw)
+        )
         self._room = CacheRoom(most_bytes)
         self._kinds = tuple(zip(config.causal, config.windows, strict=True))
         self._missing = torch.zeros(config.layer.state_size, dtype=weight.dtype, device=weight.device)

@@ -43,6 +43,8 @@ class LevelTrial:
         layers: whose states it reads, see ``Features.layers``.
         hidden: of the n tokens of a text and the states [n, h_t * layers] of their positions, what the output layer reads of
             each position's guesses, [n, levels, h]. The first guess is the token after next.
+        added: of a text's tokens and ``hidden``, what the tokens before a guess add to its logits, [n, levels, V_d]; None:
+            nothing.
         others: for a target, the same weights under other settings, each with what would be wrong.
     """
 
@@ -50,6 +52,7 @@ class LevelTrial:
     layers: tuple[int, ...]
     hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     others: Callable[[TargetShape], Iterator[tuple[str, LevelTrial]]] = lambda target: iter(())
+    added: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] = lambda tokens, hidden: None
 
     @classmethod
     def of(cls, model: LevelModel) -> LevelTrial:
@@ -83,7 +86,13 @@ def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
         for words, other in changed.items():
             yield words, _trial_of_blocks(model.under(other))
 
-    return LevelTrial(model, layer.state_layers, hidden, others)
+    def added(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        place = (
+            torch.arange(len(tokens), device=tokens.device)[:, None] + 1 + torch.arange(rows.shape[1], device=tokens.device)
+        )
+        return model.added(rows, tokens[place.clamp(max=len(tokens) - 1)])
+
+    return LevelTrial(model, layer.state_layers, hidden, others, added)
 
 
 def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -149,6 +158,8 @@ def _shares(
         tokens = text.tokens.to(like.device)
         hidden = trial.hidden(tokens, states_of(text, layers, target).to(like))
         logits = trial.model.logits(hidden.flatten(0, 1), vocabulary).view(*hidden.shape[:2], -1)
+        if (added := trial.added(tokens, hidden)) is not None:
+            logits = logits + added
         guessed = vocabulary.ids.to(like.device)[logits.argmax(-1)]
         for level, found in enumerate(right[: guessed.shape[1]]):
             place = torch.arange(len(tokens), device=like.device) + 2 + level + shift

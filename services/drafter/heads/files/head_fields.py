@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
 }
 # Models whose decoder layer is Llama's, but for biases and norms on queries and keys, which tensors show.
-_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "eagle", "speculators", "speculator_model")
+_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "eagle", "dspark", "speculators", "speculator_model")
 
 
 def refused_tensor(
@@ -54,7 +54,7 @@ class HeadFields:
         Raises:
             ConfigurationError: a field, at any depth, asks for a rule that changes the target's answers.
         """
-        keys = ("transformer_layer_config", "model", "eagle_config", "dflash_config")
+        keys = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
         nested = [part for key in keys if isinstance(part := config.get(key), dict)]
         fields = cls(ChainMap(dict(config), *nested), where)
         for name, value in _everywhere(config):

@@ -108,9 +108,11 @@ LAYOUTS = {each.name: each for each in (EAGLE, FSPAD, EAGLE3, SPECULATORS_EAGLE3
 
 _NOT_YET = "drafters of this kind are not supported yet; use an EAGLE, EAGLE-3, P-EAGLE, HASS, FSPAD or DFlash head"
 _ODD_MEDUSA = "its tensors must be named as its authors (0.0.linear.weight) or vLLM (blocks.0.layers.0.weight) name them"
+_ODD_BLOCK = "its tensors must be named as its authors name them (fc.weight, hidden_norm.weight, layers.0.self_attn...)"
 _ODD = {
     "Medusa": _ODD_MEDUSA,
-    "DFlash": "its tensors must be named as its authors name them (fc.weight, hidden_norm.weight, layers.0.self_attn...)",
+    "DFlash": _ODD_BLOCK,
+    "DSpark": _ODD_BLOCK,
     "P-EAGLE": "its tensors must be EAGLE-3's (midlayer.self_attn... or layers.0.hidden_norm.weight)",
 }
 # Configurations of other drafters: field, and what it means.
