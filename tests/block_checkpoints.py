@@ -27,6 +27,8 @@ from tests.head_checkpoints import (
 )
 
 BLOCK, DEPTH, MASK, RANK = 5, 2, 300, 6
+# Of DFlash2: rows and neighbouring numbers that a convolution joins, and tokens that its selector chooses among.
+KERNEL, GROUP, CANDIDATES = 3, 16, 5
 # Layers of the target, as the authors number them: their outputs.
 READ = [1, 3, 6]
 
@@ -106,6 +108,33 @@ def dspark(*, gated: bool = False, **changes: Any) -> HeadCheckpoint:
     return HeadCheckpoint({**made.config, **reads, **own, **changes}, made.tensors)
 
 
+def dflash2(**changes: Any) -> HeadCheckpoint:
+    """DFlash2 as its authors save it: convolutions in each layer, and a selector among a row's likeliest tokens."""
+    made = dflash()
+    for number in range(DEPTH):
+        for conv in ("attention_conv", "mlp_conv"):
+            made.tensors |= {
+                f"layers.{number}.{conv}.base_kernel": torch.randn(2, KERNEL, HIDDEN),
+                f"layers.{number}.{conv}.kernel_projection.weight": numbers(2 * KERNEL * (HIDDEN // GROUP), HIDDEN),
+            }
+    made.tensors |= {
+        "candidate_selector.predecessor_codebook": torch.randn(VOCABULARY, RANK),
+        "candidate_selector.successor_codebook": torch.randn(VOCABULARY, RANK),
+        "candidate_selector.hidden_projection.weight": numbers(RANK, HIDDEN),
+    }
+    made.config["architectures"] = ["DFlash2DraftModel"]
+    made.config["is_causal"] = False
+    made.config["dflash_config"] = {
+        **made.config["dflash_config"],
+        "conv_kernel_size": KERNEL,
+        "conv_group_size": GROUP,
+        "selector_rank": RANK,
+        "selector_top_k": CANDIDATES,
+        **changes,
+    }
+    return made
+
+
 def speculators_dspark(**changes: Any) -> HeadCheckpoint:
     """DSpark in the speculators library's layout, without a confidence head: a draft vocabulary, nothing said of anchors."""
     made = speculators_dflash()
@@ -148,12 +177,31 @@ def guesses(
     rows = embeddings
     for layer in range(DEPTH):
         prefix = f"layers.{layer}."
-        inner = normed(rows, weights[f"{prefix}input_layernorm.weight"])
-        rows = rows + _attended(inner, fused, positions, weights, layer, formula)
-        inner = normed(rows, weights[f"{prefix}post_attention_layernorm.weight"])
-        rows = rows + gated(inner, inner, weights, f"{prefix}mlp.")
+        given = normed(rows, weights[f"{prefix}input_layernorm.weight"])
+        inner = _convolved(given, given, weights, f"{prefix}attention_conv.", 0)
+        inner = _attended(inner, fused, positions, weights, layer, formula)
+        rows = rows + _convolved(inner, given, weights, f"{prefix}attention_conv.", 1)
+        given = normed(rows, weights[f"{prefix}post_attention_layernorm.weight"])
+        inner = _convolved(given, given, weights, f"{prefix}mlp_conv.", 0)
+        rows = rows + _convolved(gated(inner, inner, weights, f"{prefix}mlp."), given, weights, f"{prefix}mlp_conv.", 1)
     hidden = normed(rows, weights["norm.weight"])
     return hidden if formula.from_anchor else hidden[1:]
+
+
+def _convolved(
+    rows: torch.Tensor, given: torch.Tensor, weights: Mapping[str, torch.Tensor], prefix: str, which: int
+) -> torch.Tensor:
+    """DFlash2's convolution number ``which`` around a part, number by number; ``given`` is what came before the part."""
+    if f"{prefix}base_kernel" not in weights:
+        return rows
+    base, groups = weights[f"{prefix}base_kernel"][which], HIDDEN // GROUP
+    own = (given @ weights[f"{prefix}kernel_projection.weight"].T).view(len(rows), 2, KERNEL, groups)[:, which]
+    made = torch.zeros_like(rows)
+    for row in range(len(rows)):
+        for back in range(min(KERNEL, row + 1)):
+            for number in range(HIDDEN):
+                made[row, number] += (base[back, number] + own[row, back, number // GROUP]) * rows[row - back, number]
+    return made
 
 
 def _attended(

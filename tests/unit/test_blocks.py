@@ -32,6 +32,7 @@ from tests.block_checkpoints import BLOCK, DEPTH, MASK, READ, Formula, guesses
 from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
+from training.convert_pickles import convert
 
 TEXT = (17, 5, 40, 41, 8, 9, 250)
 WIDTH = len(READ) * HIDDEN
@@ -311,6 +312,8 @@ def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], 
         (made.dflash, nested(use_swa=True), "use_swa"),
         (made.dflash, nested(attention_mode="mla"), "attention_mode"),
         (made.dflash, nested(selector_rank=256), "selector_rank"),
+        (made.dflash, nested(conv_kernel_size=2), "conv_kernel_size"),
+        (made.dflash, config(architectures=["DFlash2DraftModel"]), "the tensor candidate_selector.hidden_projection.weight"),
         (made.dflash, nested(output_multiplier="x"), "output_multiplier"),
         (made.speculators_dflash, config(projector_type="domino"), "projector_type"),
         (made.speculators_dflash, config(shift_label=True), "shift_label"),
@@ -346,7 +349,6 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("DFlash2", {"architectures": ["DFlash2DraftModel"]}),
         ("Domino", {"architectures": ["DominoDraftModel"]}),
         ("MTP", {"speculators_model_type": "mtp"}),
     ],
@@ -356,6 +358,19 @@ def test_other_kinds_are_named(tmp_path: Path, target: Path, kind: str, fields: 
     for read in (load_blocks, inspect):
         with refuses(ConfigurationError, says=f"is a {kind} checkpoint"):
             read(folder, target)
+
+
+def test_pickles_are_converted(tmp_path: Path, target: Path) -> None:
+    checkpoint = made.dflash()
+    plain = checkpoint.write(tmp_path / "plain")
+    public = tmp_path / "public"
+    public.mkdir()
+    torch.save(checkpoint.tensors, public / "pytorch_model.bin")
+    (public / "config.json").write_text((plain / "config.json").read_text())
+    convert(public, target=target)
+    assert drafted(source(load_blocks(public, target)), known(range(6))) == drafted(
+        source(load_blocks(plain, target)), known(range(6))
+    )
 
 
 def test_other_tensors_are_not_loaded_as_blocks(tmp_path: Path, target: Path) -> None:

@@ -25,6 +25,10 @@ class BlockConfig:
         markov_gated: whether the row weighs what the token before says.
         confidence: DSpark: whether a head says how sure each row is.
         confidence_with_markov: whether that head reads the token before.
+        selector_rank: DFlash2: rank of the matrix by which a row and the token before choose among the row's
+            ``selector_top_k`` likeliest tokens; 0: there is none.
+        conv_kernel_size: DFlash2: rows of a block that its layers' convolutions join; 0: there are none.
+        conv_group_size: neighbouring numbers of a row that share the part of a kernel which depends on the row.
         logit_scale, softcap: what is done to the logits: logits * logit_scale, then softcap * tanh(logits / softcap).
     """
 
@@ -41,6 +45,10 @@ class BlockConfig:
     markov_gated: bool = False
     confidence: bool = False
     confidence_with_markov: bool = False
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    conv_kernel_size: int = 0
+    conv_group_size: int = 1
 
     @property
     def levels(self) -> int:
@@ -81,10 +89,18 @@ def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
             own["self_attn.o_proj.bias"] = (size,)
         if layer.mlp_bias:
             own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (size,)}
+        if kernel := config.conv_kernel_size:
+            written = 2 * kernel * (size // config.conv_group_size)
+            for conv in ("attention_conv", "mlp_conv"):
+                own |= {f"{conv}.base_kernel": (2, kernel, size), f"{conv}.kernel_projection.weight": (written, size)}
         wanted |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
     if config.markov_rank:
         wanted["markov_head.markov_w1.weight"] = (layer.vocab_size, config.markov_rank)
         wanted["markov_head.markov_w2.weight"] = (layer.draft_vocab_size, config.markov_rank)
+    if config.selector_rank:
+        books = ("predecessor_codebook", "successor_codebook")
+        wanted |= {f"candidate_selector.{name}": (layer.vocab_size, config.selector_rank) for name in books}
+        wanted["candidate_selector.hidden_projection.weight"] = (config.selector_rank, size)
     if config.markov_gated:
         wanted["markov_head.gate_proj.weight"] = (config.markov_rank, size + config.markov_rank)
         wanted["markov_head.gate_proj.bias"] = (config.markov_rank,)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from services.drafter.heads.blocks.config import BlockConfig
-from services.drafter.heads.blocks.sequential import ConfidenceHead, MarkovHead
+from services.drafter.heads.blocks.convolved_layer import ConvolvedLayer
+from services.drafter.heads.blocks.sequential import CandidateSelector, ConfidenceHead, MarkovHead
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
@@ -37,9 +38,13 @@ class BlockDrafter(OnTargetRows):
         self.config = config
         self.fc = nn.Linear(layer.state_size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=eps)
-        self.layers = nn.ModuleList(HeadLayer(layer, number) for number in range(layer.num_layers))
+        self.layers = nn.ModuleList(
+            ConvolvedLayer(config, number) if config.conv_kernel_size else HeadLayer(layer, number)
+            for number in range(layer.num_layers)
+        )
         self.norm = nn.RMSNorm(size, eps=eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self._rotary = RotaryPositions(layer)
         self._take_rows(layer, rows, draft_ids)
@@ -91,17 +96,23 @@ class BlockDrafter(OnTargetRows):
         return hidden if self.config.from_anchor else hidden[..., 1:, :]
 
     def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
-        """As ``SharedOutput.beyond``; None, too, if tokens beyond the draft vocabulary have no part in the Markov head."""
-        return None if self.markov_head is not None else super().beyond(tokens)
+        """As ``SharedOutput.beyond``; None, too, if a head that knows the token before has no rows for others."""
+        known = self.markov_head is None and self.candidate_selector is None
+        return super().beyond(tokens) if known else None
 
     @property
     def sequential(self) -> bool:
         """Whether what a row says depends on the token before what it guesses."""
-        return self.markov_head is not None or self.confidence_head is not None
+        heads = (self.markov_head, self.candidate_selector, self.confidence_head)
+        return any(head is not None for head in heads)
 
-    def added(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        """What the tokens before, int64 [...], add to the logits of rows [..., h]: [..., V_d]; None: nothing."""
-        return None if self.markov_head is None else self.markov_head(hidden, previous)
+    def corrected(self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V_d] of rows [..., h], once the tokens before what they guess are known, int64 [...]."""
+        if self.markov_head is not None:
+            logits = logits + self.markov_head(hidden, previous).to(logits)
+        if self.candidate_selector is not None:
+            logits = self.candidate_selector(logits, hidden, previous)
+        return logits
 
     def confidence(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
         """Of the same: how sure each row is, [...]; None: nobody says."""

@@ -11,6 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.drafter.heads.blocks.config import BlockConfig, shapes_of
+from services.drafter.heads.blocks.part_fields import (
+    convolution_fields,
+    guesses_from_anchor,
+    markov_fields,
+    selector_fields,
+)
 from services.drafter.heads.files.head_config import FINAL, HeadConfig, TargetShape
 from services.drafter.heads.files.head_fields import (
     HeadFields,
@@ -21,9 +27,10 @@ from services.drafter.heads.files.head_fields import (
     num_layers,
     qkv_bias,
     refuse_unserved,
+    refused_tensor,
     rope,
 )
-from services.drafter.heads.files.layouts import COMPUTED, DRAFT_OFFSETS, PARALLEL, refuse_others, stripped
+from services.drafter.heads.files.layouts import COMPUTED, DRAFT_OFFSETS, PARALLEL, kind_said, refuse_others, stripped
 from services.drafter.heads.files.level_fields import check_tensors
 from speculation import limits
 
@@ -35,8 +42,8 @@ _ALIASES = (
     ("encoder.output_norm_enc.", "hidden_norm."),
     ("draft_id_to_target_id", DRAFT_OFFSETS),
 )
-# Of DSpark's heads on a block's rows.
-_SEQUENTIAL = ("markov_head.", "confidence_head.")
+# Only DFlash2 has it.
+_SELECTOR = "candidate_selector.hidden_projection.weight"
 # Copies of the target's weights that training needs, and drafting does not.
 _OF_TRAINING = ("verifier_norm.", "verifier_lm_head.")
 # Fields of ``dflash_config`` and of the whole that are honoured with one of these values alone.
@@ -50,8 +57,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_mode": (None, "mha", "gqa"),
     "attention_modes": (None,),
     "is_neox_style": (None, True),
-    "conv_kernel_size": (None,),
-    "selector_rank": (None,),
     "logit_scale": (None, 1),
 }
 
@@ -85,7 +90,9 @@ def parse_blocks(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         ConfigurationError: it cannot draft for the target; names the field or tensor, its value and what is allowed.
     """
     # Some name the mask as other kinds do.
-    refuse_others(config, where, "DFlash", "DSpark", *PARALLEL)
+    refuse_others(config, where, "DFlash", "DFlash2", "DSpark", *PARALLEL)
+    if kind_said(config) == "DFlash2" and _SELECTOR not in shapes:
+        raise refused_tensor(where, _SELECTOR, "missing", "DFlash2 needs it")
     fields = HeadFields.of(config, where)
     refuse_unserved(fields, _NEUTRAL)
     layer = _layer(fields, shapes, target)
@@ -98,13 +105,15 @@ def parse_blocks(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         layer=layer,
         block_size=rows,
         mask_token_id=_mask_token(fields, target),
-        from_anchor=_from_anchor(fields, shapes),
+        from_anchor=guesses_from_anchor(fields, shapes),
         causal=causal,
         windows=windows,
         embedding_scale=_number(fields, "input_embedding_scale", 1.0),
         logit_scale=_number(fields, "output_multiplier", 1.0),
         softcap=_number(fields, "final_logit_softcapping", 0.0) or None,
-        **_sequential(fields, shapes),
+        **markov_fields(fields, shapes),
+        **selector_fields(fields, shapes),
+        **convolution_fields(fields, shapes),
     )
     check_tensors(shapes, shapes_of(made, shapes), where)
     return made
@@ -216,31 +225,6 @@ def _attention(fields: HeadFields, layers: int) -> tuple[tuple[bool, ...], tuple
     else:
         causal = (False,) * layers if fields.flag("sliding_window_non_causal") else sliding
     return causal, tuple(size if each else None for each in sliding)
-
-
-def _from_anchor(fields: HeadFields, shapes: Shapes) -> bool:
-    """The last token's row guesses, too, in DSpark unless it says otherwise."""
-    said = fields.flag("sample_from_anchor")
-    return any(name.startswith(_SEQUENTIAL) for name in shapes) if said is None else said
-
-
-def _sequential(fields: HeadFields, shapes: Shapes) -> dict[str, Any]:
-    """DSpark's fields, if it is one."""
-    found = shapes.get("markov_head.markov_w1.weight", (0, 0))[-1]
-    rank = found if fields.fields.get("markov_rank") in (None, 0) else fields.number("markov_rank")
-    if rank != found:
-        raise fields.refuse("markov_rank", rank, f"{found}, as the tensors say")
-    kind, gated = fields.fields.get("markov_head_type"), "markov_head.gate_proj.weight" in shapes
-    if rank and kind not in (None, "gated" if gated else "vanilla"):
-        raise fields.refuse("markov_head_type", kind, "gated, as the tensors say" if gated else "vanilla or gated")
-    confidence = fields.shown_by("confidence_head.proj.weight", shapes, "enable_confidence_head")
-    with_markov = confidence and fields.flag("confidence_head_with_markov") is not False and rank > 0
-    return {
-        "markov_rank": rank,
-        "markov_gated": gated,
-        "confidence": confidence,
-        "confidence_with_markov": with_markov,
-    }
 
 
 def _number(fields: HeadFields, name: str, default: float) -> float:

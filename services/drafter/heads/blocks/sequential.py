@@ -1,4 +1,4 @@
-"""DSpark's two heads on a block's rows: what the token before says of the next one, and how sure a row is (2607.05147)."""
+"""Heads on a block's rows that know the token before: DSpark's two (2607.05147), and the selector of DFlash2."""
 
 from __future__ import annotations
 
@@ -40,3 +40,22 @@ class ConfidenceHead(nn.Module):
         """Rows [..., h], with W1's row behind where it reads it, to probabilities [...]."""
         sure: torch.Tensor = torch.sigmoid(self.proj(read)[..., 0])
         return sure
+
+
+class CandidateSelector(nn.Module):
+    """DFlash2: to the logits of a row's likeliest tokens, adds S[token] . (P[previous token] * H row). No other can come."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        layer, rank = config.layer, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
+        self.hidden_projection = nn.Linear(layer.hidden_size, rank, bias=False)
+        self._count = config.selector_top_k
+
+    def forward(self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of rows [..., h], corrected by the tokens before what they guess, int64 [...]; -inf elsewhere."""
+        likeliest, tokens = logits.topk(min(self._count, logits.shape[-1]), dim=-1)
+        wanted = self.predecessor_codebook[previous] * self.hidden_projection(hidden)
+        scores = likeliest + (self.successor_codebook[tokens] @ wanted[..., None])[..., 0].to(likeliest)
+        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, scores)

@@ -1,8 +1,8 @@
 """Trees of blocks whose rows know the token before: a node's children are what its level says behind that very node.
 
-The block's rows are computed once, as for any block. Each round of the tree then reads the Markov head alone, for the nodes
-that can still matter. A confidence head makes the probabilities of a row smaller where it is unsure; drafts that are drawn
-from q keep q as it is.
+The block's rows are computed once, as for any block. Each round of the tree then reads the head that knows the token before,
+for the nodes that can still matter. A confidence head makes the probabilities of a row smaller where it is unsure; drafts
+that are drawn from q keep q as it is.
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ class SequentialTrees:
         places = np.repeat([each.place for each in level], [len(each.nodes) for each in level])
         # Behind the last level comes nothing, whatever is computed for it.
         at = torch.from_numpy(places), torch.from_numpy(np.minimum(depths, self._levels - 1))
-        own, said = rows[at], logits[at]
+        own = rows[at]
         previous = torch.from_numpy(np.concatenate([each.previous for each in level])).to(own.device)
-        if (added := self._drafter.added(own, previous)) is not None:
-            said += added.float()
+        said = self._drafter.corrected(logits[at], own, previous)
         asked = [AskedRows(each.session, len(each.session.tokens) + each.growth.depths(each.nodes)) for each in level]
         tokens, logs = self._choice.of(said, asked, max(each.growth.children for each in level))
         logs[depths >= self._depth] = -np.inf

@@ -43,8 +43,7 @@ class LevelTrial:
         layers: whose states it reads, see ``Features.layers``.
         hidden: of the n tokens of a text and the states [n, h_t * layers] of their positions, what the output layer reads of
             each position's guesses, [n, levels, h]. The first guess is the token after next.
-        added: of a text's tokens and ``hidden``, what the tokens before a guess add to its logits, [n, levels, V_d]; None:
-            nothing.
+        corrected: of a text's tokens, ``hidden`` and logits [n, levels, V_d], the logits once the tokens before are known.
         others: for a target, the same weights under other settings, each with what would be wrong.
     """
 
@@ -52,7 +51,7 @@ class LevelTrial:
     layers: tuple[int, ...]
     hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     others: Callable[[TargetShape], Iterator[tuple[str, LevelTrial]]] = lambda target: iter(())
-    added: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] = lambda tokens, hidden: None
+    corrected: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = lambda tokens, hidden, logits: logits
 
     @classmethod
     def of(cls, model: LevelModel) -> LevelTrial:
@@ -86,13 +85,12 @@ def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
         for words, other in changed.items():
             yield words, _trial_of_blocks(model.under(other))
 
-    def added(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        place = (
-            torch.arange(len(tokens), device=tokens.device)[:, None] + 1 + torch.arange(rows.shape[1], device=tokens.device)
-        )
-        return model.added(rows, tokens[place.clamp(max=len(tokens) - 1)])
+    def corrected(tokens: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        ahead = torch.arange(1, 1 + rows.shape[1], device=tokens.device)
+        before = torch.arange(len(tokens), device=tokens.device)[:, None] + ahead
+        return model.corrected(logits, rows, tokens[before.clamp(max=len(tokens) - 1)])
 
-    return LevelTrial(model, layer.state_layers, hidden, others, added)
+    return LevelTrial(model, layer.state_layers, hidden, others, corrected)
 
 
 def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -158,8 +156,7 @@ def _shares(
         tokens = text.tokens.to(like.device)
         hidden = trial.hidden(tokens, states_of(text, layers, target).to(like))
         logits = trial.model.logits(hidden.flatten(0, 1), vocabulary).view(*hidden.shape[:2], -1)
-        if (added := trial.added(tokens, hidden)) is not None:
-            logits = logits + added
+        logits = trial.corrected(tokens, hidden, logits)
         guessed = vocabulary.ids.to(like.device)[logits.argmax(-1)]
         for level, found in enumerate(right[: guessed.shape[1]]):
             place = torch.arange(len(tokens), device=like.device) + 2 + level + shift

@@ -112,6 +112,7 @@ _ODD_BLOCK = "its tensors must be named as its authors name them (fc.weight, hid
 _ODD = {
     "Medusa": _ODD_MEDUSA,
     "DFlash": _ODD_BLOCK,
+    "DFlash2": _ODD_BLOCK,
     "DSpark": _ODD_BLOCK,
     "P-EAGLE": "its tensors must be EAGLE-3's (midlayer.self_attn... or layers.0.hidden_norm.weight)",
 }
@@ -154,7 +155,7 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     """
     refuse_others(config, where, *PARALLEL)
     layout = _by_tensors(set(names), where)
-    if layout.family != "eagle3" and _said(config) in PARALLEL:
+    if layout.family != "eagle3" and kind_said(config) in PARALLEL:
         raise ConfigurationError(f"{where} is a P-EAGLE checkpoint: {_ODD['P-EAGLE']}", about=where)
     return layout
 
@@ -192,12 +193,12 @@ def refuse_others(config: Mapping[str, Any], where: str, *expected: str) -> None
     Raises:
         ConfigurationError: config.json says that it is something else.
     """
-    found = _said(config)
+    found = kind_said(config)
     if found is not None and found not in expected:
         raise ConfigurationError(f"{where} is a {found} checkpoint: {_ODD.get(found, _NOT_YET)}", about=where)
 
 
-def _said(config: Mapping[str, Any]) -> str | None:
+def kind_said(config: Mapping[str, Any]) -> str | None:
     """What kind of drafter config.json says that it is; None: it says nothing, as EAGLE's do."""
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
     return (
