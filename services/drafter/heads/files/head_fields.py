@@ -283,6 +283,8 @@ def activation(fields: HeadFields) -> str:
 def rope(fields: HeadFields, target: TargetShape) -> Mapping[str, Any]:
     """The rotary parameters. Frequencies that depend on the text's length are served where they would not change."""
     found = rope_of(fields.fields)
+    if by_layer := [name for name, value in found.items() if isinstance(value, Mapping)]:
+        raise fields.refuse("rope_parameters", by_layer, "one for all layers: nothing else is implemented")
     kind, trained = found["rope_type"], fields.number("max_position_embeddings", 2048)
     if (share := found.get("partial_rotary_factor")) not in (None, 1):
         raise fields.refuse("partial_rotary_factor", share, "1: nothing else is implemented")
