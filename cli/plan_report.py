@@ -23,6 +23,8 @@ from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings.config import Settings
 from cluster.settings.placement import Placed
 from retrieval_index.urls import without_password
+from services.drafter.heads.files.kinds import Checkpoint
+from services.drafter.heads.files.target_shape import read_target_shape
 from services.machine import processor
 from services.verifier.checks.kept_measurements import digest_of, latest
 
@@ -191,10 +193,20 @@ def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
     for name, found in models.items():
         size = found.bytes_in(trained.dtype) / 2**20
         where = "drafter's" if settings.drafter.models_in == "drafter" else "verifier's"
-        reads = f", reads the target's states of layers {', '.join(map(str, found.layers))}" if found.layers else ""
+        reads = "" if folder is None else _states_read(found, folder)
         memory = f"{size:,.0f} MiB in {trained.dtype} on {trained.device}"
         loaded = "" if name in at_start else ", loaded when a request first names it"
         yield f"{name}: {found.folder}, {memory}, in the {where} processes{reads}{loaded}"
+
+
+def _states_read(found: Checkpoint, target: Path) -> str:
+    """Which of the target's hidden states a model that drafts reads, and what one token's take on their way."""
+    if not found.layers:
+        return ""
+    # Numbers of two bytes, in float16 or bfloat16.
+    size = 2 * read_target_shape(target).hidden_size * len(found.layers)
+    layers = ", ".join(map(str, found.layers))
+    return f", reads the target's states of layers {layers} ({size:,} bytes a token)"
 
 
 def _kernels(settings: Settings, model: Path | None) -> str:

@@ -28,6 +28,8 @@ COLOURS: dict[str, str] = {
     "streaming": "#098db2",
     "medusa": "#b156b7",
     "mtp": "#d14a5f",
+    "peagle": "#d04b61",
+    "dflash": "#bd5087",
     GRAMMAR: "#038fa6",
 }
 # Strategies of several sources are nobody's colour; the others have their source's.

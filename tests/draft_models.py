@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def make_broken_draft(target: Path, folder: Path) -> Path:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def make_parallel_draft(target: Path, folder: Path, mask: int = 300) -> Path:
+    """Such a copy with a mask token, as PARD's models have one; untrained, so that masks guess nothing of use."""
+    make_tiny_draft(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pard_token": mask}))
     return folder
 
 

@@ -108,6 +108,30 @@ def eagle3(prefix: str = "midlayer.", **changes: Any) -> HeadCheckpoint:
     return HeadCheckpoint(layer_config(draft_vocab_size=DRAFTED, **changes), tensors)
 
 
+def peagle(prefix: str = "midlayer.", layers: int = 2, **changes: Any) -> HeadCheckpoint:
+    """P-EAGLE as vLLM reads it: an EAGLE-3 head of several layers, embeddings of its own, and what stands for a mask."""
+    made = eagle3(prefix, num_hidden_layers=layers, **{"mask_token_id": 300, "num_depths": 4, **changes})
+    for number in range(1, layers):
+        made.tensors |= decoder(f"layers.{number}.", HIDDEN)
+        made.tensors[f"layers.{number}.input_layernorm.weight"] = numbers(HIDDEN)
+    made.tensors |= {"mask_hidden": torch.randn(1, 1, 3 * HIDDEN), "embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN)}
+    return made
+
+
+def speculators_peagle() -> HeadCheckpoint:
+    """P-EAGLE in the speculators library's layout."""
+    made, like = peagle("layers.0."), speculators_eagle3().config
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    own = {
+        "speculators_model_type": "peagle",
+        "architectures": ["PEagleSpeculator"],
+        "transformer_layer_config": layer_config(num_hidden_layers=2),
+        "mask_token_id": 300,
+        "speculators_config": {"algorithm": "peagle", "proposal_methods": [proposal]},
+    }
+    return HeadCheckpoint(like | own, made.tensors)
+
+
 def speculators_eagle3() -> HeadCheckpoint:
     """EAGLE-3 in the speculators library's layout, which takes norm_before_residual as true."""
     made = eagle3("layers.0.")
@@ -245,6 +269,10 @@ def eagle3_forward(
     inner = normed(fused, weights[f"{prefix}hidden_norm.weight"])
     residual = inner if flags.get("norm_before_residual") else fused
     both = torch.cat((normed(embeddings, weights[f"{prefix}input_layernorm.weight"]), inner), -1)
-    rows = after_attention(residual + attended(both, weights, f"{prefix}self_attn."), weights, prefix)
+    rows, number = after_attention(residual + attended(both, weights, f"{prefix}self_attn."), weights, prefix), 1
+    while (norm := weights.get(f"layers.{number}.input_layernorm.weight")) is not None:
+        further = f"layers.{number}."
+        rows = after_attention(rows + attended(normed(rows, norm), weights, f"{further}self_attn."), weights, further)
+        number += 1
     hidden = normed(rows, weights["norm.weight"])
     return hidden, hidden if flags.get("norm_output") else rows

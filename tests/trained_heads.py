@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
+from services.drafter.heads.blocks.config import BlockConfig
+from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
 from services.drafter.heads.draft_vocabulary import SharedOutput, membership, offsets_of_ids
 from services.drafter.heads.eagle.head import FeatureHead
@@ -25,7 +27,7 @@ from training.head_writing import public_fields, save_head
 
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
 # Those that guess several tokens ahead at once.
-AHEAD = ("streaming", "medusa")
+AHEAD = ("streaming", "medusa", "peagle", "dflash")
 MODELS = (*FAMILIES, "mtp", *AHEAD)
 # What stands for streams that the target, of two layers, computes in its own pass; alone, and beside what the two-step form
 # reads.
@@ -39,6 +41,8 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "mtp": (-1,),
     "streaming": (0,),
     "medusa": (-1,),
+    "peagle": (0, 1),
+    "dflash": (0, -1),
 }
 
 
@@ -55,10 +59,21 @@ def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eag
     return folder
 
 
-def _save_eagle3(head: FeatureHead, folder: Path) -> None:
+def make_peagle(target: Path, folder: Path) -> Path:
+    """Write a head that guesses four tokens at once."""
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(7)
+        config = head_for(read_target_shape(target), "eagle3", state_layers=LAYERS["peagle"])
+        head = FeatureHead(config, read_target_rows(target))
+        torch.nn.init.normal_(head.missing_state)
+        _save_eagle3(head, folder, mask_token_id=300, num_depths=4)
+    return folder
+
+
+def _save_eagle3(head: FeatureHead, folder: Path, **fields: int) -> None:
     """Write a head in EAGLE-3's layout, which Outrider reads but does not train."""
     config = head.config
-    tensors = {EAGLE3.public(name): each for name, each in head.state_dict().items() if name != "missing_state"}
+    tensors = {EAGLE3.public(name): each for name, each in head.state_dict().items() if fields or name != "missing_state"}
     if config.draft_vocab_size < config.vocab_size:
         ids = head.vocabulary.ids
         tensors |= {DRAFT_OFFSETS: offsets_of_ids(ids), DRAFTED: membership(ids, config.vocab_size)}
@@ -71,7 +86,7 @@ def _save_eagle3(head: FeatureHead, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(public_fields(config) | own))
+    (folder / "config.json").write_text(json.dumps(public_fields(config) | own | fields))
     (folder / "training.json").write_text(json.dumps({"layer_ids": "hidden_states"}))
 
 
@@ -116,6 +131,41 @@ def make_medusa(target: Path, folder: Path, *, own_output: bool = False, blocks:
     return folder
 
 
+def make_blocks(
+    target: Path,
+    folder: Path,
+    layers: tuple[int, ...] = (0, -1),
+    *,
+    from_anchor: bool = False,
+    sequential: bool = False,
+) -> Path:
+    """Write a block drafter for the target, of one layer and four tokens ahead, which reads these of its layers.
+
+    Args:
+        sequential: with DSpark's heads.
+    """
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(6)
+        shape = read_target_shape(target)
+        config = BlockConfig(
+            layer=head_for(shape, "dflash", state_layers=layers, qk_norm=True, input_norm=True),
+            block_size=4 if from_anchor else 5,
+            mask_token_id=300,
+            causal=(False,),
+            windows=(None,),
+            markov_rank=4 if sequential else 0,
+            confidence=sequential,
+            confidence_with_markov=sequential,
+        )
+        drafter = BlockDrafter(config, read_target_rows(target))
+        own = {"mask_token_id": 300, "target_layer_ids": [each % shape.num_layers for each in layers]}
+        fields = {"block_size": config.block_size, "dflash_config": own, "sample_from_anchor": from_anchor}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(drafter.state_dict(), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(public_fields(config.layer) | fields))
+    return folder
+
+
 def shared_output(target: Path) -> SharedOutput:
     """The whole output layer of a target."""
     rows = read_target_rows(target)
@@ -139,6 +189,8 @@ def heads_beside(target: Path) -> dict[str, Path]:
     made: dict[str, Path] = {family: make_head(target, folders[family], family) for family in FAMILIES}
     made["mtp"] = alone(target, folders["mtp"])
     made["medusa"] = make_medusa(target, folders["medusa"])
+    made["peagle"] = make_peagle(target, folders["peagle"])
+    made["dflash"] = make_blocks(target, folders["dflash"])
     if read_target_shape(target).config["model_type"] == "llama":
         # There are no streams through layers of experts.
         made["streaming"] = make_streams(target, folders["streaming"], pruning_rank=2)

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import save
 
 from services.drafter.draft_model.loading import load_draft_model
+from services.drafter.heads.blocks.fields import is_block
+from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.head_files import CONFIG, load_head
 from services.drafter.heads.files.kinds import is_language_model
 from services.drafter.heads.files.pickled import PICKLED
@@ -106,6 +108,8 @@ def _load(out: Path, target: Path, names: Iterable[str]) -> None:
     names = list(names)
     if is_medusa(names):
         load_medusa(out, target)
+    elif is_block(names):
+        load_blocks(out, target)
     elif is_language_model(names):
         load_draft_model(out, target, device="cpu", dtype="float32")
     else:

@@ -57,6 +57,8 @@ Strategy = Literal[
     "streaming",
     "medusa",
     "mtp",
+    "peagle",
+    "dflash",
 ]
 Acceptance = Literal["walk", "rejection"]
 Effort = Literal["paper", "measured"]

@@ -31,6 +31,8 @@ MAKERS: dict[str, str] = {
     "streaming": ".heads.streams.source:make",
     "medusa": ".heads.medusa.source:make",
     "mtp": ".heads.mtp.source:make",
+    "peagle": ".heads.eagle.parallel:make",
+    "dflash": ".heads.blocks.source:make",
 }
 
 

@@ -18,13 +18,14 @@ from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.interfaces import DraftWanted
 from services.verifier.service import VerifierService
 from speculation.types import Plan
+from tests.draft_models import make_parallel_draft
 from tests.fakes import collect, request
 from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
 from tests.tiny import make_tiny_model
-from tests.trained_heads import MODELS, STREAM_FORMS
+from tests.trained_heads import MODELS, STREAM_FORMS, make_blocks
 
 
 def patient(folder: Path, link: str, drafting_for: Path | None = None) -> AbstractAsyncContextManager[VerifierService]:
@@ -38,7 +39,7 @@ async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, o
     verified = running.loop.stats.nodes_by_source
 
     def by_heads() -> int:
-        return sum(verified.get(name, 0) for name in MODELS if name in plan.sources)
+        return sum(verified.get(name, 0) for name in (*MODELS, "draft_model") if name in plan.sources)
 
     before = by_heads()
     # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
@@ -78,6 +79,25 @@ async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
             expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
             for name in MODELS:
                 assert await drafted(running, plan_of((name,)), sampling) == expected, name
+
+
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
+async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Path, link: str) -> None:
+    """A draft model with a mask token (PARD), and a block whose rows know the token before (DSpark)."""
+    others = {
+        "draft_model": make_parallel_draft(tiny_model, tmp_path / "draft"),
+        "dflash": make_blocks(tiny_model, tmp_path / "block", sequential=True),
+    }
+    certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, instead=others) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+            expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+            for sources in (("draft_model",), ("dflash",), ("suffix", "recycling", "dflash")):
+                assert await drafted(running, plan_of(sources), sampling) == expected, sources
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
+        for name in others:
+            assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
 
 
 @pytest.mark.examples(3)

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,13 +67,18 @@ async def verifier(
     budget: Literal["fixed", "measured"],
     draft_deadline_s: float = 0.025,
     drafting_for: Path | None = None,
+    instead: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[VerifierService]:
-    """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same."""
+    """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
+
+    Args:
+        instead: by source, other weights than the usual ones.
+    """
     drafting_for = drafting_for or folder
     heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_beside(drafting_for), **heads, _SECOND: heads["fspad"]},
+            checkpoints={"draft_model": draft_beside(drafting_for), **heads, _SECOND: heads["fspad"], **(instead or {})},
             target=drafting_for,
             draft_kernels=by_kernels,
         ),

@@ -73,7 +73,7 @@ async def compare(
 async def test_every_strategy_in_both_places(target: Path, place: str, plain: list[list[list[int]]]) -> None:
     async with pipeline(target, *flags(target, place, *MODELS)) as running:
         for strategy in (*MODELS, "blend"):
-            model = "fspad" if strategy == "blend" else strategy
+            model = "dflash" if strategy == "blend" else strategy
             for sampling, expected in zip(SAMPLING, plain, strict=True):
                 await compare(running, strategy, model, sampling, expected)
         assert not running.verifier.loop.stats.drafts_malformed

@@ -34,7 +34,7 @@ from tests import head_checkpoints as made
 from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.trained_heads import make_medusa, make_streams
+from tests.trained_heads import make_blocks, make_medusa, make_streams
 
 ROOT = Path(__file__).parents[2]
 EAGLE3_LAYERS = (1, LAYERS // 2 - 1, LAYERS - 4)
@@ -54,6 +54,8 @@ def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     written = {name: each.write(folder / name) for name, each in heads.items()}
     written["streaming"] = make_streams(target, folder / "streaming")
     written["medusa"] = make_medusa(target, folder / "medusa")
+    written["peagle"] = made.peagle().write(folder / "peagle")
+    written["dflash"] = make_blocks(target, folder / "dflash")
     return {**written, "draft_model": make_tiny_model(folder / "draft_model", num_hidden_layers=1)}
 
 
@@ -88,6 +90,8 @@ def test_each_kind_is_recognised(target: Path, folders: dict[str, Path]) -> None
         "fspad": (-1,),
         "streaming": (LAYERS - 2,),
         "medusa": (-1,),
+        "peagle": EAGLE3_LAYERS,
+        "dflash": (0, -1),
         "draft_model": (),
     }
     for name, folder in folders.items():
@@ -140,6 +144,7 @@ def test_memory_is_counted(target: Path, folders: dict[str, Path]) -> None:
     # The target's rows are kept beside it, in the type that it computes in.
     assert known["fspad"].numbers == count(folders["fspad"]) + VOCABULARY * HIDDEN
     assert known["medusa"].numbers == count(folders["medusa"]) + VOCABULARY * HIDDEN
+    assert known["dflash"].numbers == count(folders["dflash"]) + VOCABULARY * HIDDEN
     # And the layers that streams run through.
     own = {name: each for name, each in load_file(target / "model.safetensors").items() if f"layers.{LAYERS - 1}." in name}
     layer = sum(each.numel() for each in own.values()) + HIDDEN
@@ -243,14 +248,10 @@ def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path
 @pytest.mark.parametrize(
     ("kind", "config", "tensors"),
     [
-        (
-            "DFlash",
-            {"dflash_config": {"mask_token_id": 3}},
-            ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight"),
-        ),
+        ("DFlash", {"dflash_config": {"mask_token_id": 3}}, ("fc.weight", "layers.0.mlp.up_proj.weight")),
         # A language model by its tensors alone.
         ("DFlash", {"speculators_model_type": "dflash"}, ("layers.0.mlp.up_proj.weight",)),
-        ("P-EAGLE", {"pard_token": 5}, ("model.layers.0.mlp.up_proj.weight",)),
+        ("PARD-2", {"pard_token": 5, "pard2": True}, ("model.layers.0.mlp.up_proj.weight",)),
     ],
 )
 @pytest.mark.parametrize("there", [True, False], ids=["with its target", "without"])
@@ -259,7 +260,8 @@ def test_other_kinds_are_refused_by_name(
 ) -> None:
     folder = HeadCheckpoint(config, {name: numbers(8, 8) for name in tensors}).write(tmp_path)
     said = refused(target if there else None, folder)
-    assert f"is a {kind} checkpoint: drafters of this kind are not supported yet" in said
+    why = "its tensors must be named as" if kind == "DFlash" else "drafters of this kind are not supported yet"
+    assert f"is a {kind} checkpoint: {why}" in said
 
 
 def test_medusa_by_unknown_names_is_refused(tmp_path: Path, target: Path) -> None:
@@ -344,11 +346,12 @@ def test_the_plan_shows_them(target: Path, folders: dict[str, Path], tmp_path: P
     on = "MiB in float32 on cpu, in the drafter's processes"
     states = "reads the target's states of layers"
     assert f"draft_model: {folders['draft_model']}, {size['draft_model']} {on}" in told
-    assert f"fspad: {folders['fspad']}, {size['fspad']} {on}, {states} -1" in told
-    assert f"eagle3: {folders['eagle3']}, {size['eagle3']} {on}, {states} 1, 3, 4" in told
+    assert f"fspad: {folders['fspad']}, {size['fspad']} {on}, {states} -1 (128 bytes a token)" in told
+    assert f"eagle3: {folders['eagle3']}, {size['eagle3']} {on}, {states} 1, 3, 4 (384 bytes a token)" in told
+    assert f"dflash: {folders['dflash']}, {size['dflash']} {on}, {states} 0, -1 (256 bytes a token)" in told
     told = plan("drafter.models_in=verifier", "drafter.dtype=bfloat16").splitlines()
     half = f"{known['eagle'].bytes_in('bfloat16') / 2**20:,.0f} MiB in bfloat16 on cpu, in the verifier's processes"
-    assert f"eagle: {folders['eagle']}, {half}, {states} -1" in told
+    assert f"eagle: {folders['eagle']}, {half}, {states} -1 (128 bytes a token)" in told
 
 
 def plan_of(config: StrategyConfig, strategy: str) -> Plan:

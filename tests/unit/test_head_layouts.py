@@ -161,14 +161,7 @@ def test_each_flag_of_eagle3_changes_what_it_computes(
 def test_more_than_one_layer(tmp_path: Path, target: Path) -> None:
     checkpoint = made.eagle3("layers.0.", num_hidden_layers=2)
     checkpoint.tensors |= made.decoder("layers.1.", HIDDEN) | {"layers.1.input_layernorm.weight": numbers(HIDDEN)}
-
-    def reference(weights: Tensors, embeddings: torch.Tensor, states: torch.Tensor) -> Outputs:
-        _, rows = made.eagle3_forward(weights, embeddings, states, {}, "layers.0.")
-        inner = made.normed(rows, weights["layers.1.input_layernorm.weight"])
-        rows = made.after_attention(rows + made.attended(inner, weights, "layers.1.self_attn."), weights, "layers.1.")
-        return made.normed(rows, weights["norm.weight"]), rows
-
-    compare(checkpoint, tmp_path, target, reference)
+    compare(checkpoint, tmp_path, target, eagle3_reference({}, "layers.0."))
 
 
 def test_rotary_frequencies_follow_the_file(tmp_path: Path, target: Path) -> None:

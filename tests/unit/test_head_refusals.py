@@ -142,8 +142,9 @@ def proposal(**fields: Any) -> Callable[[HeadCheckpoint], None]:
         # Other drafters.
         (made.speculators_eagle3, config(speculators_model_type="dflash"), ("changed", None, "is a DFlash checkpoint")),
         (made.speculators_eagle3, config(speculators_model_type="dspark"), ("changed", None, "is a DSpark checkpoint")),
-        (made.speculators_eagle3, config(speculators_model_type="peagle"), ("changed", None, "is a P-EAGLE checkpoint")),
-        (made.eagle3, config(mask_token_id=5), ("changed", None, "is a P-EAGLE checkpoint")),
+        (made.speculators_eagle3, config(speculators_model_type="peagle"), ("mask_token_id", None)),
+        (made.eagle3, config(mask_token_id=5), ("the tensor mask_hidden", "missing")),
+        (made.eagle, config(mask_token_id=5), ("changed", None, "is a P-EAGLE checkpoint")),
         (made.eagle, config(dflash_config={"mask_token_id": 3}), ("changed", None, "is a DFlash checkpoint")),
         (made.eagle, config(medusa_num_heads=3), ("changed", None, "is a Medusa checkpoint")),
         (made.eagle, lambda each: each.tensors.pop("fc.weight"), ("changed", None, "is a language model")),

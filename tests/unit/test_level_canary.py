@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.files import load_blocks
+from services.drafter.heads.blocks.source import make as make_blocks_source
 from services.drafter.heads.canary.heads import CanaryResult
 from services.drafter.heads.canary.levels import LevelTrial, check_levels
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, record_texts, save_texts
@@ -22,7 +28,7 @@ from services.drafter.heads.streams.files import load_streams
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.trained_heads import make_medusa, make_streams
+from tests.trained_heads import make_blocks, make_medusa, make_streams
 
 LAYERS, LENGTH = 4, 90
 
@@ -48,7 +54,7 @@ def learnt(trial: LevelTrial, text: CanaryText, states: torch.Tensor, shift: int
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     states, count = states.clone(), len(text.tokens)
     for _ in range(80):
-        hidden = trial.hidden(states)
+        hidden = trial.hidden(text.tokens, states)
         losses = []
         for level in range(hidden.shape[1]):
             place = torch.arange(count) + 2 + level + shift
@@ -101,6 +107,56 @@ def test_another_layer_is_named(target: Path, text: CanaryText, tmp_path: Path, 
     trial = learnt(LevelTrial.of(load_streams(folder, target)), text, text.states[layer])
     with refuses(ConfigurationError, says=f"the states of layer {layer}, not of layer 2"):
         check(trial, text, target)
+
+
+def blocks(target: Path, folder: Path, **given: Any) -> LevelTrial:
+    return LevelTrial.of(load_blocks(make_blocks(target, folder, layers=(0, 1), **given), target))
+
+
+def test_a_good_block_drafter_passes_from_its_file(target: Path, text: CanaryText, tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    trial = learnt(blocks(target, folder), text, torch.cat((text.states[0], text.states[1]), dim=-1))
+    found = check(trial, text, target)
+    assert found.guesses > 70 and found.first > 0.9 and found.second > 0.9 and found.likely_fault is None
+    save_file(trial.model.state_dict(), folder / "model.safetensors")
+    save_texts([text], folder / TEXTS)
+    assert open_trial(folder, target).layers == (0, 1)
+    assert open_trial(folder, target).check([text]).first > 0.9
+    make_blocks_source(DrafterConfig(trained=TrainedConfig(checkpoints={"dflash": folder}, target=target)))
+
+
+@pytest.mark.parametrize(("by", "said"), [(1, "the states of layer 1, layer 2, not of layer 0, layer 1")])
+def test_layers_of_a_block_drafter_that_are_off_by_one_are_named(
+    target: Path, text: CanaryText, tmp_path: Path, by: int, said: str
+) -> None:
+    trial = learnt(blocks(target, tmp_path), text, torch.cat((text.states[by], text.states[1 + by]), dim=-1))
+    with refuses(ConfigurationError, says=said):
+        check(trial, text, target)
+
+
+@pytest.mark.parametrize("anchor", [True, False])
+def test_rows_of_a_block_that_guess_another_place_are_named(
+    target: Path, text: CanaryText, tmp_path: Path, anchor: bool
+) -> None:
+    trial = learnt(blocks(target, tmp_path, from_anchor=anchor), text, torch.cat((text.states[0], text.states[1]), dim=-1))
+    model = trial.model
+    assert isinstance(model, BlockDrafter)
+    wrong = LevelTrial.of(model.under(replace(model.config, from_anchor=not anchor)))
+    with refuses(ConfigurationError, says=f"sample_from_anchor must be {str(anchor).lower()}"):
+        check(wrong, text, target)
+
+
+def test_another_rope_and_another_direction_show(target: Path, text: CanaryText, tmp_path: Path) -> None:
+    states = torch.cat((text.states[0], text.states[1]), dim=-1)
+    model = learnt(blocks(target, tmp_path), text, states).model
+    assert isinstance(model, BlockDrafter)
+    layer = model.config.layer
+    other = replace(model.config, layer=replace(layer, rope={**layer.rope, "rope_theta": 3.0}))
+    with refuses(ConfigurationError, says="its rope_parameters must be the target's"):
+        check(LevelTrial.of(model.under(other)), text, target)
+    # In so short a block, nearly all first guesses are right even so.
+    causal = check(LevelTrial.of(model.under(replace(model.config, causal=(True,)))), text, target)
+    assert causal.first < check(LevelTrial.of(model), text, target).first
 
 
 def test_texts_without_the_layer(target: Path, text: CanaryText, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Distribution:
     def likeliest(self, logits: NDArray[np.float32], position: int) -> NextTokens:
         """The candidates for the token at ``position``, counted from the start of the prompt, from [kept ids]."""
         noise = self.noise
-        ids, q = self._spread(logits, self.temperature or 1.0)
+        ids, q = self.spread(logits, self.temperature or 1.0)
         if noise is None or self.temperature == 0:
             return NextTokens(ids, q, _entropy(q))
         ids, q = _truncated(ids, q, noise)
@@ -84,11 +84,11 @@ class Distribution:
 
     def drawn(self, logits: NDArray[np.float32], randomness: Draws) -> tuple[int, float, Proposal]:
         """A token drawn from q, its probability, and q itself: cut first to what a proposal can hold, then drawn from."""
-        ids, q = self._spread(logits, self.temperature)
+        ids, q = self.spread(logits, self.temperature)
         index, proposal = drawn_from(ids, q, randomness.index)
         return proposal.token_ids[index], proposal.probabilities[index], proposal
 
-    def _spread(self, logits: NDArray[np.float32], temperature: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def spread(self, logits: NDArray[np.float32], temperature: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Ids and probabilities of softmax(logits / T), likeliest first, without the least likely."""
         top = logits.max()
         shares = np.exp((logits - top) / np.float32(temperature))

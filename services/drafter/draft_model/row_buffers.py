@@ -53,9 +53,7 @@ def mask_of(new: NewRows) -> torch.Tensor | None:
     end = first + count
     if count == 1 and (end <= new.text or list(new.paths[0]) == list(range(new.text, end))):
         return None
-    if end <= new.text:
-        return torch.ones(count, end, dtype=torch.bool).tril(first)
-    mask = torch.ones(count, end, dtype=torch.bool)
+    mask = torch.ones(count, end, dtype=torch.bool).tril(first)
     mask[:, new.text :] = False
     for row, path in enumerate(new.paths):
         mask[row, first + row + 1 : new.text] = False

@@ -18,8 +18,10 @@ from services.drafter.draft_model.ahead import MOST_NODES, DraftedOutcomes, draf
 from services.drafter.draft_model.chain import DraftedChain, DraftLimits
 from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.loading import check_folder, load_draft_model, quietly
+from services.drafter.draft_model.mask import mask_of
 from services.drafter.draft_model.model import DraftLM
 from services.drafter.draft_model.next_tokens import Draws, FreshDraws
+from services.drafter.draft_model.parallel import ParallelDraft
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
@@ -46,6 +48,8 @@ _ROWS_BESIDE, _ROWS_ALONE = 256, 1024
 _FEW = 32
 # Threads of torch for a draft model on a CPU. A second one is worth less than it takes from a target on the same cores.
 _THREADS = 1
+# Policies under which a draft's length is known before it begins.
+_PLANNED = ("static", "heuristic", "heuristic_transient")
 # Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
 _MOST_BYTES = 2 << 30
 
@@ -63,18 +67,28 @@ def make(config: DrafterConfig) -> DraftModelSource:
         use_threads(_THREADS)
     check_folder(folder)
     check_shared(folder, target)
+    config_file = read_json(folder / "config.json", "draft model")
+    mask = mask_of(config_file, str(folder))
+    if mask is not None and trained.stop.policy not in _PLANNED:
+        raise ConfigurationError(
+            field="drafter.stop_policy",
+            value=trained.stop.policy,
+            given=f"but the draft model at {folder} guesses all tokens in one pass",
+            allowed=f"one of {', '.join(_PLANNED)}, which plan a length",
+        )
     vocabulary = map_vocabularies(folder, target)
     kept = None if vocabulary.kept is None else vocabulary.kept.tolist()
     lm = _by_kernels(trained, folder, target, kept)
     if lm is None:
         lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.dtype), folder, kept)
-    positions = text_config(read_json(folder / "config.json", "draft model")).get("max_position_embeddings")
+    positions = text_config(config_file).get("max_position_embeddings")
     return DraftModelSource(
         lm,
         vocabulary,
         make_stop(trained.stop, folder, target),
         steps=trained.num_steps,
         branches=trained.eagle_topk,
+        mask=mask,
         longest=min(trained.window, positions if isinstance(positions, int) else trained.window),
     )
 
@@ -98,7 +112,7 @@ class _Drafting:
 
     index: int
     session: LmSession
-    chain: DraftedChain | None
+    chain: DraftedChain | ParallelDraft | None
     rows: NewRows | None
 
 
@@ -113,6 +127,7 @@ class DraftModelSource:
         longest: most rows of a session, drafts included.
         steps: most tokens of a chain, whatever ``stop`` says; None: no other limit.
         branches: as in ``DraftLimits``.
+        mask: its token that stands where one is to be guessed, so that one pass guesses all levels; None: one pass each.
     """
 
     def __init__(
@@ -124,6 +139,7 @@ class DraftModelSource:
         longest: int,
         steps: int | None = None,
         branches: int | None = None,
+        mask: int | None = None,
         randomness: Draws | None = None,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
@@ -133,6 +149,7 @@ class DraftModelSource:
         self._longest = longest
         self._steps = steps or limits.MAX_TREE_NODES
         self._branches = branches
+        self._mask = mask
         self._randomness = randomness or FreshDraws()
         self._room = CacheRoom(most_bytes)
 
@@ -191,7 +208,7 @@ class DraftModelSource:
         return trees
 
     def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
-        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
+        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead, nor those of masks."""
         outcomes = {index: found for index, wanted in enumerate(batch) if (found := self._outcomes(wanted)) is not None}
         try:
             draft_outcomes(self._lm, list(outcomes.values()), go_on)
@@ -205,7 +222,7 @@ class DraftModelSource:
     def _outcomes(self, wanted: AheadWanted) -> DraftedOutcomes | None:
         session = cast(LmSession, wanted.session)
         made = session.draft
-        if made is None or not made.tree or session.sampled:
+        if made is None or not made.tree or session.sampled or self._mask is not None:
             return None
         # As long as the policy has let the last one get.
         length = min(len(made.chain), wanted.max_nodes)
@@ -252,9 +269,11 @@ class DraftModelSource:
                 continue
             if len(text) > _FEW:
                 room -= count
-            rows = session.cache.add_text(text[:count], int(whole))
             may = DraftLimits(nodes=wanted.max_nodes, length=length, branches=self._branches, least=wanted.min_probability)
-            chain = DraftedChain(session, may, NAME, self._randomness) if whole else None
+            masks = () if self._mask is None or not whole else (self._mask,) * (length - 1)
+            rows = session.cache.add_text(text[:count], int(whole), masks)
+            form = DraftedChain if self._mask is None else ParallelDraft
+            chain = form(session, may, NAME, self._randomness) if whole else None
             drafting.append(_Drafting(index, session, chain, rows))
 
     def _length(self, session: LmSession, max_nodes: int) -> int:

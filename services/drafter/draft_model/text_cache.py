@@ -111,15 +111,16 @@ class TextCache:
         self._cut(self.text)
         return self.text
 
-    def add_text(self, tokens: Sequence[int], logits: int) -> NewRows:
+    def add_text(self, tokens: Sequence[int], logits: int, masks: Sequence[int] = ()) -> NewRows:
         """Enter rows that continue the text; there must be no rows of drafts.
 
         Args:
             logits: how many of the last ones want logits.
+            masks: tokens of rows of drafts behind them, one after the other, which all want logits.
         """
-        first = self.text
+        first = self.text - 1
         self.text += len(tokens)
-        return self._add(tokens, range(first - 1, self.text - 1), logits)
+        return self._add([*tokens, *masks], range(first, first + len(tokens) + len(masks)), logits + len(masks))
 
     def add_drafts(self, tokens: Sequence[int], parents: Sequence[int]) -> NewRows:
         """Enter rows of drafts. ``parents`` are rows entered before; the text's last row is ``text`` - 1."""

@@ -123,6 +123,32 @@ class RowCache:
             mask=self._additive(hidden) if hidden.any() else None,
         )
 
+    def block(self, rows: int, without: Sequence[int], *, causal: bool, window: int | None) -> PassRows:
+        """The part that computes a block of rows behind the committed ones, at the next positions.
+
+        Args:
+            without: positions of committed rows that nobody sees.
+            causal: whether a row sees those of the block before it and itself; otherwise it sees the whole block.
+            window: a row sees others nearer than this many positions; None: all.
+        """
+        committed = self.end - self.first
+        low = max(0, committed - self._shape.window)
+        seen, own = np.arange(low, committed + rows), committed + np.arange(rows)[:, None]
+        hidden = np.zeros((rows, len(seen)), dtype=np.bool_)
+        hidden[:, [slot for position in without if (slot := position - self.first - low) >= 0]] = True
+        if causal:
+            hidden |= seen > own
+        if window is not None:
+            hidden |= np.abs(seen - own) >= window
+        return PassRows(
+            cache=self,
+            rows=rows,
+            slots=slice(committed, committed + rows),
+            low=low,
+            high=committed + rows,
+            mask=self._additive(hidden) if hidden.any() else None,
+        )
+
     def _additive(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._rows.dtype)
         return mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).to(self._rows.device)
@@ -145,6 +171,11 @@ class PassRows:
     high: int
     mask: torch.Tensor | None
 
+    def keep(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> None:
+        """Write a layer's keys and values, [key-value heads, rows, width] each."""
+        keys, values = self.cache.of(layer)
+        keys[:, self.slots], values[:, self.slots] = key, value
+
 
 def attention(parts: Sequence[PassRows]) -> Attend:
     """The attention function of a forward pass over the rows of ``parts``, one after the other.
@@ -160,9 +191,8 @@ def attention(parts: Sequence[PassRows]) -> Attend:
         begin = 0
         for part in parts:
             end = begin + part.rows
+            part.keep(key[0, :, begin:end], value[0, :, begin:end], layer)
             keys, values = part.cache.of(layer)
-            keys[:, part.slots] = key[0, :, begin:end]
-            values[:, part.slots] = value[0, :, begin:end]
             # Heads that share keys are rows of one product: keys are read once.
             asked = query[:, :, begin:end].reshape(1, groups, -1, width)
             mask = part.mask

@@ -71,7 +71,12 @@ class DraftChoice:
         Returns:
             [rows, count] ids, likeliest first, and their log-probabilities; -inf where a token cannot come.
         """
-        logits = self._logits(hidden, asked)
+        return self.of(self.logits(hidden, asked), asked, count)
+
+    def of(
+        self, logits: torch.Tensor, asked: Sequence[AskedRows], count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """As ``likeliest``, from [rows, ...] what ``logits`` gave, which is changed in place."""
         begin = 0
         for each in asked:
             end = begin + len(each.positions)
@@ -86,8 +91,8 @@ class DraftChoice:
         logs = (values - torch.logsumexp(logits, dim=-1, keepdim=True)).double().cpu().numpy()
         return self._tokens(columns.cpu().numpy(), asked), logs
 
-    def _logits(self, hidden: torch.Tensor, asked: Sequence[AskedRows]) -> torch.Tensor:
-        """[rows, V_d + most extra tokens of a session], float32; -inf where a session has fewer."""
+    def logits(self, hidden: torch.Tensor, asked: Sequence[AskedRows]) -> torch.Tensor:
+        """As the model says them: [rows, V_d + most extra tokens of a session], float32; -inf where a session has fewer."""
         logits = self._head.logits(hidden, self._vocabulary).float()
         most = max((len(each.session.extra) for each in asked if each.session.extra is not None), default=0)
         if not most:

@@ -95,13 +95,22 @@ class HeadAttention(nn.Module):
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None
 
+    def keys_and_values(
+        self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, R, read] to keys, turned by their positions, and values: [B, key-value heads, R, head_dim] each."""
+        key, value = (each(rows).unflatten(-1, self._shape) for each in (self.k_proj, self.v_proj))
+        if self.k_norm is not None:
+            key = self.k_norm(key)
+        return turned(key.transpose(1, 2), *turns), value.transpose(1, 2)
+
     def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """[B, R, read] to [B, R, h]."""
-        query, key, value = (each(rows).unflatten(-1, self._shape) for each in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = (turned(each.transpose(1, 2), *turns) for each in (query, key))
-        attended = attend(query, key, value.transpose(1, 2), self._number)
+        query = self.q_proj(rows).unflatten(-1, self._shape)
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        key, value = self.keys_and_values(rows, turns)
+        attended = attend(turned(query.transpose(1, 2), *turns), key, value, self._number)
         written: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return written
 

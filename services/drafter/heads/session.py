@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from services.drafter.heads.cache import CacheShape, RowCache
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
+from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features
@@ -68,8 +69,12 @@ class FeatureSession(ChoosingSession):
         self.drafted: Any = None
         self.cache = RowCache(shape)
         self._reported = False
-        # Positions, ascending, of rows held that were made without a state.
         self._without: list[int] = []
+
+    @property
+    def without(self) -> Sequence[int]:
+        """Positions, ascending, of rows held that were made without a state."""
+        return self._without
 
     def observe(self, report: StepReport) -> None:
         super().observe(report)
@@ -126,6 +131,33 @@ class FeatureSession(ChoosingSession):
         new = rows.positions[~rows.known & (rows.positions >= self.cache.end)].tolist()
         self._without = [position for position in self._without if position not in done] + new
         self.cache.end = max(self.cache.end, int(rows.positions[-1]) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A session whose draft is wanted.
+
+    Attributes:
+        place: its place in the batch.
+        rows: the rows of committed positions that it needs first.
+    """
+
+    place: int
+    session: FeatureSession
+    rows: CommittedRows
+
+
+def due_in(batch: Sequence[DraftWanted], layers: Sequence[int], missing: torch.Tensor) -> list[Due]:
+    """The sessions of a batch that want a draft and have something to draft from; see ``FeatureSession.rows_wanted``.
+
+    Raises:
+        ValueError: as there.
+    """
+    return [
+        Due(place, wanted.session, rows)
+        for place, wanted in enumerate(batch)
+        if wanted.max_nodes and (rows := wanted.session.rows_wanted(wanted.states, layers, missing)) is not None
+    ]
 
 
 def in_one_call(wanted: Sequence[CommittedRows]) -> list[tuple[int, CommittedRows]]:

@@ -70,6 +70,15 @@ class StateHead(StateDrafter, Protocol):
         """The target's states [..., h_t * layers] to what a pass reads [..., h]."""
         ...
 
+    def rows_behind(self, tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows read that stand behind rows of the text: [1, R, h_e] embeddings, and [1, R, h] states.
+
+        Args:
+            tokens: [R], drafted behind these rows.
+            state: [1, R, h], their ``HeadOutput.state``.
+        """
+        ...
+
     def __call__(
         self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> HeadOutput:

@@ -189,7 +189,7 @@ def _shares(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, h
     for text in texts:
         size = len(text.tokens)
         rows = torch.arange(max(0, -how.shift), min(size - 1, size - how.shift, size - 1 - how.ahead))
-        states = torch.cat([_states(text, layer, target) for layer in how.layers], dim=-1)[rows + how.shift]
+        states = states_of(text, how.layers, target)[rows + how.shift]
         tokens = text.tokens.to(like.device)
         attend = _Unrolled()
         fused = head.fuse(states.to(like))[None]
@@ -199,7 +199,7 @@ def _shares(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, h
         first.append((_guess(head, made.hidden) == tokens[rows + 1 + how.ahead])[counted])
         # The last row has no token behind it.
         following = (rows + 2).clamp(max=size - 1)
-        made = head(head.embed(tokens[following])[None], made.state, positions + 1, attend)
+        made = head(*head.rows_behind(tokens[following], made.state), positions + 1, attend)
         there = counted & (rows + 2 + how.ahead < size)
         second.append((_guess(head, made.hidden) == tokens[(rows + 2 + how.ahead).clamp(max=size - 1)])[there])
     every = torch.cat(first)
@@ -276,7 +276,8 @@ def held_states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tens
     return text.states.get(layer if layer == FINAL else layer % target.num_layers)
 
 
-def _states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor:
-    found = held_states(text, layer, target)
-    assert found is not None
-    return found
+def states_of(text: CanaryText, layers: Sequence[int], target: TargetShape) -> torch.Tensor:
+    """[n, h_t * layers], a text's states of ``layers``, which it holds."""
+    found = [states for layer in layers if (states := held_states(text, layer, target)) is not None]
+    assert len(found) == len(layers)
+    return torch.cat(found, dim=-1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.whole_texts import blocks_of
 from services.drafter.heads.canary.heads import (
     DOUBTFUL,
     LEAST,
@@ -18,13 +20,19 @@ from services.drafter.heads.canary.heads import (
     judge,
     shown_layers,
     stands_out,
+    states_of,
 )
 from services.drafter.heads.canary.texts import CanaryText, beside
-from services.drafter.heads.files.head_config import FINAL, TargetShape
+from services.drafter.heads.files.head_config import FINAL, TargetShape, rope_of
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.heads.streams.whole_texts import streams_of
 from speculation.errors import ConfigurationError
+
+# Of a block's guesses, those that are judged.
+_JUDGED = 2
+
+LevelModel = Streams | MedusaHeads | BlockDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +40,57 @@ class LevelTrial:
     """A model on trial.
 
     Attributes:
-        layer: whose states it reads, see ``Features.layers``.
-        hidden: of states [n, h] of a text's positions, what the output layer reads of each one's guesses, [n, levels, h].
+        layers: whose states it reads, see ``Features.layers``.
+        hidden: of the n tokens of a text and the states [n, h_t * layers] of their positions, what the output layer reads of
+            each position's guesses, [n, levels, h]. The first guess is the token after next.
+        corrected: of a text's tokens, ``hidden`` and logits [n, levels, V_d], the logits once the tokens before are known.
+        others: for a target, the same weights under other settings, each with what would be wrong.
     """
 
-    model: Streams | MedusaHeads
-    layer: int
-    hidden: Callable[[torch.Tensor], torch.Tensor]
+    model: LevelModel
+    layers: tuple[int, ...]
+    hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    others: Callable[[TargetShape], Iterator[tuple[str, LevelTrial]]] = lambda target: iter(())
+    corrected: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = lambda tokens, hidden, logits: logits
 
     @classmethod
-    def of(cls, model: Streams | MedusaHeads) -> LevelTrial:
+    def of(cls, model: LevelModel) -> LevelTrial:
         """A trial of a model."""
+        if isinstance(model, BlockDrafter):
+            return _trial_of_blocks(model)
         if isinstance(model, MedusaHeads):
-            return cls(model, FINAL, model)
+            return cls(model, (FINAL,), lambda tokens, states: model(states))
 
-        def hidden(states: torch.Tensor) -> torch.Tensor:
+        def hidden(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
             everywhere = torch.arange(len(states), device=states.device)[None]
             return streams_of(model, states[None], everywhere)[0]
 
-        return cls(model, model.config.state_layer, hidden)
+        return cls(model, (model.config.state_layer,), hidden)
+
+
+def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
+    """A trial of a block drafter; its alternatives are the settings that no tensor shows."""
+    config, layer = model.config, model.config.layer
+
+    def hidden(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return blocks_of(model, tokens, states)[:, :_JUDGED]
+
+    def others(target: TargetShape) -> Iterator[tuple[str, LevelTrial]]:
+        anchor, causal, rope = not config.from_anchor, not any(config.causal), rope_of(target.config)
+        changed = {
+            f"sample_from_anchor must be {str(anchor).lower()}": replace(config, from_anchor=anchor),
+            f"is_causal must be {str(causal).lower()}": replace(config, causal=(causal,) * len(config.causal)),
+            "its rope_parameters must be the target's": replace(config, layer=replace(layer, rope=rope)),
+        }
+        for words, other in changed.items():
+            yield words, _trial_of_blocks(model.under(other))
+
+    def corrected(tokens: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        ahead = torch.arange(1, 1 + rows.shape[1], device=tokens.device)
+        before = torch.arange(len(tokens), device=tokens.device)[:, None] + ahead
+        return model.corrected(logits, rows, tokens[before.clamp(max=len(tokens) - 1)])
+
+    return LevelTrial(model, layer.state_layers, hidden, others, corrected)
 
 
 def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -59,11 +99,12 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
     Raises:
         ConfigurationError: as there.
     """
-    if any(held_states(text, trial.layer, target) is None for text in texts):
+    lacking = [layer for layer in trial.layers if any(held_states(text, layer, target) is None for text in texts)]
+    if lacking:
         raise ConfigurationError(
-            f"the canary's texts hold no states of layer {trial.layer}, which the head reads", about="the canary's texts"
+            f"the canary's texts hold no states of layer {lacking[0]}, which the head reads", about="the canary's texts"
         )
-    tokens, first, second = _shares(trial, texts, target, trial.layer)
+    tokens, first, second = _shares(trial, texts, target, trial.layers)
     if tokens < LEAST:
         raise ConfigurationError(
             f"the canary's texts hold {tokens} tokens to guess: must be {LEAST} at least", about="the canary's texts"
@@ -72,46 +113,50 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
     return judge(CanaryResult(guesses=tokens, first=first, second=second, likely_fault=fault), where)
 
 
-def check_levels_at(
-    model: Streams | MedusaHeads, folder: Path, target: Path, *, asked_for: bool = True
-) -> CanaryResult | None:
+def check_levels_at(model: LevelModel, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
     """``check_levels`` on the texts in a checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
     return check_at(folder, target, functools.partial(check_levels, LevelTrial.of(model)), asked_for=asked_for)
 
 
 def _explained(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
-    """What explains a low share, in words: another layer, or labels shifted by one."""
+    """What explains a low share, in words: a flag, labels shifted by one, or other layers."""
     best, words = first, None
-    for by in (-1, 1):
-        share = _shares(trial, texts, target, trial.layer, by)[1]
+    for tried, share in _tried(trial, texts, target):
         if share > best and stands_out(share, first):
-            place = "one token further on" if by > 0 else "one token before"
-            best, words = share, f"its labels are shifted by one: what it guesses comes {place}"
-    for by in (-1, 1):
-        layer = beside(trial.layer, by, target)
-        if layer is None or any(held_states(text, layer, target) is None for text in texts):
-            continue
-        share = _shares(trial, texts, target, layer)[1]
-        if share > best and stands_out(share, first):
-            other, own = shown_layers((layer,)), shown_layers((trial.layer,))
-            best, words = share, f"its layers are off by one: it wants the states of {other}, not of {own}"
+            best, words = share, tried
     return None if words is None else f"{words} ({best:.0%} that way)"
+
+
+def _tried(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape) -> Iterator[tuple[str, float]]:
+    """With one thing changed at a time: what would be wrong, and the share that way."""
+    for words, other in trial.others(target):
+        yield words, _shares(other, texts, target, other.layers)[1]
+    for by in (-1, 1):
+        place = "one token further on" if by > 0 else "one token before"
+        share = _shares(trial, texts, target, trial.layers, by)[1]
+        yield f"its labels are shifted by one: what it guesses comes {place}", share
+    for by in (-1, 1):
+        layers = tuple(moved for layer in trial.layers if (moved := beside(layer, by, target)) is not None)
+        held = (held_states(text, layer, target) for text in texts for layer in layers)
+        if len(layers) == len(trial.layers) and all(states is not None for states in held):
+            wanted, own = shown_layers(layers), shown_layers(trial.layers)
+            words = f"its layers are off by one: it wants the states of {wanted}, not of {own}"
+            yield words, _shares(trial, texts, target, layers)[1]
 
 
 @torch.no_grad()
 def _shares(
-    trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, layer: int, shift: int = 0
+    trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, layers: Sequence[int], shift: int = 0
 ) -> tuple[int, float, float]:
     """Number of guesses, and the shares of first and second ones that the target chose, ``shift`` tokens further on."""
     like = next(trial.model.parameters())
     vocabulary = trial.model.vocabulary
     right: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for text in texts:
-        states = held_states(text, layer, target)
-        assert states is not None
-        hidden = trial.hidden(states.to(like))
         tokens = text.tokens.to(like.device)
+        hidden = trial.hidden(tokens, states_of(text, layers, target).to(like))
         logits = trial.model.logits(hidden.flatten(0, 1), vocabulary).view(*hidden.shape[:2], -1)
+        logits = trial.corrected(tokens, hidden, logits)
         guessed = vocabulary.ids.to(like.device)[logits.argmax(-1)]
         for level, found in enumerate(right[: guessed.shape[1]]):
             place = torch.arange(len(tokens), device=like.device) + 2 + level + shift

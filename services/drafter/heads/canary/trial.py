@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.canary.heads import CanaryResult, check
-from services.drafter.heads.canary.levels import LevelTrial, check_levels
+from services.drafter.heads.canary.levels import LevelModel, LevelTrial, check_levels
 from services.drafter.heads.canary.texts import CanaryText
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.kinds import inspect
@@ -38,8 +39,14 @@ def open_trial(folder: Path, target: Path) -> CanaryTrial:
     """
     where, shape = str(folder), read_target_shape(target)
     kind = inspect(folder, target).source
-    if kind in ("streaming", "medusa"):
-        trial = LevelTrial.of(load_streams(folder, target) if kind == "streaming" else load_medusa(folder, target))
-        return CanaryTrial((trial.layer,), lambda texts: check_levels(trial, texts, shape, where))
+    loaders: dict[str, Callable[[Path, Path], LevelModel]] = {
+        "streaming": load_streams,
+        "medusa": load_medusa,
+        "dflash": load_blocks,
+    }
+    load = loaders.get(kind)
+    if load is not None:
+        trial = LevelTrial.of(load(folder, target))
+        return CanaryTrial(trial.layers, lambda texts: check_levels(trial, texts, shape, where))
     head = load_mtp(folder, target) if kind == "mtp" else load_head(folder, target)
     return CanaryTrial(head.state_layers, lambda texts: check(head, texts, shape, where))

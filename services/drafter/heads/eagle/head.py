@@ -8,19 +8,19 @@ Papers: EAGLE (2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840), HASS (24
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from services.drafter.heads.cache import CacheShape
-from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
+from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, GatedMLP, HeadLayer, RotaryPositions
+from services.drafter.heads.shared_rows import OnTargetRows
 from services.drafter.heads.state_head import HeadOutput
 
 
@@ -53,7 +53,7 @@ class Connector(nn.Module):
         return sampled
 
 
-class FeatureHead(nn.Module):
+class FeatureHead(OnTargetRows):
     """Implements ``StateHead``. Its parameters are what was trained; the target's rows are shared, and no parameters.
 
     Args:
@@ -76,11 +76,8 @@ class FeatureHead(nn.Module):
         self.fc = nn.Linear(config.state_size, size, bias=config.fc_bias) if fused else None
         self.layers = nn.ModuleList(HeadLayer(config, number) for number in range(config.num_layers))
         self.norm = nn.RMSNorm(size, eps=eps) if config.output_norm else None
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_output else None
         self._rotary = RotaryPositions(config)
-        self._rows = rows
-        self._output = SharedOutput(rows, torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
+        self._take_rows(config, rows, draft_ids)
 
     @property
     def state_layers(self) -> tuple[int, ...]:
@@ -89,7 +86,8 @@ class FeatureHead(nn.Module):
 
     def alternatives(self, *, fed_back: bool) -> Iterator[tuple[str, FeatureHead]]:
         """See ``StateHead``."""
-        if self.config.family != "eagle3":
+        # Masks are fed back nothing.
+        if self.config.family != "eagle3" or (fed_back and self.config.mask_token_id is not None):
             return
         name = "norm_output" if fed_back else "norm_before_residual"
         flags: dict[str, Any] = {name: not getattr(self.config, name)}
@@ -109,28 +107,13 @@ class FeatureHead(nn.Module):
             device=self.missing_state.device,
         )
 
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """The tokens that it drafts for every request."""
-        if self.lm_head is not None:
-            return DraftVocabulary(ids=self._output.ids, rows=self.lm_head.weight)
-        return self._output.vocabulary
-
-    def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
-        """As ``SharedOutput.beyond``. None, too, if it has trained output rows: the target's do not fit beside those."""
-        return None if self.lm_head is not None and not self._frozen_output else self._output.beyond(tokens)
-
-    @cached_property
-    def _frozen_output(self) -> bool:
-        """Whether its own output rows are a copy of the target's, as newer trainers save them."""
-        if self.lm_head is None or self.config.hidden_size != self.config.target_hidden_size:
-            return False
-        own = self.lm_head.weight
-        return torch.allclose(own, self._rows.output.rows(self._output.ids).to(own), rtol=1e-2, atol=1e-3)
-
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings [..., h_e] of target tokens [...]: its own, or the target's."""
-        return self._rows.embedding.rows(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+    def rows_behind(self, tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``StateHead``. Where it has a mask token, they are masks, whatever the tokens."""
+        mask = self.config.mask_token_id
+        if mask is None:
+            return self.embed(tokens)[None], state
+        masks = self.fuse(self.missing_state).expand(1, len(tokens), -1)
+        return self.embed(torch.full_like(tokens, mask))[None], masks
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states [..., h_t * layers] to what ``forward`` reads [..., h]; EAGLE-3 alone changes them."""

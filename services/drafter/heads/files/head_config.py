@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from speculation.errors import ConfigurationError
 
-Family = Literal["eagle", "fspad", "eagle3"]
+Family = Literal["eagle", "fspad", "eagle3", "dflash"]
 
 # Activations of its MLP, as config.json names them.
 ACTIVATION_NAMES = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
@@ -50,7 +50,7 @@ class HeadConfig:
 
     Attributes:
         family: ``eagle`` fuses embedding and state by one matrix; ``fspad`` is one with a feature sampler, two outputs, or
-            both; ``eagle3`` attends to embedding and state side by side.
+            both; ``eagle3`` attends to embedding and state side by side; ``dflash`` attends to states beside a block's rows.
         state_layers: layers of the target whose states it reads, in this order; see ``Features.layers``.
         rope: transformers' ``rope_parameters``: ``rope_theta``, ``rope_type`` and what the type needs.
         max_positions: positions that the head was trained for.
@@ -70,6 +70,8 @@ class HeadConfig:
         own_embedding: it has embeddings of its own.
         own_output: it has an output layer of its own, over the draft vocabulary.
         logit_scale: factor on the logits.
+        mask_token_id: P-EAGLE: the token that stands where one is to be guessed; None: it guesses one token at a time.
+        levels: P-EAGLE: most tokens that it guesses at once.
     """
 
     family: Family
@@ -107,6 +109,13 @@ class HeadConfig:
     own_embedding: bool = False
     own_output: bool = False
     logit_scale: float = 1.0
+    mask_token_id: int | None = None
+    levels: int = 1
+
+    @property
+    def source(self) -> str:
+        """The source that runs it."""
+        return self.family if self.mask_token_id is None else "peagle"
 
     @property
     def embedding_size(self) -> int:

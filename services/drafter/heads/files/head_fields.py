@@ -21,7 +21,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _LOSSLESS = {"accept_tolerance": 0, "verifier_accept_k": 1, "accept_lenience": 1, "lenience": 1}
 # Fields that change the arithmetic in a way that is not implemented, unless they have one of these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "is_causal": (True,),
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1),
     "residual_multiplier": (None, 1),
@@ -30,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
 }
 # Models whose decoder layer is Llama's, but for biases and norms on queries and keys, which tensors show.
-_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "eagle", "speculators", "speculator_model")
+_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "eagle", "dspark", "speculators", "speculator_model")
 
 
 def refused_tensor(
@@ -55,7 +54,7 @@ class HeadFields:
         Raises:
             ConfigurationError: a field, at any depth, asks for a rule that changes the target's answers.
         """
-        keys = ("transformer_layer_config", "model", "eagle_config")
+        keys = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
         nested = [part for key in keys if isinstance(part := config.get(key), dict)]
         fields = cls(ChainMap(dict(config), *nested), where)
         for name, value in _everywhere(config):
@@ -117,7 +116,7 @@ def parse(
         ConfigurationError: a field is wrong, or does not suit the tensors or the target; names it and what is allowed.
     """
     fields = HeadFields.of(config, where)
-    _refuse_unserved(fields)
+    refuse_unserved(fields, {"is_causal": (True,)})
     eagle3 = layout.family == "eagle3"
     hidden = fields.number("hidden_size", target.hidden_size)
     heads = fields.number("num_attention_heads")
@@ -133,22 +132,22 @@ def parse(
         target_hidden_size=target.hidden_size,
         intermediate_size=fields.number("intermediate_size", shapes.get("layers.0.mlp.gate_proj.weight", (0,))[0]),
         num_attention_heads=heads,
-        num_key_value_heads=_key_value_heads(fields, heads),
+        num_key_value_heads=key_value_heads(fields, heads),
         head_dim=head_dim,
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size(fields, shapes, target),
-        num_layers=_num_layers(fields, shapes),
+        num_layers=num_layers(fields, shapes),
         state_layers=state_layers,
-        hidden_act=_activation(fields),
+        hidden_act=activation(fields),
         rms_norm_eps=float(fields.fields.get("rms_norm_eps") or 1e-6),
-        rope=_rope(fields, target),
+        rope=rope(fields, target),
         max_positions=fields.number("max_position_embeddings", 2048),
         window=_window(fields),
         sampler=sampler,
         two_outputs=two_outputs,
         fc=fused,
         fc_bias=_fc_bias(fields, shapes, eagle3),
-        qkv_bias=_qkv_bias(fields, shapes),
+        qkv_bias=qkv_bias(fields, shapes),
         o_bias="layers.0.self_attn.o_proj.bias" in shapes,
         mlp_bias=fields.shown_by("layers.0.mlp.down_proj.bias", shapes, "mlp_bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
@@ -188,8 +187,16 @@ def unused(config: Mapping[str, Any], layout: HeadLayout, where: str) -> frozens
     return frozenset(name for flag, name in named.items() if skipped[flag])
 
 
-def _refuse_unserved(fields: HeadFields) -> None:
-    for name, allowed in _NEUTRAL.items():
+def refuse_unserved(fields: HeadFields, more: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that change the arithmetic in a way that is not implemented.
+
+    Args:
+        more: fields of this kind of drafter, with the values that are implemented; absent ones count as the first.
+
+    Raises:
+        ConfigurationError: names the first such field.
+    """
+    for name, allowed in (_NEUTRAL | dict(more)).items():
         value = fields.fields.get(name, allowed[0])
         if value not in allowed:
             raise fields.refuse(name, value, f"{allowed[-1]}: nothing else is implemented")
@@ -232,7 +239,8 @@ def _check_target(
         raise fields.refuse("the width of fc.weight", read, f"{wanted}, that of {made_of}")
 
 
-def _key_value_heads(fields: HeadFields, heads: int) -> int:
+def key_value_heads(fields: HeadFields, heads: int) -> int:
+    """Heads of keys and values, which share the ``heads`` queries among them."""
     number = fields.number("num_key_value_heads", heads)
     if heads % number:
         raise fields.refuse("num_key_value_heads", number, f"a divisor of num_attention_heads, {heads}")
@@ -255,7 +263,8 @@ def draft_vocab_size(fields: HeadFields, shapes: Shapes, target: TargetShape) ->
     return size
 
 
-def _num_layers(fields: HeadFields, shapes: Shapes) -> int:
+def num_layers(fields: HeadFields, shapes: Shapes) -> int:
+    """Decoder layers, as the tensors say."""
     there = 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("layers.")), default=0)
     said = fields.number("num_hidden_layers", there)
     if said != there:
@@ -263,21 +272,24 @@ def _num_layers(fields: HeadFields, shapes: Shapes) -> int:
     return there
 
 
-def _activation(fields: HeadFields) -> str:
+def activation(fields: HeadFields) -> str:
+    """The MLP's activation, see ``ACTIVATION_NAMES``."""
     name = str(fields.fields.get("hidden_act") or "silu")
     if name not in ACTIVATION_NAMES:
         raise fields.refuse("hidden_act", name, f"one of {', '.join(ACTIVATION_NAMES)}")
     return name
 
 
-def _rope(fields: HeadFields, target: TargetShape) -> Mapping[str, Any]:
+def rope(fields: HeadFields, target: TargetShape) -> Mapping[str, Any]:
     """The rotary parameters. Frequencies that depend on the text's length are served where they would not change."""
-    rope = rope_of(fields.fields)
-    kind, trained = rope["rope_type"], fields.number("max_position_embeddings", 2048)
-    if (share := rope.get("partial_rotary_factor")) not in (None, 1):
+    found = rope_of(fields.fields)
+    if by_layer := [name for name, value in found.items() if isinstance(value, Mapping)]:
+        raise fields.refuse("rope_parameters", by_layer, "one for all layers: nothing else is implemented")
+    kind, trained = found["rope_type"], fields.number("max_position_embeddings", 2048)
+    if (share := found.get("partial_rotary_factor")) not in (None, 1):
         raise fields.refuse("partial_rotary_factor", share, "1: nothing else is implemented")
     if kind in FIXED or (kind == "dynamic" and target.max_positions <= trained):
-        return rope
+        return found
     if kind == "dynamic":
         allowed = f"at least {target.max_positions}, the target's context: rope_type dynamic changes beyond the head's own"
         raise fields.refuse("max_position_embeddings", trained, allowed)
@@ -301,7 +313,8 @@ def _fc_bias(fields: HeadFields, shapes: Shapes, eagle3: bool) -> bool:
     return fields.shown_by("connector.fc.bias", shapes, "bias", "fusion_bias", "eagle_fc_bias")
 
 
-def _qkv_bias(fields: HeadFields, shapes: Shapes) -> bool:
+def qkv_bias(fields: HeadFields, shapes: Shapes) -> bool:
+    """Whether queries, keys and values have biases."""
     there = fields.shown_by("layers.0.self_attn.q_proj.bias", shapes, "qkv_bias")
     # Qwen2 has these biases without the field, so that only true says something.
     if fields.flag("attention_bias") is True and not there:
@@ -310,9 +323,9 @@ def _qkv_bias(fields: HeadFields, shapes: Shapes) -> bool:
 
 
 def _normed_residual(fields: HeadFields) -> bool:
-    """The speculators library takes it as true unless it is given, all others as false."""
+    """The speculators library takes it as true for EAGLE-3 unless it is given, all others as false."""
     said = fields.flag("norm_before_residual")
-    return "speculators_model_type" in fields.fields if said is None else said
+    return fields.fields.get("speculators_model_type") == "eagle3" if said is None else said
 
 
 def _state_layers(fields: HeadFields, target: TargetShape, recorded: Mapping[str, Any]) -> tuple[int, ...]:

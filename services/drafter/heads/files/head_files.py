@@ -21,9 +21,9 @@ from services.drafter.heads.files.layouts import (
     DRAFTED,
     HeadLayout,
     detect,
-    refuse_others,
     stripped,
 )
+from services.drafter.heads.files.parallel_fields import with_masks
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
@@ -61,7 +61,6 @@ def load_head(
     """
     where = str(folder)
     config = read_json(folder / CONFIG, of="head")
-    refuse_others(config, where)
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
     check_tokenizer(folder, target)
@@ -70,11 +69,11 @@ def load_head(
     shape = read_target_shape(target)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
     ids = take_vocabulary(tensors, shape, where)
-    _share(tensors, rows, ids)
+    share(tensors, rows, ids)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if ids is not None:
         shapes[DRAFT_OFFSETS] = tuple(ids.shape)
-    parsed = parse(config, layout, shapes, shape, where, recorded)
+    parsed = with_masks(parse(config, layout, shapes, shape, where, recorded), config, shapes, where)
     if ids is None and draft_ids is not None and not parsed.own_output:
         ids, parsed = draft_ids, replace(parsed, draft_vocab_size=len(draft_ids))
     if not parsed.own_output and parsed.logit_scale not in (1.0, rows.scale):
@@ -143,7 +142,7 @@ def take_vocabulary(tensors: Tensors, target: TargetShape, where: str) -> torch.
     return ids
 
 
-def _share(tensors: Tensors, rows: TargetRows, ids: torch.Tensor | None) -> None:
+def share(tensors: Tensors, rows: TargetRows, ids: torch.Tensor | None) -> None:
     """Drop embeddings and output rows that are copies of the target's, which has them in memory already."""
     for name, table, at in (("embed_tokens.weight", rows.embedding, None), ("lm_head.weight", rows.output, ids)):
         own = tensors.get(name)

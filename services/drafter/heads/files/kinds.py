@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.drafter.draft_model.mask import mask_of
+from services.drafter.heads.blocks.fields import is_block, named, parse_blocks
 from services.drafter.heads.files.head_config import FINAL, HeadConfig
 from services.drafter.heads.files.head_fields import Shapes, parse, unused
 from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
+from services.drafter.heads.files.parallel_fields import is_parallel, with_masks
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer, read_target_shape
 from services.drafter.heads.medusa.config import is_medusa, named_by_authors, parse_medusa
@@ -73,17 +76,23 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
         return _mtp(folder, config, shapes, target)
     if is_medusa(shapes):
         return _medusa(folder, config, shapes, numbers, target)
-    refuse_others(config, where)
-    if (shared := read_shared(folder)) is not None:
+    if is_block(shapes):
+        return _blocks(folder, config, shapes, numbers, target)
+    shared = read_shared(folder)
+    if shared is not None or is_language_model(shapes):
+        refuse_others(config, where, "PARD")
+        mask_of(config, where)
+    if shared is not None:
         return _sharing(folder, config, shared, shapes, numbers, target)
     if is_language_model(shapes):
         return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
     layout = detect([stripped(name) for name in shapes], config, where)
     if target is None:
-        return Checkpoint(folder=folder, source=layout.family, layers=(), numbers=numbers)
+        parallel = layout.family == "eagle3" and is_parallel(config)
+        return Checkpoint(folder=folder, source="peagle" if parallel else layout.family, layers=(), numbers=numbers)
     head = _head(folder, config, shapes, layout, target)
     kept = 0 if head.own_output else head.draft_vocab_size * head.target_hidden_size
-    return Checkpoint(folder=folder, source=head.family, layers=head.state_layers, numbers=numbers + kept)
+    return Checkpoint(folder=folder, source=head.source, layers=head.state_layers, numbers=numbers + kept)
 
 
 def _streams(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
@@ -115,6 +124,14 @@ def _mtp(folder: Path, config: Mapping[str, Any], shapes: Shapes, target: Path |
         own, found = parse_mtp(config, shapes, read_target_shape(target), str(folder))
         kept = own.vocab_size * own.hidden_size
     return Checkpoint(folder=folder, source="mtp", layers=(FINAL,), numbers=mtp_numbers(found, shapes) + kept)
+
+
+def _blocks(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
+    if target is None:
+        return Checkpoint(folder=folder, source="dflash", layers=(), numbers=numbers)
+    found = parse_blocks(config, named(shapes), read_target_shape(target), str(folder)).layer
+    kept = 0 if found.own_output else found.draft_vocab_size * found.target_hidden_size
+    return Checkpoint(folder=folder, source="dflash", layers=found.state_layers, numbers=numbers + kept)
 
 
 def _sharing(
@@ -154,4 +171,5 @@ def _head(
     skipped = unused(config, layout, str(folder))
     used = {name: shape for name, shape in known.items() if name is not None and name not in skipped}
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
-    return parse(config, layout, used, read_target_shape(target), str(folder), recorded)
+    head = parse(config, layout, used, read_target_shape(target), str(folder), recorded)
+    return with_masks(head, config, used, str(folder))

@@ -106,21 +106,36 @@ SPECULATORS_EAGLE = HeadLayout(
 )
 LAYOUTS = {each.name: each for each in (EAGLE, FSPAD, EAGLE3, SPECULATORS_EAGLE3, SPECULATORS_EAGLE)}
 
-_NOT_YET = "drafters of this kind are not supported yet; use an EAGLE-1, EAGLE-2, EAGLE-3, HASS or FSPAD head"
+_NOT_YET = "drafters of this kind are not supported yet; use an EAGLE, EAGLE-3, P-EAGLE, HASS, FSPAD or DFlash head"
 _ODD_MEDUSA = "its tensors must be named as its authors (0.0.linear.weight) or vLLM (blocks.0.layers.0.weight) name them"
+_ODD_BLOCK = "its tensors must be named as its authors name them (fc.weight, hidden_norm.weight, layers.0.self_attn...)"
+_ODD = {
+    "Medusa": _ODD_MEDUSA,
+    "DFlash": _ODD_BLOCK,
+    "DFlash2": _ODD_BLOCK,
+    "DSpark": _ODD_BLOCK,
+    "P-EAGLE": "its tensors must be EAGLE-3's (midlayer.self_attn... or layers.0.hidden_norm.weight)",
+}
 # Configurations of other drafters: field, and what it means.
 _OTHERS = {
     "dflash_config": "DFlash",
     "medusa_num_heads": "Medusa",
     "markov_rank": "DSpark",
     "mask_token_id": "P-EAGLE",
+    "ptd_token_id": "P-EAGLE",
     "parallel_drafting": "P-EAGLE",
-    "pard_token": "P-EAGLE",
+    "pard2": "PARD-2",
+    "pard2_target_layers": "PARD-2",
+    "pard_token": "PARD",
 }
+# Kinds that EAGLE-3's tensors may be, too; vLLM gives both one field.
+PARALLEL = ("P-EAGLE", "PARD")
 _NAMED = {
+    "pard2": "PARD-2",
     "peagle": "P-EAGLE",
-    "dflash": "DFlash",
     "dflash2": "DFlash2",
+    "dflash": "DFlash",
+    "domino": "Domino",
     "dspark": "DSpark",
     "mtp": "MTP",
     "mlp": "MLP speculator",
@@ -138,8 +153,14 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     Raises:
         ConfigurationError: it is something else; says what.
     """
-    refuse_others(config, where)
-    held = set(names)
+    refuse_others(config, where, *PARALLEL)
+    layout = _by_tensors(set(names), where)
+    if layout.family != "eagle3" and kind_said(config) in PARALLEL:
+        raise ConfigurationError(f"{where} is a P-EAGLE checkpoint: {_ODD['P-EAGLE']}", about=where)
+    return layout
+
+
+def _by_tensors(held: set[str], where: str) -> HeadLayout:
     if any(name.startswith("fc.fc.") for name in held):
         return FSPAD
     if any(name.startswith("midlayer.") for name in held):
@@ -163,23 +184,28 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     )
 
 
-def refuse_others(config: Mapping[str, Any], where: str) -> None:
-    """Refuse, by name, checkpoints of drafters that are not hidden-state heads.
+def refuse_others(config: Mapping[str, Any], where: str, *expected: str) -> None:
+    """Refuse, by name, checkpoints of drafters that are not what their tensors say.
+
+    Args:
+        expected: what it may call itself; nothing at all is allowed, too.
 
     Raises:
-        ConfigurationError: it is one of them.
+        ConfigurationError: config.json says that it is something else.
     """
-    kind = str(config.get("speculators_model_type") or "")
-    found = _NAMED.get(kind) or next(
-        (kind for field, kind in _OTHERS.items() if config.get(field) not in (None, False)), None
+    found = kind_said(config)
+    if found is not None and found not in expected:
+        raise ConfigurationError(f"{where} is a {found} checkpoint: {_ODD.get(found, _NOT_YET)}", about=where)
+
+
+def kind_said(config: Mapping[str, Any]) -> str | None:
+    """What kind of drafter config.json says that it is; None: it says nothing, as EAGLE's do."""
+    architectures = " ".join(map(str, config.get("architectures") or ())).lower()
+    return (
+        _NAMED.get(str(config.get("speculators_model_type") or config.get("spd_type") or ""))
+        or next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
+        or next((kind for field, kind in _OTHERS.items() if config.get(field) not in (None, False)), None)
     )
-    if found is None:
-        architectures = " ".join(map(str, config.get("architectures") or ())).lower()
-        found = next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
-    if found is not None:
-        raise ConfigurationError(
-            f"{where} is a {found} checkpoint: {_ODD_MEDUSA if found == 'Medusa' else _NOT_YET}", about=where
-        )
 
 
 def stripped(name: str) -> str:

@@ -74,6 +74,10 @@ class MtpHead(nn.Module):
             device=self.missing_state.device,
         )
 
+    def rows_behind(self, tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``StateHead``."""
+        return self.embed(tokens)[None], state
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._rows.embedding.rows(tokens)
 

@@ -1,0 +1,115 @@
+"""What a block drafter computes, as one value, and the tensors that this takes; read without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.heads.files.head_fields import Shapes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockConfig:
+    """A block drafter.
+
+    Attributes:
+        layer: its sizes, and what its decoder layers compute.
+        block_size: rows of a block: the last committed token, and masks behind it.
+        mask_token_id: the token that stands where one is to be guessed.
+        from_anchor: whether row j guesses the token behind its own position, the last committed token's row the first one
+            (DSpark). Otherwise row j guesses the token of its own position, and the first row guesses nothing (DFlash).
+        causal: by layer, whether a row sees the rows of the block before it alone; otherwise it sees all of them.
+        windows: by layer, a row sees positions nearer than this; None: all.
+        embedding_scale: factor on the embeddings.
+        markov_rank: DSpark: rank of the matrix by which the token before changes a row's logits; 0: there is none.
+        markov_gated: whether the row weighs what the token before says.
+        confidence: DSpark: whether a head says how sure each row is.
+        confidence_with_markov: whether that head reads the token before.
+        selector_rank: DFlash2: rank of the matrix by which a row and the token before choose among the row's
+            ``selector_top_k`` likeliest tokens; 0: there is none.
+        conv_kernel_size: DFlash2: rows of a block that its layers' convolutions join; 0: there are none.
+        conv_group_size: neighbouring numbers of a row that share the part of a kernel which depends on the row.
+        logit_scale, softcap: what is done to the logits: logits * logit_scale, then softcap * tanh(logits / softcap).
+    """
+
+    layer: HeadConfig
+    block_size: int
+    mask_token_id: int
+    from_anchor: bool = False
+    causal: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    markov_rank: int = 0
+    markov_gated: bool = False
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    conv_kernel_size: int = 0
+    conv_group_size: int = 1
+
+    @property
+    def levels(self) -> int:
+        """Tokens ahead that a block guesses."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+
+def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
+    """Of each tensor that a checkpoint must hold, the shape.
+
+    Args:
+        held: shapes of those that it holds: an output layer over all tokens may come with a draft vocabulary.
+    """
+    layer = config.layer
+    size, inner, dim = layer.hidden_size, layer.intermediate_size, layer.head_dim
+    queries, keys = layer.num_attention_heads * dim, layer.num_key_value_heads * dim
+    wanted: dict[str, tuple[int, ...]] = {"fc.weight": (size, layer.state_size), "hidden_norm.weight": (size,)}
+    wanted |= {"norm.weight": (size,)}
+    for number in range(layer.num_layers):
+        own: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (size,),
+            "post_attention_layernorm.weight": (size,),
+            "self_attn.q_proj.weight": (queries, size),
+            "self_attn.k_proj.weight": (keys, size),
+            "self_attn.v_proj.weight": (keys, size),
+            "self_attn.o_proj.weight": (size, queries),
+            "mlp.gate_proj.weight": (inner, size),
+            "mlp.up_proj.weight": (inner, size),
+            "mlp.down_proj.weight": (size, inner),
+        }
+        if layer.qk_norm:
+            own |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+        if layer.qkv_bias:
+            own |= {
+                f"self_attn.{name}_proj.bias": (count,) for name, count in zip("qkv", (queries, keys, keys), strict=True)
+            }
+        if layer.o_bias:
+            own["self_attn.o_proj.bias"] = (size,)
+        if layer.mlp_bias:
+            own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (size,)}
+        if kernel := config.conv_kernel_size:
+            written = 2 * kernel * (size // config.conv_group_size)
+            for conv in ("attention_conv", "mlp_conv"):
+                own |= {f"{conv}.base_kernel": (2, kernel, size), f"{conv}.kernel_projection.weight": (written, size)}
+        wanted |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
+    if config.markov_rank:
+        wanted["markov_head.markov_w1.weight"] = (layer.vocab_size, config.markov_rank)
+        wanted["markov_head.markov_w2.weight"] = (layer.draft_vocab_size, config.markov_rank)
+    if config.selector_rank:
+        books = ("predecessor_codebook", "successor_codebook")
+        wanted |= {f"candidate_selector.{name}": (layer.vocab_size, config.selector_rank) for name in books}
+        wanted["candidate_selector.hidden_projection.weight"] = (config.selector_rank, size)
+    if config.markov_gated:
+        wanted["markov_head.gate_proj.weight"] = (config.markov_rank, size + config.markov_rank)
+        wanted["markov_head.gate_proj.bias"] = (config.markov_rank,)
+    if config.confidence:
+        read = size + (config.markov_rank if config.confidence_with_markov else 0)
+        wanted |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    if layer.own_embedding:
+        wanted["embed_tokens.weight"] = (layer.vocab_size, size)
+    if layer.own_output:
+        every = held["lm_head.weight"][0] == layer.vocab_size
+        wanted["lm_head.weight"] = (layer.vocab_size if every else layer.draft_vocab_size, size)
+    return wanted

@@ -1,0 +1,61 @@
+"""Heads on a block's rows that know the token before: DSpark's two (2607.05147), and the selector of DFlash2."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from services.drafter.heads.blocks.config import BlockConfig
+
+
+class MarkovHead(nn.Module):
+    """Adds W2 W1[previous token] to a row's logits: a transition matrix of low rank. Gated, W1's row is weighed first by the
+    block's row: sigmoid(G [row ; W1[previous]]) * W1[previous]."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        layer, rank = config.layer, config.markov_rank
+        self.markov_w1 = nn.Embedding(layer.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, layer.draft_vocab_size, bias=False)
+        self.gate_proj = nn.Linear(layer.hidden_size + rank, rank) if config.markov_gated else None
+
+    def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Of rows [..., h] and the tokens before what they guess, int64 [...]: what is added to the logits, [..., V_d]."""
+        before = self.markov_w1(previous)
+        if self.gate_proj is not None:
+            before = torch.sigmoid(self.gate_proj(torch.cat((hidden, before), dim=-1))) * before
+        added: torch.Tensor = self.markov_w2(before)
+        return added
+
+
+class ConfidenceHead(nn.Module):
+    """The share of a row's distribution that the target is expected to share, where all tokens before are right."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        read = config.layer.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
+        self.proj = nn.Linear(read, 1)
+
+    def forward(self, read: torch.Tensor) -> torch.Tensor:
+        """Rows [..., h], with W1's row behind where it reads it, to probabilities [...]."""
+        sure: torch.Tensor = torch.sigmoid(self.proj(read)[..., 0])
+        return sure
+
+
+class CandidateSelector(nn.Module):
+    """DFlash2: to the logits of a row's likeliest tokens, adds S[token] . (P[previous token] * H row). No other can come."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        layer, rank = config.layer, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
+        self.hidden_projection = nn.Linear(layer.hidden_size, rank, bias=False)
+        self._count = config.selector_top_k
+
+    def forward(self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of rows [..., h], corrected by the tokens before what they guess, int64 [...]; -inf elsewhere."""
+        likeliest, tokens = logits.topk(min(self._count, logits.shape[-1]), dim=-1)
+        wanted = self.predecessor_codebook[previous] * self.hidden_projection(hidden)
+        scores = likeliest + (self.successor_codebook[tokens] @ wanted[..., None])[..., 0].to(likeliest)
+        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, scores)

@@ -1,0 +1,114 @@
+"""Trees of blocks whose rows know the token before: a node's children are what its level says behind that very node.
+
+The block's rows are computed once, as for any block. Each round of the tree then reads the head that knows the token before,
+for the nodes that can still matter. A confidence head makes the probabilities of a row smaller where it is unsure; drafts
+that are drawn from q keep q as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.choosing_session import ChoosingSession
+from services.drafter.heads.draft_choice import AskedRows, DraftChoice
+from services.drafter.heads.levels import LevelForm
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.drawn_proposals import Draw, draw_with
+from speculation.tree import ROOT
+from speculation.types import TokenTree
+
+# Rounds for each level of a tree: beyond the likeliest path, they go to other nodes of all depths.
+_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One session's part of a round.
+
+    Attributes:
+        place: its place in the batch.
+        nodes: those whose children are wanted.
+    """
+
+    place: int
+    session: ChoosingSession
+    growth: TreeGrowth
+    nodes: NDArray[np.int64]
+
+    @property
+    def previous(self) -> NDArray[np.int64]:
+        """[nodes], the token of each; at the root, the last committed one."""
+        at_root = self.nodes == ROOT
+        return np.full(len(self.nodes), self.session.tokens[-1]) if at_root.any() else self.growth.tokens(self.nodes)
+
+
+class SequentialTrees:
+    """Makes trees as ``LevelTrees`` does, for a drafter whose rows know the token before.
+
+    Args:
+        name: of the source.
+        draw: draws chains under ``acceptance: rejection``.
+    """
+
+    def __init__(self, name: str, drafter: BlockDrafter, form: LevelForm, draw: Draw | None = None) -> None:
+        levels = drafter.config.levels
+        self._name = name
+        self._drafter = drafter
+        self._choice = DraftChoice(drafter)
+        self._levels = levels
+        self._depth = min(levels, form.depth or levels)
+        self._width = form.width
+        # Of the system's own entropy: answers to equal prompts must not share their drafts.
+        self._draw = draw or draw_with(np.random.default_rng())
+
+    def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
+        """As ``LevelTrees.grow``."""
+        ahead = np.arange(self._levels)
+        asked = [AskedRows(each.session, len(each.session.tokens) + ahead) for each in wanted]
+        logits = self._choice.logits(hidden, asked).view(len(wanted), self._levels, -1)
+        rows = hidden.view(len(wanted), self._levels, -1)
+        growths = [self._growth(each) for each in wanted]
+        level = [
+            _Level(place, each.session, growth, np.array([ROOT]))
+            for place, (each, growth) in enumerate(zip(wanted, growths, strict=True))
+        ]
+        while level:
+            self._extend(level, rows, logits)
+            level = [
+                _Level(each.place, each.session, each.growth, nodes) for each in level if len(nodes := each.growth.grow())
+            ]
+        return [growth.tree(self._name) for growth in growths]
+
+    def _extend(self, level: Sequence[_Level], rows: torch.Tensor, logits: torch.Tensor) -> None:
+        """Give all nodes of a round their children, from [sessions, levels, ...] the blocks' rows and their logits."""
+        depths = np.concatenate([each.growth.depths(each.nodes) for each in level])
+        places = np.repeat([each.place for each in level], [len(each.nodes) for each in level])
+        # Behind the last level comes nothing, whatever is computed for it.
+        at = torch.from_numpy(places), torch.from_numpy(np.minimum(depths, self._levels - 1))
+        own = rows[at]
+        previous = torch.from_numpy(np.concatenate([each.previous for each in level])).to(own.device)
+        said = self._drafter.corrected(logits[at], own, previous)
+        asked = [AskedRows(each.session, len(each.session.tokens) + each.growth.depths(each.nodes)) for each in level]
+        tokens, logs = self._choice.of(said, asked, max(each.growth.children for each in level))
+        logs[depths >= self._depth] = -np.inf
+        sure = self._drafter.confidence(own, previous)
+        doubts = np.zeros(len(depths)) if sure is None else sure.double().log().cpu().numpy()
+        begin = 0
+        for each in level:
+            end = begin + len(each.nodes)
+            doubt = 0.0 if each.session.sampled else doubts[begin:end, None]
+            each.growth.add(tokens[begin:end], logs[begin:end] + doubt)
+            begin = end
+
+    def _growth(self, wanted: DraftWanted) -> TreeGrowth:
+        if wanted.session.sampled:
+            return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
+        steps = _ROUNDS * self._depth
+        return BestFirst(wanted.max_nodes, steps=steps, width=self._width, least=wanted.min_probability)

@@ -1,0 +1,155 @@
+"""Block drafters as a source of drafts: one pass a draft, whatever the depth of its tree.
+
+A block's rows are guessed without knowing each other, so that they are the levels of a tree (``LevelTrees``). DSpark's know
+the token before (``SequentialTrees``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.drafter.config import DrafterConfig
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.files import load_blocks
+from services.drafter.heads.blocks.sequential_trees import SequentialTrees
+from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.canary.levels import check_levels_at
+from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.drawn_proposals import Draw
+from services.drafter.sessions.thread import use_threads
+from speculation.messages import OpenSession
+from speculation.types import EMPTY_TREE, TokenTree
+
+NAME = "dflash"
+# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
+_THREADS = 1
+# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
+_MOST_BYTES = 2 << 30
+
+
+def make(config: DrafterConfig) -> BlockSource:
+    """For ``catalogue.MAKERS``.
+
+    Raises:
+        ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.
+    """
+    trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    use_threads(_THREADS)
+    drafter = load_blocks(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    check_levels_at(drafter, folder, target, asked_for=trained.asked_for)
+    return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained))
+
+
+class BlockSource:
+    """Implements ``ModelSource``.
+
+    Positions without a state are hidden from the block, until their states come.
+
+    Args:
+        window: most committed positions that a block attends to; no more than it was trained for.
+        form: of the trees.
+        draw: draws chains under ``acceptance: rejection``.
+        most_bytes: of all sessions' caches.
+    """
+
+    def __init__(
+        self,
+        drafter: BlockDrafter,
+        *,
+        window: int,
+        form: LevelForm | None = None,
+        draw: Draw | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        config, weight = drafter.config, drafter.fc.weight
+        self._drafter = drafter
+        form = form or LevelForm()
+        self._trees = (
+            SequentialTrees(NAME, drafter, form, draw)
+            if drafter.sequential
+            else LevelTrees(NAME, drafter, config.levels, form, draw)
+        )
+        self._room = CacheRoom(most_bytes)
+        self._kinds = tuple(zip(config.causal, config.windows, strict=True))
+        self._missing = torch.zeros(config.layer.state_size, dtype=weight.dtype, device=weight.device)
+        self._shape = CacheShape(
+            layers=config.layer.num_layers,
+            heads=config.layer.num_key_value_heads,
+            width=config.layer.head_dim,
+            window=min(window, config.layer.max_positions),
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def open(self, message: OpenSession) -> FeatureSession:
+        return FeatureSession(message, self._shape, self._drafter.beyond(message.tokens[: message.prompt_length]))
+
+    @torch.inference_mode()
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+        due = due_in(batch, self._drafter.config.layer.state_layers, self._missing)
+        if not due:
+            return trees
+        ready = self._commit(due)
+        if ready:
+            hidden = self._blocks([each.session for each in ready])
+            drafted = self._trees.grow([batch[each.place] for each in ready], hidden.flatten(0, 1))
+            for each, tree in zip(ready, drafted, strict=True):
+                trees[each.place] = tree
+        self._room.used(each.session.cache for each in due)
+        return trees
+
+    def forget(self, tenant: str) -> None:
+        """Nothing is kept beyond a session."""
+
+    def _commit(self, due: Sequence[Due]) -> list[Due]:
+        """Make keys and values of the states of committed positions.
+
+        Returns:
+            The drafts that can begin. The others have too many rows for one call, and must be asked for again.
+        """
+        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        for each, piece in pieces:
+            each.session.cache.reserve(int(piece.positions[-1]) + 1, self._drafter.config.block_size)
+        parts = [each.session.cache.committed(piece.positions) for each, piece in pieces]
+        positions = np.concatenate([piece.positions for _, piece in pieces])
+        self._drafter.keep_states(
+            torch.cat([piece.states for _, piece in pieces])[None],
+            torch.from_numpy(positions).to(self._shape.device)[None],
+            lambda keys, values, layer: _keep(parts, keys[0], values[0], layer),
+        )
+        for each, piece in pieces:
+            each.session.computed(piece)
+        return [each for each, piece in pieces if len(piece) == len(each.rows)]
+
+    def _blocks(self, sessions: Sequence[FeatureSession]) -> torch.Tensor:
+        """[sessions, levels, h], what the output layer reads of their blocks' guesses: one pass for all."""
+        size, device = self._drafter.config.block_size, self._shape.device
+        by_kind = {
+            (causal, window): attention(
+                [each.cache.block(size, each.without, causal=causal, window=window) for each in sessions]
+            )
+            for causal, window in set(self._kinds)
+        }
+        anchors = torch.tensor([each.tokens[-1] for each in sessions], device=device)
+        places = torch.tensor([len(each.tokens) - 1 for each in sessions], device=device)
+        hidden = self._drafter(
+            self._drafter.block_of(anchors).flatten()[None],
+            (places[:, None] + torch.arange(size, device=device)).flatten()[None],
+            lambda query, key, value, layer: by_kind[self._kinds[layer]](query, key, value, layer),
+        )
+        return self._drafter.guesses(hidden[0].view(len(sessions), size, -1))
+
+
+def _keep(parts: Sequence[PassRows], keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
+    """Write a layer's keys and values, those of ``parts`` one after the other."""
+    sizes = [part.rows for part in parts]
+    for part, key, value in zip(parts, torch.split(keys, sizes, dim=1), torch.split(values, sizes, dim=1), strict=True):
+        part.keep(key, value, layer)

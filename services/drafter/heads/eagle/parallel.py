@@ -1,0 +1,156 @@
+"""P-EAGLE as a source of drafts: EAGLE-3 with masks behind the last row, so that one pass guesses all levels of a tree.
+
+A mask's row is (embedding of the mask token, the trained state in place of a missing one), at the position behind the row
+before it; it sees the committed rows and the masks before it. Level 1 is what the last committed row guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.drafter.config import DrafterConfig
+from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.canary.heads import check_checkpoint
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.drawn_proposals import Draw
+from services.drafter.sessions.thread import use_threads
+from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from speculation.types import EMPTY_TREE, TokenTree
+
+NAME = "peagle"
+# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
+_THREADS = 1
+# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
+_MOST_BYTES = 2 << 30
+
+
+def make(config: DrafterConfig) -> ParallelSource:
+    """For ``catalogue.MAKERS``.
+
+    Raises:
+        ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.
+    """
+    trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    use_threads(_THREADS)
+    head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    if head.config.mask_token_id is None:
+        raise ConfigurationError(f"cannot load the head at {folder} as {NAME}: it has no mask token", about=folder)
+    check_checkpoint(head, folder, target, asked_for=trained.asked_for)
+    return ParallelSource(head, window=trained.window, form=LevelForm.of(trained))
+
+
+class ParallelSource:
+    """Implements ``ModelSource``.
+
+    Args:
+        head: one with a mask token.
+        window: most committed rows that a row attends to; no more than the head's own context, for which it was trained.
+        form: of the trees.
+        draw: draws chains under ``acceptance: rejection``.
+        most_bytes: of all sessions' caches.
+    """
+
+    def __init__(
+        self,
+        head: FeatureHead,
+        *,
+        window: int,
+        form: LevelForm | None = None,
+        draw: Draw | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        config, missing, form = head.config, head.missing_state.detach(), form or LevelForm()
+        self._head = head
+        # Masks see none behind them: those that nobody asks for are left out.
+        self._levels = min(config.levels, form.depth or config.levels)
+        self._trees = LevelTrees(NAME, head, self._levels, form, draw)
+        self._room = CacheRoom(most_bytes)
+        self._missing = missing
+        self._shape = CacheShape(
+            layers=config.num_layers,
+            heads=config.num_key_value_heads,
+            width=config.head_dim,
+            window=min(window, config.window or window, config.max_positions),
+            dtype=missing.dtype,
+            device=missing.device,
+        )
+
+    def open(self, message: OpenSession) -> FeatureSession:
+        return FeatureSession(message, self._shape, self._head.beyond(message.tokens[: message.prompt_length]))
+
+    @torch.inference_mode()
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+        due = due_in(batch, self._head.config.state_layers, self._missing)
+        if not due:
+            return trees
+        ready, hidden = self._compute(due)
+        if ready:
+            drafted = self._trees.grow([batch[each.place] for each in ready], hidden)
+            for each, tree in zip(ready, drafted, strict=True):
+                trees[each.place] = tree
+        self._room.used(each.session.cache for each in due)
+        return trees
+
+    def forget(self, tenant: str) -> None:
+        """Nothing is kept beyond a session."""
+
+    def _compute(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
+        """One pass over committed rows, and the masks of each session whose rows are complete with it.
+
+        Returns:
+            These sessions, and [sessions * levels, h], what the output layer reads of their levels. The others have too many
+            rows for one call, and must be asked for again.
+        """
+        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        ready = [(each, piece) for each, piece in pieces if len(piece) == len(each.rows)]
+        ends = np.cumsum([len(piece) for _, piece in pieces])
+        last = [int(end) - 1 for (each, piece), end in zip(pieces, ends, strict=True) if len(piece) == len(each.rows)]
+        try:
+            hidden = self._pass(pieces, [each for each, _ in ready])
+        except BaseException:
+            # Rows count as computed, and are not.
+            for each, _ in pieces:
+                each.session.cache.clear()
+            raise
+        masks = hidden[int(ends[-1]) :].view(len(ready), self._levels - 1, hidden.shape[-1])
+        return [each for each, _ in ready], torch.cat((hidden[last][:, None], masks), dim=1).flatten(0, 1)
+
+    def _pass(self, pieces: Sequence[tuple[Due, CommittedRows]], ready: Sequence[Due]) -> torch.Tensor:
+        """[rows, h], what the output layer reads of committed rows and, behind all of these, of masks."""
+        count, device = self._levels - 1, self._shape.device
+        parts = [self._committed(each, piece) for each, piece in pieces]
+        if count:
+            before = np.tri(count, dtype=np.bool_)
+            parts += [each.session.cache.tree(before) for each in ready]
+        masks = count * len(ready)
+        tokens = np.concatenate([piece.tokens for _, piece in pieces] + [np.full(masks, self._head.config.mask_token_id)])
+        positions = [piece.positions for _, piece in pieces]
+        positions += [each.rows.positions[-1] + 1 + np.arange(count) for each in ready]
+        states = torch.cat([piece.states for _, piece in pieces] + [self._missing.expand(masks, -1)])
+        output = self._head(
+            self._head.embed(torch.from_numpy(tokens).to(device))[None],
+            self._head.fuse(states)[None],
+            torch.from_numpy(np.concatenate(positions)).to(device)[None],
+            attention(parts),
+        )
+        hidden: torch.Tensor = output.hidden[0]
+        return hidden
+
+    def _committed(self, each: Due, piece: CommittedRows) -> PassRows:
+        cache = each.session.cache
+        cache.reserve(int(piece.positions[-1]) + 1, self._levels)
+        part = cache.committed(piece.positions)
+        # Masks stand behind these rows, in the same pass.
+        each.session.computed(piece)
+        return part

@@ -1,0 +1,181 @@
+"""DSpark: a node's children are what its level says behind that node, and as sure as the confidence head is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.drafter.heads.blocks.files import load_blocks
+from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.files.target_rows import read_target_rows
+from services.drafter.heads.levels import LevelForm
+from services.drafter.interfaces import DraftWanted
+from speculation.errors import ConfigurationError
+from speculation.tree import depths, path_to
+from speculation.types import TokenTree
+from tests import block_checkpoints as made
+from tests.block_checkpoints import BLOCK, MASK, RANK, Formula, guesses
+from tests.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint, numbers
+from tests.refusals import refuses
+from tests.tiny import make_tiny_model
+from tests.unit.test_blocks import TEXT, drafted, known, opening, source, state
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(1)
+
+
+def follows(
+    checkpoint: HeadCheckpoint, embeddings: torch.Tensor, output: torch.Tensor, formula: Formula
+) -> Callable[[int, int], tuple[torch.Tensor, float]]:
+    """By the formulas: of a level and the token before, the log-probabilities of the next token, and how sure the row is."""
+    weights = {name: tensor.double() for name, tensor in checkpoint.tensors.items()}
+    states = {position: state(position).double() for position in range(len(TEXT) - 1)}
+    rows = guesses(weights, embeddings, states, formula)
+
+    def after(level: int, token: int) -> tuple[torch.Tensor, float]:
+        before = weights["markov_head.markov_w1.weight"][token]
+        both = torch.cat((rows[level], before))
+        weighed = before
+        if "markov_head.gate_proj.weight" in weights:
+            gate = weights["markov_head.gate_proj.weight"] @ both + weights["markov_head.gate_proj.bias"]
+            weighed = before / (1 + torch.exp(-gate))
+        logits = output @ rows[level] + weights["markov_head.markov_w2.weight"] @ weighed
+        sure = 1.0
+        if "confidence_head.proj.weight" in weights:
+            score = weights["confidence_head.proj.weight"] @ both + weights["confidence_head.proj.bias"]
+            sure = float(1 / (1 + torch.exp(-score)))
+        return logits.log_softmax(-1), sure
+
+    return after
+
+
+def is_conditional(tree: TokenTree, after: Callable[[int, int], tuple[torch.Tensor, float]], ids: torch.Tensor) -> bool:
+    """Whether the tree's scores are products of these conditionals."""
+    place = {token: at for at, token in enumerate(ids.tolist())}
+    for node in range(len(tree)):
+        score, before = 0.0, TEXT[-1]
+        for level, each in enumerate(path_to(tree, node)):
+            logs, sure = after(level, before)
+            before = tree.tokens[each]
+            score += float(logs[place[before]]) + np.log(sure)
+        if not np.isclose(np.log(tree.scores[node]), score, atol=1e-4):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["vanilla", "gated"])
+def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, gated: bool) -> None:
+    checkpoint = made.dspark(gated=gated)
+    drafter = load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64)
+    tree = drafted(source(drafter), known(range(6)))
+    assert len(tree) == 40 and 1 < max(depths(tree)) <= BLOCK == drafter.config.levels
+    embeddings = checkpoint.tensors["embed_tokens.weight"].double()[torch.tensor([TEXT[-1], *[MASK] * (BLOCK - 1)])]
+    output = checkpoint.tensors["lm_head.weight"].double()
+    after = follows(checkpoint, embeddings, output, Formula(from_anchor=True))
+    assert is_conditional(tree, after, drafter.vocabulary.ids)
+    likeliest = set(after(0, TEXT[-1])[0].topk(6).indices.tolist())
+    assert {tree.tokens[node] for node in range(len(tree)) if tree.parents[node] == -1} <= likeliest
+    # The row before, the token two before, no gate: none of these is what it computes.
+    shifted = follows(checkpoint, embeddings, output, Formula(from_anchor=True, shift=1))
+    assert not is_conditional(tree, shifted, drafter.vocabulary.ids)
+    assert not is_conditional(tree, lambda level, token: after(level, TEXT[-1]), drafter.vocabulary.ids)
+    assert not is_conditional(tree, lambda level, token: (after(level, token)[0], 1.0), drafter.vocabulary.ids)
+
+
+def test_the_speculators_layout_and_its_draft_vocabulary(tmp_path: Path, target: Path) -> None:
+    rows = read_target_rows(target, dtype=torch.float64)
+    embeddings = rows.embedding.rows(torch.tensor([TEXT[-1], *[MASK] * (BLOCK - 1)]))
+    for anchor in (True, False):
+        checkpoint = made.speculators_dspark(**({} if anchor else {"sample_from_anchor": False}))
+        folder = checkpoint.write(tmp_path / str(anchor))
+        drafter = load_blocks(folder, target, dtype=torch.float64)
+        assert drafter.config.from_anchor is anchor and inspect(folder, target).source == "dflash"
+        tree = drafted(source(drafter), known(range(6)))
+        output = checkpoint.tensors["lm_head.weight"].double()
+        after = follows(checkpoint, embeddings, output, Formula(from_anchor=anchor))
+        assert is_conditional(tree, after, drafter.vocabulary.ids)
+
+
+def test_chains_are_drawn_from_q_as_it_is(tmp_path: Path, target: Path) -> None:
+    checkpoint = made.dspark()
+    own = source(load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64))
+    session = own.open(opening(temperature=1.0, sampled=True))
+    (tree,) = own.draft([DraftWanted(session=session, max_nodes=40, states=known(range(6)))])
+    assert tree is not None and len(tree) == BLOCK == len(tree.proposals)
+    embeddings = checkpoint.tensors["embed_tokens.weight"].double()[torch.tensor([TEXT[-1], *[MASK] * (BLOCK - 1)])]
+    after = follows(checkpoint, embeddings, checkpoint.tensors["lm_head.weight"].double(), Formula(from_anchor=True))
+    before = TEXT[-1]
+    for level, proposal in enumerate(tree.proposals):
+        q = after(level, before)[0].exp()[list(proposal.token_ids)]
+        assert np.allclose(proposal.probabilities, (q / q.sum()).numpy(), rtol=1e-4)
+        before = tree.tokens[level]
+
+
+def test_sessions_share_rounds_and_settings_bound_the_tree(tmp_path: Path, target: Path) -> None:
+    own = source(load_blocks(made.dspark().write(tmp_path), target), form=LevelForm(depth=2, width=3))
+    sessions = [own.open(opening()), own.open(opening(TEXT[:4]))]
+    states = [known(range(6)), known(range(3))]
+    trees = own.draft([
+        DraftWanted(session=each, max_nodes=40, states=some) for each, some in zip(sessions, states, strict=True)
+    ])  # fmt: skip
+    for tree, text, some in zip(trees, (TEXT, TEXT[:4]), states, strict=True):
+        alone = drafted(own, some, text)
+        assert tree is not None and len(tree) == 3 + 9 and max(depths(tree)) == 2
+        assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
+        assert tree.scores == pytest.approx(alone.scores, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"markov_rank": 8}, "markov_rank"),
+        ({"markov_head_type": "rnn"}, "markov_head_type"),
+        ({"enable_confidence_head": False}, "enable_confidence_head"),
+        ({"confidence_head_with_markov": False}, "the tensor confidence_head.proj.weight"),
+        ({"target_layer_ids": [-1, 3, 6]}, "target_layer_ids"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused_by_name(
+    tmp_path: Path, target: Path, change: dict[str, object], field: str
+) -> None:
+    folder = made.dspark(**change).write(tmp_path)
+    for read in (load_blocks, inspect):
+        with refuses(ConfigurationError, field=field):
+            read(folder, target)
+
+
+def test_tensors_of_the_heads_are_checked(tmp_path: Path, target: Path) -> None:
+    for name, value, field in (
+        ("markov_head.markov_w2.weight", numbers(4, RANK), "the tensor markov_head.markov_w2.weight"),
+        ("markov_head.joint_proj.weight", numbers(3 * RANK, 2 * RANK + HIDDEN), "the tensor markov_head.joint_proj.weight"),
+        ("confidence_head.proj.bias", None, "the tensor confidence_head.proj.bias"),
+    ):
+        checkpoint = made.dspark()
+        if value is None:
+            del checkpoint.tensors[name]
+        else:
+            checkpoint.tensors[name] = value
+        with refuses(ConfigurationError, field=field):
+            load_blocks(checkpoint.write(tmp_path / name), target)
+
+
+def test_flags_of_other_engines_say_the_same(tmp_path: Path, target: Path) -> None:
+    """SpecForge nests them beside the mask and names the kind."""
+    plain = made.dspark()
+    names = ("markov_rank", "markov_head_type", "enable_confidence_head", "mask_token_id", "target_layer_ids")
+    nested = {name: plain.config[name] for name in names} | {"projector_type": "dspark"}
+    others = {name: value for name, value in plain.config.items() if name not in names}
+    other = HeadCheckpoint(others | {"dflash_config": nested, "model_type": "dspark"}, plain.tensors)
+    one, two = (load_blocks(each.write(tmp_path / name), target) for name, each in (("one", plain), ("two", other)))
+    assert one.config == two.config
