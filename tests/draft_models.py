@@ -45,9 +45,9 @@ def make_parallel_draft(target: Path, folder: Path, mask: int = 300) -> Path:
     return folder
 
 
-def draft_beside(target: Path) -> Path:
+def draft_beside(target: Path, disturbed: float = 0.05) -> Path:
     """Such a draft model in a folder beside the target's, made once."""
-    return make_tiny_draft(target, target.parent / f"{target.name}-draft")
+    return make_tiny_draft(target, target.parent / f"{target.name}-draft-{disturbed}", disturbed)
 
 
 def make_sharing_draft(target: Path, folder: Path, recipe: LayersRecipe = FIRST_LAYER) -> tuple[Path, Path]:

@@ -50,7 +50,7 @@ def service(
     rules = [
         {"name": "batch", "when": {"header": {"x-job": "batch"}}, "set": {"drafter": "twin", "strategy": "draft_model"}}
     ]
-    flags = (f"drafter.models={json.dumps(settings)}", f"router.rules={json.dumps(rules)}", "verifier.named_deadline_s=10")
+    flags = (f"drafter.models={json.dumps(settings)}", f"router.rules={json.dumps(rules)}", "verifier.draft_deadline_s=10")
     with http_served(tiny_model, *flags, config=config) as running:
         yield running
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from services.drafter.config import DrafterConfig
-from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.cache import PassRows, attention
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
@@ -69,21 +69,14 @@ class ParallelSource:
         draw: Draw | None = None,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
-        config, missing, form = head.config, head.missing_state.detach(), form or LevelForm()
+        config, form = head.config, form or LevelForm()
         self._head = head
         # Masks see none behind them: those that nobody asks for are left out.
         self._levels = min(config.levels, form.depth or config.levels)
         self._trees = LevelTrees(NAME, head, self._levels, form, draw)
         self._room = CacheRoom(most_bytes)
-        self._missing = missing
-        self._shape = CacheShape(
-            layers=config.num_layers,
-            heads=config.num_key_value_heads,
-            width=config.head_dim,
-            window=min(window, config.window or window, config.max_positions),
-            dtype=missing.dtype,
-            device=missing.device,
-        )
+        self._missing = head.missing_state.detach()
+        self._shape = head.cache_shape(window)
 
     def open(self, message: OpenSession) -> FeatureSession:
         return FeatureSession(message, self._shape, self._head.beyond(message.tokens[: message.prompt_length]))
