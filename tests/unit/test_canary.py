@@ -44,14 +44,14 @@ class Trial:
 
         self._learnt: dict[object, FeatureHead] = {}
 
-    def head(self, family: Family, rows: canary._Rows, steps: int = 120, **flags: bool) -> FeatureHead:
+    def head(self, family: Family, rows: canary._Rows, steps: int = 120, **flags: int) -> FeatureHead:
         """A head that has learnt these texts by heart from rows made in this way, on two steps; it is blind to embeddings."""
         of = family, rows, steps, *sorted(flags.items())
         if of not in self._learnt:
             self._learnt[of] = self._learn(family, rows, steps, **flags)
         return copy.deepcopy(self._learnt[of])
 
-    def _learn(self, family: Family, rows: canary._Rows, steps: int, **flags: bool) -> FeatureHead:
+    def _learn(self, family: Family, rows: canary._Rows, steps: int, **flags: int) -> FeatureHead:
         torch.manual_seed(4)
         config = head_for(self.shape, family, own_output=False, state_layers=rows.layers, **flags)
         head = FeatureHead(config, self.rows)
@@ -80,7 +80,7 @@ class Trial:
         states = torch.cat([text.states[layer] for layer in rows.layers], -1)[at + rows.shift]
         attend = canary._Unrolled()
         first = head(head.embed(text.tokens[at + 1])[None], head.fuse(states)[None], at[None], attend)
-        second = head(head.embed(text.tokens[at + 2])[None], first.state, at[None] + 1, attend)
+        second = head(*canary._fed_back(head, text.tokens[at + 2], first.state), at[None] + 1, attend)
         labels = text.tokens[at + 1 + rows.ahead], text.tokens[at + 2 + rows.ahead]
         losses = [
             torch.nn.functional.cross_entropy(head.logits(made.hidden, head.vocabulary)[0], label)
@@ -106,6 +106,14 @@ def changed(head: FeatureHead, **fields: object) -> FeatureHead:
     other = FeatureHead(replace(head.config, **fields), head._rows)  # type: ignore[arg-type]
     other.load_state_dict(head.state_dict())
     return other
+
+
+def test_a_head_that_guesses_in_parallel_is_judged_by_its_masks(trial: Trial) -> None:
+    head = trial.head("eagle3", INNER, mask_token_id=300)
+    result = trial.check(head)
+    assert result.first > 0.9 and result.second > 0.9 and result.likely_fault is None
+    # It never learnt to go on from its own states.
+    assert trial.check(changed(head, mask_token_id=None)).second < 0.5
 
 
 @pytest.mark.parametrize("family", ["eagle", "fspad", "eagle3"])

@@ -12,8 +12,8 @@ from services.drafter.draft_model.chain import DraftLimits
 from services.drafter.draft_model.next_tokens import Draws
 from services.drafter.draft_model.session import LmSession, MadeDraft
 from services.drafter.draft_model.text_cache import NewRows
-from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth
-from speculation.tree import ROOT, path_to
+from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth, grow_by_levels
+from speculation.tree import path_to
 
 # Most children of a node, where nobody says.
 _WIDTH = 10
@@ -45,11 +45,7 @@ class ParallelDraft:
             likely = (self._session.distribution.likeliest(row, position + at) for at, row in enumerate(logits.numpy()))
             found = [(each.ids, each.probabilities) for each in likely]
         tokens, logs = _levels(found, growth.children)
-        nodes = np.array([ROOT])
-        while len(nodes):
-            behind = growth.depths(nodes)
-            growth.add(tokens[behind], logs[behind])
-            nodes = growth.grow()
+        grow_by_levels(growth, tokens, logs)
         self._growth = growth
         return None
 

@@ -74,6 +74,19 @@ class TreeGrowth(Growth, Protocol):
         ...
 
 
+def grow_by_levels(growth: Growth, tokens: Indices, logs: Numbers) -> None:
+    """Grow a tree of which each level says the same behind all its nodes.
+
+    Args:
+        tokens: [levels + 1, children], likeliest first.
+        logs: their log-probabilities; -inf behind the last level.
+    """
+    growth.add(tokens[:1], logs[:1])
+    while len(nodes := growth.grow()):
+        behind = growth.depths(nodes)
+        growth.add(tokens[behind], logs[behind])
+
+
 class CandidatePool:
     """Candidates: token, parent, depth, and the log-probability of the path. Children come behind their parents."""
 

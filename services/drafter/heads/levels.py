@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.drafter.config import Choices, TrainedConfig
-from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth
+from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth, grow_by_levels
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_choice import AskedRows, DraftChoice, StateDrafter
 from services.drafter.heads.medusa.fixed_tree import FixedTree
@@ -84,10 +84,7 @@ class LevelTrees:
         guessed = np.zeros(by_session.shape, dtype=np.int64)
         guessed[:, :levels] = tokens.reshape(len(wanted), levels, -1)
         for growth, own, chances in zip(growths, guessed, by_session, strict=True):
-            growth.add(own[:1], chances[:1])
-            while len(nodes := growth.grow()):
-                behind = growth.depths(nodes)
-                growth.add(own[behind], chances[behind])
+            grow_by_levels(growth, own, chances)
         return [growth.tree(self._name) for growth in growths]
 
     def _asked(self, session: ChoosingSession) -> AskedRows:
