@@ -1,6 +1,8 @@
 """``outrider bench host``: the real loop on a target that takes no time. How long it takes is asserted nowhere."""
 
+import gc
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -50,6 +52,29 @@ def test_a_load_is_measured_and_every_answer_is_the_text(name: str) -> None:
 def test_requests_end_and_begin_in_a_soak() -> None:
     found = soak(HostLoad(requests=2, prompt=40), passes=700, stretches=4)
     assert [passes for passes, _ in found.memory] == [350, 525, 700]
+
+
+@pytest.mark.parametrize("name", ["2", "2x4:blend"])
+def test_requests_leave_nothing_that_only_a_look_for_garbage_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that serves looks for it seldom (``cluster.process.garbage``)."""
+    found: list[str] = []
+
+    def look() -> None:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        found.extend(type(each).__module__ for each in gc.garbage)
+        gc.garbage.clear()
+
+    monkeypatch.setattr("benchmarks.host.measure.gc", SimpleNamespace(collect=look))
+    load = read_load(name)
+    gc.collect()
+    gc.disable()
+    try:
+        soak(HostLoad(requests=load.requests, nodes=load.nodes, strategy=load.strategy, prompt=40), passes=600, stretches=2)
+    finally:
+        gc.enable()
+    assert not [module for module in found if module.startswith(("services.", "speculation."))]
 
 
 @pytest.mark.parametrize(("last", "flat"), [(101, True), (150, False)])

@@ -67,6 +67,7 @@ class Drafting:
 
     Attributes:
         came: set when an origin has replied for a live request.
+        costs: what drafts cost the passes that run meanwhile.
         quiet: nobody is asked for drafts or told anything, and no session is opened, until this is unset; requests by their
             paper's rule are excepted.
     """
@@ -94,7 +95,7 @@ class Drafting:
         self._forgetting = forgetting
         self._vocab_size = vocab_size
         self._experience: dict[tuple[str, str], Experience] = {}
-        self._cost = DraftCosts(self._origins)
+        self.costs = DraftCosts(self._origins)
         self._costly = CostlySources(stats.source_choices)
         self._timed = timed
         # Passes until a source that was given up is taken to have stopped computing.
@@ -181,7 +182,7 @@ class Drafting:
             for (name, group), each in self._experience.items()
             if name == origin.name and (spec_of(group) is None or group in request.sources)
         ]
-        return opening_pays(gain_of_drafts(drafted, prices), self._cost.of(origin.name, costly=False), prices)
+        return opening_pays(gain_of_drafts(drafted, prices), self.costs.of(origin.name, costly=False), prices)
 
     def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
         if self.quiet and not request.by_paper:
@@ -221,7 +222,7 @@ class Drafting:
                 continue
             # Where time does not count, each step waits for its own draft, so none may go without being asked for.
             free = (prices is None and not request.by_paper) or mailbox.asks(at)
-            cost = self._cost.of(origin.name, costly=bool(request.used))
+            cost = self.costs.of(origin.name, costly=bool(request.used))
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
             if report.max_nodes:
@@ -288,7 +289,7 @@ class Drafting:
         """Learn what drafting costs from a pass, before what it brought is committed.
 
         Args:
-            busy: as from ``busy``.
+            busy: as from ``costs``.
             seconds: that it took, until its result was here; ``whole_s``: from the end of the pass before.
             expected_s: seconds of such a pass; infinite where time does not count.
         """
@@ -300,15 +301,7 @@ class Drafting:
             # What a request by its paper costs says nothing about the others, who may leave out what it uses.
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
-        self._cost.learn(size, busy, seconds, expected_s)
-
-    def busy(self, parts: Sequence[Part]) -> Busy:
-        """As ``DraftCosts.busy``."""
-        return self._cost.busy(parts)
-
-    def slowed_s(self, busy: Busy) -> float:
-        """How much longer a pass took because drafts were made meanwhile, in seconds."""
-        return self._cost.slowed_s(busy)
+        self.costs.learn(size, busy, seconds, expected_s)
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""

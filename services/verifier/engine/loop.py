@@ -29,6 +29,7 @@ from services.verifier.engine.deciding.draft_costs import Busy
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
+from services.verifier.engine.deciding.teaching import teach
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.events import Events
 from services.verifier.engine.faults import Faults
@@ -295,10 +296,10 @@ class DecodingLoop:
         times = self.stats.times
         with times.measure("deliver"):
             load, size = decoding_load(self._requests.running.values()), size_of(parts)
-            busy = self._drafting.busy(parts)
+            busy = self._drafting.costs.busy(parts)
             prices = self._prices(parts, size, busy, seconds, whole_s, load)
             self._contest.learn(parts, size, whole_s, busy=any(busy.values()), speculates=self._speculates)
-            self._learn(parts, size, busy, took)
+            teach(self._budget, parts, size, took, slowed_s=self._drafting.costs.slowed_s(busy))
             if 0 < size.named < size.parts:
                 self._named.passed(seconds)
             wanted = self._budget.wanted(load)
@@ -331,20 +332,6 @@ class DecodingLoop:
             # Asking for too many drafts costs speed, and nothing else.
             log.exception("computing the cost of drafts failed")
             return None
-
-    def _learn(self, parts: list[Part], size: PassSize, busy: Busy, seconds: float) -> None:
-        """Update the budget with a pass's time and its accepted paths."""
-        if size.prompts:
-            self._budget.learn_prompts(size.load, seconds)
-            return
-        outcomes = [
-            (part.tree, part.verdict.accepted_path) for part in parts if part.tree.tokens and part.verdict is not None
-        ]
-        # The table holds what rows cost while nobody drafts. What named requests' drafters take of the cores is not known.
-        alone_s = (
-            self._budget.seconds(size.load) if size.named else max(0.5 * seconds, seconds - self._drafting.slowed_s(busy))
-        )
-        self._budget.learn(size.load, alone_s, outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict

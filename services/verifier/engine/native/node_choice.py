@@ -118,10 +118,11 @@ class CompiledBudget(MeasuredBudget):
 
     def _numbers(self, names: Iterable[str]) -> Mapping[str, int]:
         """The number of each source; one that is new has seen nothing."""
-        for name in set(names).difference(self._sources):
-            self._sources[name] = len(self._sources)
-            for each in (self._accepted, self._seen):
-                each.extend([0.0] * _BUCKETS)
+        for name in dict.fromkeys(names):
+            if name not in self._sources:
+                self._sources[name] = len(self._sources)
+                for each in (self._accepted, self._seen):
+                    each.extend([0.0] * _BUCKETS)
         return self._sources
 
 

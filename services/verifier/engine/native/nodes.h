@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* Buckets of claimed probabilities, the nodes as which a claim counts, and those that a bucket remembers: speculation/acceptance_rates.py. */
+/* Buckets of claimed probabilities; in nodes, what a claim counts as, and what a bucket remembers:
+ * speculation/acceptance_rates.py. */
 enum { BUCKETS = 16, STEPS_PER_HALF = 2 };
 #define PRIOR 8.0
 #define MEMORY 512.0
