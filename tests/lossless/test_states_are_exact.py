@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.model_size import shape_of
@@ -248,6 +249,19 @@ def test_memory_counts_states(folder: Path, target: TransformersTarget) -> None:
     assert states is not None
     assert shape.state_values_per_request == sum(one[0].numel() for one in states.states) > 0
     assert shape.states(config_of(folder, pass_requests=7)) == 7 * 4 * shape.state_values_per_request
+
+
+def test_weights_of_rwkv_are_divided_as_they_are_stored(tmp_path: Path) -> None:
+    folder = make_hybrid("rwkv", tmp_path / "rwkv")
+    file = next(folder.glob("*.safetensors"))
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    target = TransformersTarget(config_of(folder))
+    target.open("a", 20)
+    tokens = list(range(3, 20))
+    right = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(target.forward([chain("a", 0, tokens)])[0], right.detach(), atol=1e-3, rtol=1e-3)
 
 
 def changed(folder: Path, copy: Path, weight: str, to: torch.Tensor | None) -> Path:

@@ -178,6 +178,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": (32, 32), "axial_pos_shape": (16, 32)},
     "roc_bert": {"shape_vocab_size": 50, "pronunciation_vocab_size": 50, "shape_embed_dim": 16, "pronunciation_embed_dim": 16},
+    "rwkv": {"rescale_every": 2},
     "xlstm": {"hidden_size": 128},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},

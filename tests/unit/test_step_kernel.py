@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.verifier.kernels.native.library import Library, library
+from services.verifier.kernels.native.library import Library, instruction_sets, library
 from services.verifier.kernels.native.step_kernel import fits
 from services.verifier.recurrence.keyed_rows import KeyedRows
 from services.verifier.recurrence.keyed_states import read
@@ -86,6 +86,18 @@ def test_a_row_has_the_same_bits_alone_and_in_a_tree(kernels: Library, kind: str
         assert torch.equal(alone[0], tree[at])
         if at == 3:
             assert torch.equal(begun, states), "a tree's nodes change no state"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_instruction_sets_compute_the_same_bits(kernels: Library, kind: str) -> None:
+    rows, begun = given(4 + len(PARENTS), kind), torch.randn(SLOTS, HEADS, KEYS, VALUES)
+    line = [Line(slot=1, accepted=0, chain=4, parents=PARENTS)]
+    states = begun.clone()
+    right = read(order(line, kernels), states, rows)
+    for name in instruction_sets():
+        own = begun.clone()
+        assert torch.equal(read(order(line, library(name)), own, rows), right)
+        assert torch.equal(own, states)
 
 
 def test_other_sizes_are_left_to_torch() -> None:

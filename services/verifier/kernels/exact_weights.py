@@ -191,7 +191,8 @@ def _matmul(func: _Function, first: Any, second: Any) -> Any:
     if _is_weight(first, 2) and not isinstance(second, ExactWeight):
         made = _linear(func, second if second.dim() == 1 else second.transpose(-1, -2), first)
         return made if made is NotImplemented or second.dim() == 1 else made.transpose(-1, -2)
-    if isinstance(first, ExactWeight) and not isinstance(second, ExactWeight) and first.shape[:-2] == second.shape[:-2]:
+    batches = isinstance(first, ExactWeight) and first.dim() > 2 and first.shape[:-2] == second.shape[:-2]
+    if batches and not isinstance(second, ExactWeight):
         return _each(func, first, second)
     return _bmm(func, first, second)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from types import MethodType
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.minimax import modeling_minimax as minimax
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent_gemma
 from transformers.models.rwkv import modeling_rwkv as rwkv
 
+from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.attention.calls import answerer, asked
 from services.verifier.recurrence.convolution import ShortConvolution
 from services.verifier.recurrence.gated_scan import GatedScan
@@ -102,9 +104,32 @@ def _rwkv(module: Any) -> None:
 
 
 def _rwkv_model(module: Any) -> None:
-    # Its first pass would change its weights, in place.
-    module.eval()
-    module._rescale_layers()
+    # Its first pass would divide weights in place, which may be blocks as stored, or shared with other processes. Then it
+    # would halve what every few blocks give, outside of them, where nobody who observes a layer sees it.
+    every = module.config.rescale_every
+    for number, block in enumerate(module.blocks if every > 0 else ()):
+        by = 2 ** (number // every)
+        block.attention.output = _divided(block.attention.output, by)
+        block.feed_forward.value = _divided(block.feed_forward.value, by)
+        if (number + 1) % every == 0:
+            block.register_forward_hook(_halved)
+    module.layers_are_rescaled = True
+    module.config = copy(module.config)
+    module.config.rescale_every = 0
+
+
+def _halved(block: nn.Module, given: object, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    hidden, *others = made
+    return (hidden / 2, *others)
+
+
+def _divided(linear: nn.Linear | StoredLinear, by: int) -> nn.Linear | StoredLinear:
+    if by == 1:
+        return linear
+    weight = linear.weight if isinstance(linear.weight, nn.Parameter) else linear.weight.float()
+    made = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+    made.weight = nn.Parameter(weight.detach() / by, requires_grad=False)
+    return made
 
 
 _ADAPTERS: dict[type[nn.Module], Callable[[Any], None]] = {
