@@ -67,7 +67,7 @@ static struct linear random_linear(int64_t inputs, int64_t outputs) {
 
 static struct low_rank random_low_rank(int64_t inputs, int64_t outputs, int64_t at, int64_t begin) {
     enum { RANK = 2 * COLUMNS };
-    return (struct low_rank){many(inputs * RANK), many(RANK * outputs), inputs, RANK, outputs, at, begin};
+    return (struct low_rank){many(inputs * RANK), many(RANK * (outputs + COLUMNS)), inputs, RANK, outputs, at, begin};
 }
 
 static void layers(void) {

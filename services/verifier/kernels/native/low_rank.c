@@ -19,18 +19,20 @@ static void shrink(const struct low_rank *part, const float *in, float *inner) {
     }
 }
 
-/* out += up * inner, for the outputs from `at` to before `end`. */
+/* out += up * inner, for the outputs from `at`, whole COLUMNS, to before `end`. */
 static void expand(const struct low_rank *part, int64_t at, int64_t end, const float *inner, float *out) {
-    const int64_t next = part->outputs;
-    for (; at + LANES <= end; at += LANES) {
-        vec sum = spread(0.0f);
-        for (int64_t r = 0; r < part->rank; r++) sum = fma_of(spread(inner[r]), load(part->up + r * next + at), sum);
-        keep(out + at, load(out + at) + sum);
-    }
-    for (; at < end; at++) {
-        float sum = 0.0f;
-        for (int64_t r = 0; r < part->rank; r++) sum = __builtin_fmaf(inner[r], part->up[r * next + at], sum);
-        out[at] += sum;
+    for (; at < end; at += COLUMNS) {
+        const float *up = part->up + at * part->rank;
+        _Alignas(64) float made[COLUMNS];
+        vec sums[COLUMN_VECS] = {0};
+        for (int64_t r = 0; r < part->rank; r++, up += COLUMNS)
+            for (int v = 0; v < COLUMN_VECS; v++) sums[v] = fma_of(spread(inner[r]), load(up + v * LANES), sums[v]);
+        if (at + COLUMNS <= end) {
+            for (int v = 0; v < COLUMN_VECS; v++) keep(out + at + v * LANES, load(out + at + v * LANES) + sums[v]);
+            continue;
+        }
+        for (int v = 0; v < COLUMN_VECS; v++) keep(made + v * LANES, sums[v]);
+        for (int64_t lane = 0; lane < end - at; lane++) out[at + lane] += made[lane];
     }
 }
 

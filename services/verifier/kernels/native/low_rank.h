@@ -6,8 +6,8 @@
 /* up * (down * x), beside one linear layer. Mirrored by low_rank_kernel.py. */
 struct low_rank {
     const float *down; /* [inputs, rank] */
-    const float *up;   /* [rank, outputs] */
-    int64_t inputs, rank, outputs; /* the rank in whole COLUMNS, filled up with zeros */
+    const float *up;   /* [outputs / COLUMNS, rank, COLUMNS] */
+    int64_t inputs, rank, outputs; /* the rank in whole COLUMNS; it and the last outputs are filled up with zeros */
     int64_t at;                    /* where its outputs begin in a row of `out` */
     int64_t begin;                 /* where its inner numbers begin in a row of `inner` */
 };

@@ -56,7 +56,10 @@ class PackedLowRank:
         missing = -rank % _COLUMNS
         self.rank = rank + missing
         self._down = functional.pad(product.down.detach().float().T, (0, missing)).contiguous()
-        self._up = functional.pad(product.up.detach().float().T, (0, 0, 0, missing)).contiguous()
+        panels = functional.pad(product.up.detach().float(), (0, missing, 0, -outputs % _COLUMNS)).unflatten(
+            0, (-1, _COLUMNS)
+        )
+        self._up = panels.transpose(1, 2).contiguous()
         self.struct = LowRankStruct(self._down.data_ptr(), self._up.data_ptr(), inputs, self.rank, outputs, at, begin)
 
 
