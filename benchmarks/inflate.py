@@ -31,7 +31,7 @@ _RANDOM = 0.02
 Weights = dict[str, torch.Tensor]
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """Query heads, key-value heads, and the size of each."""
 
     heads: int
@@ -106,7 +106,7 @@ class Size:
 
 
 def inflate(
-    model: Path, out: Path, *, width: int, intermediate: int, layers: int, dtype: torch.dtype, heads: Heads | None = None
+    model: Path, out: Path, *, width: int, intermediate: int, layers: int, dtype: torch.dtype, heads: HeadSizes | None = None
 ) -> int:
     """Write the enlarged model to ``out``; returns its number of parameters.
 
@@ -241,7 +241,7 @@ def main() -> None:
     try:
         total = inflate(
             model, arguments.out, width=arguments.width, intermediate=arguments.intermediate, layers=arguments.layers,
-            dtype=getattr(torch, arguments.dtype), heads=Heads(arguments.heads, arguments.kv_heads, arguments.head_size),
+            dtype=getattr(torch, arguments.dtype), heads=HeadSizes(arguments.heads, arguments.kv_heads, arguments.head_size),
         )  # fmt: skip
     except (ValueError, OSError) as error:
         parser.error(str(error))

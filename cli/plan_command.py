@@ -7,31 +7,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cluster import build
-from cluster.checks.gpu_sizing import (
-    GPUS,
-    GpuPlan,
-    GpuSplit,
-    gpus_named,
-    sentence,
-    size_up,
-    split_sentence,
-    splits_of,
-)
+from cluster.checks.gpu_sizing import GPUS, GpuSplit, gpus_named, reasons, sentence, splits_of
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings, load
 from services.model_files.folder import text_config
 from speculation.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from services.verifier.config import TargetConfig
-    from services.verifier.loading.memory import Shape
 
 
 def plan(
@@ -119,9 +106,10 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
     if as_json:
         print(json.dumps(sizes_object(settings, gpus), indent=1))
     else:
-        print(sentence(*sized(settings, gpus)))
-        if more := split_sentence(split(settings, gpus)):
-            print(more)
+        splits, count, kind = split(settings, gpus)
+        print(sentence(splits[0], count, kind))
+        for line in reasons(splits):
+            print(line)
 
 
 def _alone(config: Path | None, pods: Path | None) -> None:
@@ -155,55 +143,44 @@ def _yaml(file: Path) -> Any:
         raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=file) from error
 
 
-def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
-    """The plan, and number and kind of the GPUs that ``gpus`` names; the layers are split over all of them.
+def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
+    """How the model is split over the GPUs that ``gpus`` names, the way that is taken first; their number and kind.
+
+    Stages and ranks are chosen, unless the settings say them.
 
     Raises:
         ConfigurationError: the model is not here, or does not fit; says what would.
     """
-    config, shape, folder = _target_on(settings, gpus)
     count, kind = gpus_named(gpus)
-    trained = trained_config(settings)
-    beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
-    found = draft_models(settings, ResolvedModel(name=settings.model, path=folder)).values() if beside else ()
-    drafters = sum(each.bytes_in(trained.dtype) for each in found)
-    return size_up(config, shape, GPUS[kind], drafters), count, kind
-
-
-def split(settings: Settings, gpus: str) -> list[GpuSplit]:
-    """All ways to split the model over these GPUs, the fastest first.
-
-    Raises:
-        ConfigurationError: see ``sized``.
-    """
-    config, shape, folder = _target_on(settings, gpus)
-    count, kind = gpus_named(gpus)
-    return splits_of(config, shape, GPUS[kind], count, text_config(build.read_model_config(folder)))
-
-
-def _target_on(settings: Settings, gpus: str) -> tuple[TargetConfig, Shape, Path]:
-    """The target with a stage on each of these GPUs, what its size depends on, and its folder."""
-    count, _ = gpus_named(gpus)
     folder = model_folder(settings)
     if folder is None:
         raise ConfigurationError(
             "--gpus reads config.json, so name a folder that is here", field="model", value=settings.model
         )
-    if settings.verifier.stages not in (1, count):
+    verifier = settings.verifier
+    if verifier.processes not in (1, count):
         raise ConfigurationError(
-            f"with --gpus {gpus} it must be {count}", field="verifier.stages", value=settings.verifier.stages
+            f"with --gpus {gpus}, times tensor_parallel_size it must be {count}, or both 1 to have them chosen",
+            field="verifier.stages",
+            value=verifier.stages,
         )
     # torch is loaded here, not for other plans.
     from services.verifier.loading.model_size import shape_of
 
     model = ResolvedModel(name=settings.model, path=folder)
-    verifier = settings.verifier.model_copy(update={"device": "cuda", "stages": count})
-    config = build.verifier_config(settings.model_copy(update={"verifier": verifier}), model).target
-    return config, shape_of(config), folder
+    ours = {} if verifier.tensor_parallel_size == 1 else {"kernels": "triton", "attention_backend": "triton"}
+    on_gpu = settings.model_copy(update={"verifier": verifier.model_copy(update={"device": "cuda", **ours})})
+    config = build.verifier_config(on_gpu, model).target
+    trained = trained_config(settings)
+    beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
+    drafters = sum(each.bytes_in(trained.dtype) for each in draft_models(settings, model).values()) if beside else 0
+    sizes = text_config(build.read_model_config(folder))
+    return splits_of(config, shape_of(config), GPUS[kind], count, sizes, drafters), count, kind
 
 
 def sizes_object(settings: Settings, gpus: str) -> dict[str, Any]:
     """The plan for other programs: bytes and seconds."""
-    found, count, kind = sized(settings, gpus)
-    splits = [asdict(each) for each in split(settings, gpus)]
-    return {"model": settings.model, "gpus": count, "kind": kind, **asdict(found), "splits": splits}
+    splits, count, kind = split(settings, gpus)
+    best = splits[0]
+    found = {"ranks": best.ranks, "stages": best.stages, **asdict(best.plan)}
+    return {"model": settings.model, "gpus": count, "kind": kind, **found, "splits": [asdict(each) for each in splits]}

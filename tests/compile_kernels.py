@@ -73,36 +73,36 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         **POOL, "key": HALF, "value": HALF, "in_strides": (128, 6144, 128, 6144), "slots_at": 3,
     }, head(80)),
     "rotate": (rotate_write.rotate_write, {**ROTATE, "product": HALF}, {
-        **head(80), "HEADS": 28, "KV_HEADS": 4, "TURNED": 40, "LEAVES": 0, "BIAS": False, "NORMED": False, "ROUNDED": False,
+        **head(80), "HEADS": 28, "KV_HEADS": 4, "TURNED": 40, "PARTS": 0, "BIAS": False, "NORMED": False, "ROUNDED": False,
         "BLOCK": 1024,
     }),
     "rotate leaves": (rotate_write.rotate_write, {**ROTATE, "product": SINGLE}, {
-        **head(128), "HEADS": 32, "KV_HEADS": 8, "TURNED": 128, "LEAVES": 2, "BIAS": True, "NORMED": False, "ROUNDED": False,
+        **head(128), "HEADS": 32, "KV_HEADS": 8, "TURNED": 128, "PARTS": 2, "BIAS": True, "NORMED": False, "ROUNDED": False,
         "BLOCK": 1024,
     }),
     "rotate wide normed": (rotate_write.rotate_write, {**ROTATE, "product": HALF}, {
-        **head(256), "HEADS": 16, "KV_HEADS": 8, "TURNED": 256, "LEAVES": 0, "BIAS": False, "NORMED": True, "ROUNDED": True,
+        **head(256), "HEADS": 16, "KV_HEADS": 8, "TURNED": 256, "PARTS": 0, "BIAS": False, "NORMED": True, "ROUNDED": True,
         "BLOCK": 1024,
     }),
     "few products": (row_matmul.multiply, {**MULTIPLY, "made": SINGLE}, {
-        "LEAVES": 3, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "SPLIT": True, "GATED": False,
+        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False,
     }),
     "many products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "LEAVES": 3, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "SPLIT": False, "GATED": False,
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8,
     }),
     "gated products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "LEAVES": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "SPLIT": False, "GATED": True,
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8,
     }),
-    "leaves": (row_matmul.add_leaves, {
+    "leaves": (row_matmul.add_parts, {
         "parts": SINGLE, "bias": HALF, "made": HALF, "numbers": 12288, "columns": 4096,
-    }, {"LEAVES": 3, "BLOCK": 1024, "BIAS": True}),
+    }, {"PARTS": 8, "BLOCK": 1024, "BIAS": True}),
     "norm": (row_norm.add_and_normalise, {**NORM, "rows": HALF}, {
-        "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "LEAVES": 0, "BIAS": False,
+        "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "PARTS": 0, "BIAS": False,
     }),
     "norm of leaves": (row_norm.add_and_normalise, {**NORM, "rows": SINGLE}, {
-        "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "LEAVES": 2, "BIAS": True,
+        "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "PARTS": 2, "BIAS": True,
     }),
-    "gate": (row_norm.gate, {"both": SINGLE, "made": HALF, "width": 14336, "apart": 86016}, {"BLOCK": 1024, "LEAVES": 2}),
+    "gate": (row_norm.gate, {"both": SINGLE, "made": HALF, "width": 14336, "apart": 86016}, {"BLOCK": 1024, "PARTS": 2}),
     "noise": (noisy_rows.noisy_rows, {
         **NOISE, "logits": SINGLE,
     }, {"STREAM": 0, "BLOCK": 256}),

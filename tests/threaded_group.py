@@ -44,7 +44,7 @@ class ThreadedGroup:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(days=1))
-        self.aborted = False
+        self.aborted, self.gathered = False, 0
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
         work: dist.Work = self._group.send(tensors, rank, tag)
@@ -52,6 +52,11 @@ class ThreadedGroup:
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Receiving:
         return Receiving(self._group.recv(tensors, rank, tag))
+
+    def _allgather_base(self, made: torch.Tensor, own: torch.Tensor) -> dist.Work:
+        self.gathered += 1
+        work: dist.Work = self._group._allgather_base(made, own)
+        return work
 
     def abort(self) -> None:
         self.aborted = True

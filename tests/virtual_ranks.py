@@ -37,7 +37,7 @@ class OnBoard:
         self._order = range(len(board.given)) if order is None else order
         self._before: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
         board = self._board
         board.given[self._index] = own.clone()
         board.barrier.wait()
@@ -47,7 +47,7 @@ class OnBoard:
             late = made[self._late]
             made[self._late] = self._before.get(tuple(late.shape), late)
             self._before[tuple(late.shape)] = late
-        return made
+        return torch.stack(made)
 
 
 def ranks_of(

@@ -62,7 +62,7 @@ def gates_of(sizes: CheckSizes, device: str, least_rows: int) -> list[GpuGate]:
         return make(sizes.model, lengths=sizes.lengths)
 
     def with_head_norms() -> BareModel:
-        return make(sizes.few_layers, lengths=sizes.lengths[-1:] * 2, head_norms=True)
+        return make(sizes.few_layers, lengths=[sizes.lengths[-1]] * 2, head_norms=True)
 
     def first() -> GateVerdict:
         verdict = ceilings(device, sizes.copied, sizes.side)

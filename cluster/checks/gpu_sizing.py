@@ -7,7 +7,7 @@ each layer over ranks, which exchange what they make four times a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class GpuPlan:
         cache_tokens: that the cache holds, over all requests.
         free: what is left of it.
         step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
-        many_s: the same for ``MANY_ROWS`` rows.
+        gather_s: of these, what the ranks' exchanges take.
+        many_s: as ``step_s``, for ``MANY_ROWS`` rows.
     """
 
     weights: float
@@ -82,6 +83,7 @@ class GpuPlan:
     graphs: float
     free: float
     step_s: float
+    gather_s: float
     many_s: float
 
 
@@ -131,6 +133,7 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
         graphs=_CONTEXT_BYTES + graphs,
         free=free - weights - cache - graphs,
         step_s=reading + _gathering(config, shape, kind, 1),
+        gather_s=_gathering(config, shape, kind, 1),
         many_s=max(reading, 2 * parameters * MANY_ROWS / operations) + _gathering(config, shape, kind, MANY_ROWS),
     )
 
@@ -150,50 +153,88 @@ class GpuSplit:
     stages: int
     plan: GpuPlan
 
+    def __str__(self) -> str:
+        """Such as 4 ranks x 2 stages."""
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)} x {self.stages} stage{'s' * (self.stages > 1)}"
 
-def splits_of(config: TargetConfig, shape: Shape, kind: GpuKind, count: int, sizes: Mapping[str, Any]) -> list[GpuSplit]:
+
+def splits_of(
+    config: TargetConfig, shape: Shape, kind: GpuKind, count: int, sizes: Mapping[str, Any], drafters: float = 0.0
+) -> list[GpuSplit]:
     """All ways to split a target over ``count`` GPUs by which it fits, the fastest for one request first.
 
     Args:
+        config: whose stages and ranks are all, if it has more than one; else they are chosen.
         sizes: fields of the model's configuration.
-    """
-    from services.verifier.loading.rank_sizes import check_rank_sizes
+        drafters: see ``size_up``.
 
-    found = []
-    for ranks in range(1, min(count, _MOST_RANKS) + 1):
+    Raises:
+        ConfigurationError: it fits in no way; says what would.
+    """
+    wanted = [config.tensor_parallel_size] if config.processes > 1 else range(1, min(count, _MOST_RANKS) + 1)
+    found, refusal = [], None
+    for ranks in wanted:
         stages = count // ranks
-        if count % ranks or stages > shape.layers:
+        if count % ranks or (stages > shape.layers and stages > 1):
             continue
+        split = replace(config, stages=stages, tensor_parallel_size=ranks)
         try:
-            check_rank_sizes(ranks, sizes)
-            plan = size_up(replace(config, stages=stages, tensor_parallel_size=ranks), shape, kind)
-        except ConfigurationError:
-            continue
-        found.append(GpuSplit(ranks=ranks, stages=stages, plan=plan))
+            _check_ranks(split, sizes)
+            found.append(GpuSplit(ranks=ranks, stages=stages, plan=size_up(split, shape, kind, drafters)))
+        except ConfigurationError as error:
+            # Of one rank, which may have any stages, it says most.
+            refusal = refusal or error
+    if not found:
+        raise refusal or ConfigurationError(
+            f"the model has {shape.layers} layers, for a stage each", field="--gpus", value=count
+        )
     return sorted(found, key=lambda split: split.plan.step_s)
 
 
-def split_sentence(splits: Sequence[GpuSplit]) -> str:
-    """What ranks would bring, in words; empty if nothing."""
-    if not splits or splits[0].ranks == 1:
-        return ""
-    best, alone = splits[0], next((split.plan for split in splits if split.ranks == 1), None)
-    of_stages = f" of each of {best.stages} stages" if best.stages > 1 else ""
-    instead = "" if alone is None else f" instead of {1 / alone.step_s:.0f}"
-    return (
-        f"as {best.ranks} ranks{of_stages} (verifier.tensor_parallel_size, on CPUs alone so far) a pass would take at least "
-        f"{1e3 * best.plan.step_s:.1f} ms, {1e3 * best.plan.many_s:.1f} with {MANY_ROWS} rows: at most "
-        f"{1 / best.plan.step_s:.0f} tokens/s for one request{instead}"
-    )
+def _check_ranks(config: TargetConfig, sizes: Mapping[str, Any]) -> None:
+    """Check that ranks on GPUs can serve a model of these sizes.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    from services.verifier.config import check_backends
+    from services.verifier.loading.cut_layers import check_cut
+    from services.verifier.loading.rank_sizes import check_rank_sizes
+
+    if config.tensor_parallel_size > 1:
+        check_backends(replace(config, kernels="triton", attention_backend="triton"))
+        check_cut(str(sizes.get("model_type")), config.tensor_parallel_size)
+        check_rank_sizes(config.tensor_parallel_size, sizes)
 
 
-def sentence(found: GpuPlan, count: int, name: str) -> str:
+def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
+    """Why the first split was chosen, and what it asks of the settings."""
+    best = splits[0]
+    if len(splits) > 1:
+        others = ", ".join(f"{each}: {1 / each.plan.step_s:.0f}" for each in splits)
+        yield f"chosen as the fastest for one request of what fits; tokens/s by {others}"
+    if best.ranks > 1:
+        yield (
+            f"of a pass, {1e3 * best.plan.gather_s:.1f} ms are the ranks' exchanges, four in each layer: "
+            f"{1e6 * _GATHER_S:.0f} us each and what their bytes take"
+        )
+    settings = [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
+    if best.ranks > 1:
+        settings += [f"verifier.tensor_parallel_size: {best.ranks}"]
+        settings += ["verifier.kernels: triton", "verifier.attention_backend: triton"]
+    if settings:
+        yield f"settings: {', '.join(settings)}, and verifier.num_gpus: 1"
+
+
+def sentence(best: GpuSplit, count: int, name: str) -> str:
     """The plan in words."""
+    found = best.plan
     parts = [f"{found.weights / _GB:.1f} GB of weights", f"{found.cache / _GB:.1f} of cache ({found.cache_tokens:,} tokens)"]
     parts += [f"{found.drafters / _GB:.1f} of drafters"] if found.drafters else []
     parts += [f"{found.graphs / _GB:.1f} of graphs, buffers and CUDA"]
+    split = f" as {best}" if count > 1 else ""
     return (
-        f"{count} x {name}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass takes at "
-        f"least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives one "
-        f"request at most {1 / found.step_s:.0f} tokens/s"
+        f"{count} x {name}{split}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass "
+        f"takes at least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives "
+        f"one request at most {1 / found.step_s:.0f} tokens/s, {MANY_ROWS} together {MANY_ROWS / found.many_s:,.0f}"
     )

@@ -108,7 +108,7 @@ class TargetConfig:
         int,
         Setting(
             "ranks of each stage: processes that share each layer's products and heads, and the vocabulary; answers are the "
-            "same for any number; on a CPU alone so far",
+            "same for any number",
             ge=1,
         ),
     ] = 1
@@ -218,21 +218,25 @@ def check_backends(config: TargetConfig) -> None:
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
-    """Only our kernels for a CPU give a column of a product the same bits whatever columns are beside it, as tested."""
+    """Only our kernels give a column of a product the same bits whatever columns are beside it."""
     if config.tensor_parallel_size == 1:
         return
-    for field_name, found, refused in (
-        ("device", config.device, on_gpu),
-        ("dtype", config.dtype, config.dtype == "bfloat16"),
-        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
-        ("attention_backend", config.attention_backend, config.attention_backend != "auto"),
-    ):
-        if refused:
+    if on_gpu:
+        allowed = "1 there; more on a GPU in bfloat16, with verifier.kernels: triton and verifier.attention_backend: triton"
+        right: dict[str, tuple[str, ...]] = {
+            "dtype": ("bfloat16",), "kernels": ("triton",), "attention_backend": ("triton",)
+        }  # fmt: skip
+    else:
+        allowed = "1 there; more on a CPU in float32 or int8, by our own kernels and attention"
+        ours = tuple(each for each in _CPU_KERNELS if each not in ("onednn", "torch"))
+        right = {"dtype": ("float32", "int8"), "kernels": ours, "attention_backend": ("auto",)}
+    for field_name, possible in right.items():
+        if (found := getattr(config, field_name)) not in possible:
             raise ConfigurationError(
                 field="verifier.tensor_parallel_size",
                 value=config.tensor_parallel_size,
                 given=f"and verifier.{field_name} is {found}",
-                allowed="1 there; more on a CPU in float32 or int8, by our own kernels and attention",
+                allowed=allowed,
             )
 
 

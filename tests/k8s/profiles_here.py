@@ -1,6 +1,6 @@
 """The chart's profiles as this machine can run them, and what their secrets and volumes would mount.
 
-Replaced through values: the model by a tiny one, bfloat16 on GPUs by float32 on the processor, eight and sixteen stages by two,
+Replaced through values: the model by a tiny one, bfloat16 on GPUs by float32 on the processor, eight ranks by two,
 and what a pod has for itself (ports, folders) by this machine's. Ray still counts GPUs. Nothing else differs from a cluster.
 """
 
@@ -28,12 +28,17 @@ _SMALL: dict[str, Any] = {
         },
     },
 }  # fmt: skip
-# Fewer GPUs, in the same arrangement: two verifiers of several stages on one node, and one verifier over two nodes.
+# Fewer GPUs, in the same arrangement: one and two verifiers of several ranks on one node, and one verifier over two nodes.
 _ARRANGED: dict[str, dict[str, Any]] = {
-    "eight-h100-stages": {"settings": {"verifier": {"stages": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 4}}},
+    "eight-h100-tp8": {
+        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 2}},
+    },
+    "eight-h100-two-tp4": {
+        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 4}},
+    },
     "multi-node": {
         "settings": {
-            "verifier": {"stages": 2, "num_cpus": 1, "num_gpus": 4, "draft_deadline_s": 10},
+            "verifier": {"tensor_parallel_size": 2, "num_cpus": 1, "num_gpus": 2, "draft_deadline_s": 10},
             # The first look-up of a process takes longer than later ones.
             "drafter": {"retrieval_deadline_s": 1},
         },

@@ -209,7 +209,7 @@ def test_each_group_mounts_only_the_secrets_that_it_reads() -> None:
 
 
 def test_the_autoscaler_alone_gets_a_token_of_the_api_server() -> None:
-    for values, scales in (("cpu-demo", False), ("eight-h100-stages", True)):
+    for values, scales in (("cpu-demo", False), ("eight-h100-tp8", True)):
         cluster = one(render(values), "RayService")["spec"]["rayClusterConfig"]
         (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
         assert "api-token" not in {mount["name"] for mount in head["volumeMounts"]}

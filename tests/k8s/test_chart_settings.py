@@ -83,19 +83,20 @@ def test_pods_follow_from_the_settings() -> None:
     assert counts == {
         "cpu-demo": {"router": (1, 1), "drafting": (1, 1), "verifier": (1, 1)},
         "one-h100": {"router": (1, 1), "drafting": (1, 1), "verifier": (1, 1)},
-        # Two verifiers of four stages share a node; eight need four nodes.
-        "eight-h100-stages": {"router": (2, 2), "drafting": (2, 2), "verifier": (1, 4)},
-        # Sixteen stages need two nodes.
+        # Two verifiers of four ranks share a node; eight need four nodes.
+        "eight-h100-two-tp4": {"router": (2, 2), "drafting": (2, 2), "verifier": (1, 4)},
+        "eight-h100-tp8": {"router": (2, 2), "drafting": (2, 2), "verifier": (1, 4)},
+        # Two stages of eight ranks need two nodes.
         "multi-node": {"router": (2, 2), "drafting": (2, 2), "verifier": (2, 2)},
         "locked-down": {"router": (2, 2), "drafting": (1, 1), "verifier": (1, 1)},
     }
-    placed = {name: load(over=settings(render(name)), environ={}) for name in ("eight-h100-stages", "multi-node")}
+    placed = {name: load(over=settings(render(name)), environ={}) for name in ("eight-h100-tp8", "multi-node")}
     assert {name: each.cluster.placement.stages for name, each in placed.items()} == {
-        "eight-h100-stages": "STRICT_PACK",
+        "eight-h100-tp8": "STRICT_PACK",
         "multi-node": "PACK",
     }
     assert {name: each.verifier.stage_host for name, each in placed.items()} == {
-        "eight-h100-stages": "127.0.0.1",
+        "eight-h100-tp8": "127.0.0.1",
         "multi-node": "0.0.0.0",
     }
 

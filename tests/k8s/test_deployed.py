@@ -34,8 +34,8 @@ from tests.service import pipeline
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600), needs_helm]
 
 ROOT = Path(__file__).parents[2]
-# Nodes over which each verifier's stages lie: two verifiers on one node of four GPUs, one verifier on two such nodes.
-SPREAD = {"eight-h100-stages": [1, 1], "multi-node": [2]}
+# Nodes over which each verifier's stages lie: one or two verifiers on one node, one verifier on two nodes.
+SPREAD = {"eight-h100-tp8": [1], "eight-h100-two-tp4": [1, 1], "multi-node": [2]}
 # The profile with a retrieval index.
 INDEXED = "multi-node"
 # The head alone gets it, as it alone gets the URL of an index: it must count, so the application must be built there.

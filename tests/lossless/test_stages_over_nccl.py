@@ -21,7 +21,7 @@ from services.verifier.model import target as target_module
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages import exchange, upstream, ways
-from services.verifier.stages.ways import GLOO, NCCL, device_of_stage, way_of
+from services.verifier.stages.ways import GLOO, NCCL, device_of_process, way_of
 from speculation.errors import ConfigurationError, Internal, TargetLost
 from tests.lossless.test_stages import passes
 from tests.refusals import refuses
@@ -131,17 +131,46 @@ def _taken_away(receive: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return twice
 
 
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("over_nccl")
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2)])
+def test_ranks_gather_by_a_group_of_their_own(tmp_path: Path, ranks: int, stages: int) -> None:
+    """As on GPUs: what layers make goes by the group of a stage's ranks, what ranks agree on by gloo beside it."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder = make_tiny_model(tmp_path, num_hidden_layers=2, **sizes)
+    whole = passes(TransformersTarget(config(folder, 1)))
+    made = TransformersTarget(replace(config(folder, stages), tensor_parallel_size=ranks), Child)
+    try:
+        earlier = made._earlier
+        assert isinstance(earlier, upstream.Upstream) and earlier._exchange is not None
+        group = earlier._exchange.rank_group
+        assert group is not None and isinstance(group._group, ThreadedGroup)
+        before = group._group.gathered
+        assert torch.equal(passes(made), whole) and made.exact
+        # Four in each layer, and those of the logits; of the embeddings where the stage is the first.
+        assert group._group.gathered - before > 4
+        # A rank that is gone is noticed before its next pass, and the group made anew.
+        assert made.open("a", 100)
+        os.kill(children()[-1].pid, signal.SIGKILL)
+        with pytest.raises(TargetLost):
+            made.forward([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
+        made.recover()
+        assert torch.equal(passes(made), whole) and group._group.aborted
+    finally:
+        made.shutdown()
+
+
 def test_who_travels_how() -> None:
     assert way_of(["", ""]) == GLOO and way_of(["a", ""]) == GLOO and way_of(["a", "b", "c"]) == NCCL
-    with refuses(ConfigurationError, "verifier.stages", 3, "stages 0 and 2 are on one GPU (a)"):
+    with refuses(ConfigurationError, says="processes 0 and 2 of the 3 are on one GPU (a)"):
         way_of(["a", "b", "a"])
 
 
 def test_each_stage_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert [device_of_stage("cuda", stage, 4) for stage in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-    assert device_of_stage("cuda", 1, 5) == "cuda" and device_of_stage("cuda", 0, 1) == "cuda"
-    assert device_of_stage("cuda:2", 1, 2) == "cuda:2" and device_of_stage("cpu", 1, 2) == "cpu"
+    assert [device_of_process("cuda", stage, 4) for stage in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert device_of_process("cuda", 1, 5) == "cuda" and device_of_process("cuda", 0, 1) == "cuda"
+    assert device_of_process("cuda:2", 1, 2) == "cuda:2" and device_of_process("cpu", 1, 2) == "cpu"
 
 
 def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +188,7 @@ def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: 
 @pytest.mark.usefixtures("over_nccl")
 def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "way_of", lambda identities: way_of(["one"] * len(identities)))
-    with refuses(ConfigurationError, "verifier.stages", 2, "stages 0 and 1 are on one GPU"):
+    with refuses(ConfigurationError, says="processes 0 and 1 of the 2 are on one GPU"):
         TransformersTarget(config(model, 2), Child)
     assert not children()
 
@@ -175,5 +204,5 @@ def test_the_second_stage_on_a_gpu_is_told_before_it_loads(later: str, monkeypat
     as_stage(0, cpu)
     meeting.claim(2, 3, cpu)
     as_stage(1, gpu) if later == "the verifier" else meeting.claim(2, 3, gpu)
-    with refuses(ConfigurationError, "verifier.stages", 3, "stages 1 and 2 are on one GPU"):
+    with refuses(ConfigurationError, says="processes 1 and 2 of the 3 are on one GPU"):
         meeting.claim(2, 3, gpu) if later == "the verifier" else as_stage(1, gpu)

@@ -185,6 +185,9 @@ def test_ranks_that_are_asked_for_different_passes_notice(model: Path) -> None:
         (2, {"kernels": "onednn"}),
         (2, {"attention_backend": "torch"}),
         (2, {"device": "cuda"}),
+        (2, {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton"}),
+        (2, {"device": "cuda", "dtype": "bfloat16", "kernels": "triton"}),
+        (2, {"device": "cuda", "dtype": "fp8", "kernels": "triton", "attention_backend": "triton"}),
     ],
     ids=str,
 )
@@ -194,6 +197,11 @@ def test_what_cannot_be_cut_is_refused_by_name(model: Path, ranks: int, options:
         check_backends(wanted)
         ModelSlice(wanted, 0)
     assert "1 there" in str(refused.value) if options else "one of 1, 2, 4, 8" in str(refused.value)
+
+
+def test_what_gpus_take() -> None:
+    on_gpu = {"device": "cuda", "dtype": "bfloat16", "kernels": "triton", "attention_backend": "triton"}
+    check_backends(config(Path(), 8, **on_gpu))
 
 
 @pytest.mark.parametrize(

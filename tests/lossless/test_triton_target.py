@@ -180,7 +180,6 @@ class _CutLinear(RowLinear):
     def product(self, given: torch.Tensor) -> Product:
         if self._cut.few:
             self.leaf = 128 if given.numel() // given.shape[-1] <= self._cut.few else 64
-            self.leaves = -(-self.in_features // self.leaf)
         return super().product(given)
 
 

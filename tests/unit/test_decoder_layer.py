@@ -127,7 +127,7 @@ def test_a_wrong_rotation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "settings", "added"),
-    [("llama", {}, []), ("qwen3", {"hidden_size": 192}, ["add_leaves"])],
+    [("llama", {}, []), ("qwen3", {"hidden_size": 192}, ["add_parts"])],
     ids=["llama", "qwen3"],
 )
 def test_kernels_of_a_layer(
@@ -139,7 +139,7 @@ def test_kernels_of_a_layer(
     width = settings.get("hidden_size", 32)
     launched: list[str] = []
     for module, names in (
-        ("row_products", ("multiply", "add_leaves", "add_and_normalise", "gate")),
+        ("row_products", ("multiply", "add_parts", "add_and_normalise", "gate")),
         ("tree_pass", ("write_rows", "rotate_write", "attend", "merge")),
     ):
         for name in names:

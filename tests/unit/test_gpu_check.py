@@ -314,7 +314,7 @@ def test_a_race_is_seen() -> None:
     model = BareModel.__new__(BareModel)
     model.unsteady = 0
     model._laid_out = lambda batch: None  # type: ignore[assignment,return-value]
-    model.launch = lambda laid_out: next(made)  # type: ignore[assignment]
+    model.launch = lambda laid_out: next(made)  # type: ignore[method-assign]
     model.logits([])
     assert model.unsteady == 1
     runs = iter([2.0, 2.0, 3.0])

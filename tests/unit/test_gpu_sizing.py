@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.plan_command import sized, sizes_object, split
-from cluster.checks.gpu_sizing import GPUS, sentence, size_up, split_sentence, splits_of
+from cli.plan_command import sizes_object, split
+from cluster.checks.gpu_sizing import GPUS, GpuPlan, GpuSplit, reasons, sentence, size_up, splits_of
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.loading.memory import Shape
 from services.verifier.loading.model_size import shape_of
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 
 # Of Llama 3.1: width, width of the feed-forward part, layers, heads.
 MODELS = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64), "405B": (16384, 53248, 126, 128)}
-HEAD = ["model", "GPUs", "weights", "cache", "graphs, CUDA", "left", "ms", "ms, 64", "tokens/s"]
 Make = Callable[[str], Path]
 
 
@@ -46,104 +44,102 @@ def config_of(folder: Path) -> TargetConfig:
     return TargetConfig(model_path=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=65536)
 
 
-def sizing_row(config: TargetConfig, shape: Shape, count: int, name: str) -> list[str]:
-    """One row of the table of plans: GPUs, memory of the fullest in GB, passes in ms; or why not."""
-    try:
-        found = size_up(replace(config, stages=count), shape, GPUS[name])
-    except ConfigurationError as error:
-        return [f"{count} x {name}", str(error).partition("; ")[2]]
-    numbers = (found.weights / 1e9, found.cache / 1e9, found.graphs / 1e9, found.free / 1e9)
-    times = (1e3 * found.step_s, 1e3 * found.many_s)
-    return [
-        f"{count} x {name}", *(f"{each:.1f}" for each in (*numbers, *times)), f"{1 / found.step_s:.0f}",
-    ]  # fmt: skip
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
-def test_the_tables_of_the_page(make: Make, dtype: Dtype) -> None:
-    """To make one anew: copy what the failing assertion shows."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    for name in MODELS:
-        config = replace(config_of(make(name)), dtype=dtype)
-        shape = shape_of(config)
-        for count in (1, 2, 8):
-            row = [name, *sizing_row(config, shape, count, "H100")]
-            lines.append(f"| {' | '.join([*row, *[''] * (len(HEAD) - len(row))])} |")
-    assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
-
-
-SPLIT_HEAD = ["model", "dtype", "GPUs", "ranks x stages", "left", "ms", "ms, 64", "tokens/s", "by stages alone"]
-SPLITS: list[tuple[str, Dtype, int, str]] = [
-    ("8B", "bfloat16", 1, "H100"), ("8B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 8, "A100"),
-    ("70B", "bfloat16", 8, "H20"), ("70B", "bfloat16", 8, "H100"), ("70B", "bfloat16", 8, "B200"),
-    ("70B", "bfloat16", 8, "L40S"), ("70B", "fp8", 8, "H100"), ("405B", "fp8", 8, "H100"), ("405B", "fp8", 8, "B200"),
-    ("405B", "bfloat16", 16, "H100"),
+HEAD = [
+    "model", "dtype", "GPUs", "ranks x stages", "weights", "cache", "tokens of cache", "ms", "ms, 64", "tokens/s, one",
+    "tokens/s, 64", "one, by stages alone",
+]  # fmt: skip
+ROWS: list[tuple[str, Dtype, int, str]] = [
+    ("8B", "bfloat16", 1, "H100"), ("8B", "bfloat16", 2, "H100"), ("8B", "bfloat16", 8, "H100"), ("8B", "fp8", 1, "H100"),
+    ("8B", "bfloat16", 2, "L40S"), ("70B", "bfloat16", 1, "H100"), ("70B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 8, "A100"),
+    ("70B", "bfloat16", 8, "L40S"), ("70B", "bfloat16", 8, "H20"), ("70B", "bfloat16", 8, "H100"), ("70B", "bfloat16", 8, "B200"),
+    ("70B", "fp8", 8, "H100"), ("405B", "bfloat16", 8, "H100"), ("405B", "bfloat16", 8, "B200"),
+    ("405B", "bfloat16", 16, "H100"), ("405B", "fp8", 8, "H100"),
 ]  # fmt: skip
 
 
-def splits_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> list[str]:
-    config = replace(config_of(make(name)), dtype=dtype)
+def table_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> list[str]:
+    """What is chosen, in GB of the fullest GPU, ms and tokens per second; or why nothing is."""
+    config = TargetConfig(model_path=str(make(name)), dtype=dtype, device="cuda")
     sizes = json.loads((make(name) / "config.json").read_text())
-    splits = splits_of(config, shape_of(config), GPUS[kind], count, sizes)
-    best, alone = splits[0], next((each for each in splits if each.ranks == 1), None)
-    numbers = (best.plan.free / 1e9, 1e3 * best.plan.step_s, 1e3 * best.plan.many_s)
-    by_stages = "" if alone is None else f"{1 / alone.plan.step_s:.0f}"
+    try:
+        splits = splits_of(config, shape_of(config), GPUS[kind], count, sizes)
+    except ConfigurationError as error:
+        return [name, dtype, f"{count} x {kind}", str(error).partition("; ")[2]]
+    best, alone = splits[0], next((each.plan for each in splits if each.ranks == 1), None)
+    plan = best.plan
     return [
-        name, dtype, f"{count} x {kind}", f"{best.ranks} x {best.stages}", *(f"{each:.1f}" for each in numbers),
-        f"{1 / best.plan.step_s:.0f}", by_stages,
+        name, dtype, f"{count} x {kind}", f"{best.ranks} x {best.stages}", f"{plan.weights / 1e9:.1f}", f"{plan.cache / 1e9:.1f}",
+        f"{plan.cache_tokens:,}", f"{1e3 * plan.step_s:.1f}", f"{1e3 * plan.many_s:.1f}", f"{1 / plan.step_s:.0f}",
+        f"{64 / plan.many_s:,.0f}", "" if alone is None else f"{1 / alone.step_s:.0f}",
     ]  # fmt: skip
 
 
 @pytest.mark.exhaustive
-def test_the_table_of_ranks_on_the_page(make: Make) -> None:
-    """To make one anew: copy what the failing assertion shows."""
-    lines = [f"| {' | '.join(SPLIT_HEAD)} |", "|---" * len(SPLIT_HEAD) + "|"]
-    lines += [f"| {' | '.join(splits_row(make, *each))} |" for each in SPLITS]
+def test_the_table_of_the_page(make: Make) -> None:
+    """To make it anew: copy what the failing assertion shows."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for each in ROWS:
+        row = table_row(make, *each)
+        lines.append(f"| {' | '.join([*row, *[''] * (len(HEAD) - len(row))])} |")
     assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
 
 
-def test_ranks_are_planned_beside_stages(make: Make) -> None:
-    settings = load(None, [f"model={make('70B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"])
-    splits = split(settings, "8xH100")
+def test_stages_and_ranks_are_chosen(make: Make) -> None:
+    given = [f"model={make('70B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
+    settings = load(None, given)
+    splits, count, kind = split(settings, "8xH100")
     assert [(each.ranks, each.stages) for each in splits] == [(8, 1), (4, 2), (2, 4), (1, 8)]
     best = splits[0].plan
     # An eighth of 139 GB at the datasheet's bandwidth, and four gathers of 5 us in each of 80 layers.
     assert best.step_s == pytest.approx(139e9 / 8 / 3.35e12 + 80 * 4 * 5e-6, rel=0.02)
+    assert best.gather_s == pytest.approx(80 * (4 * 5e-6 + 2 * 53248 / 3.7e11))
     # What 64 rows exchange takes its time, too: 53 kB of each in a layer, in bfloat16 106.
     assert best.many_s - best.step_s == pytest.approx(80 * 63 * 2 * 53248 / 3.7e11, rel=0.01)
-    assert "as 8 ranks (verifier.tensor_parallel_size, on CPUs alone so far)" in split_sentence(splits)
-    assert split_sentence(splits).endswith("tokens/s for one request instead of 24")
-    assert sizes_object(settings, "8xH100")["splits"][0]["ranks"] == 8
-    # 64 heads have no equal shares for three.
-    assert [each.ranks for each in split(settings, "3xH100")] == [1] and split_sentence(split(settings, "3xH100")) == ""
-    assert split(settings, "16xH100")[0].stages == 2
+    assert sentence(splits[0], count, kind).startswith("8 x H100 as 8 ranks x 1 stage, on paper: 17.6 GB of weights")
+    why, gathers, wanted = reasons(splits)
+    assert why.endswith("8 ranks x 1 stage: 147, 4 ranks x 2 stages: 83, 2 ranks x 4 stages: 45, 1 rank x 8 stages: 24")
+    assert "1.6 ms are the ranks' exchanges, four in each layer: 5 us each" in gathers
+    assert "verifier.tensor_parallel_size: 8, verifier.kernels: triton" in wanted
+    assert sizes_object(settings, "8xH100")["ranks"] == 8
+    # 64 heads have no equal shares for three; more than eight GPUs have no common fast link; fp8 has no ranks.
+    assert [str(each) for each in split(settings, "3xH100")[0]] == ["1 rank x 3 stages"]
+    assert split(settings, "16xH100")[0][0].stages == 2
+    assert [each.ranks for each in split(load(None, [*given, "verifier.dtype=fp8"]), "8xH100")[0]] == [1]
+    # What the settings say is not chosen anew.
+    said = load(None, [*given, "verifier.stages=2", "verifier.tensor_parallel_size=4"])
+    assert [str(each) for each in split(said, "8xH100")[0]] == ["4 ranks x 2 stages"]
+    # A model whose layers no code cuts has stages.
+    folder = make("8B")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo", "architectures": ["OlmoForCausalLM"]}))
+    assert [each.ranks for each in split(load(None, [f"model={folder}", *given[1:]]), "2xH100")[0]] == [1]
 
 
 def test_what_a_plan_says(make: Make) -> None:
     folder = make("8B")
-    settings = load(None, [f"model={folder}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"])
-    found, count, kind = sized(settings, "2xh100")
-    assert (count, kind) == (2, "H100")
+
+    def stages(*further: str) -> GpuPlan:
+        given = [f"model={folder}", "verifier.kv_cache_tokens=65536", "verifier.stages=2", *further]
+        (only,), _, _ = split(load(None, given), "2xH100")
+        return only.plan
+
+    found = stages("verifier.dtype=bfloat16")
     # 8.03 billion parameters, those of the embeddings in both stages; 7.5 billion are read in every pass.
     assert found.weights == pytest.approx(9.08e9, rel=0.01)
-    assert found.step_s == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
+    assert found.step_s == pytest.approx(15.0e9 / 3.35e12, rel=0.01) and found.gather_s == 0
     assert found.weights + found.cache + found.graphs + found.free == pytest.approx(80e9)
-    assert sentence(found, count, kind).startswith(
-        "2 x H100, on paper: 9.1 GB of weights, 4.3 of cache (65,536 tokens), 4.1 of graphs"
-    )
-    assert sizes_object(settings, "2xH100")["step_s"] == found.step_s
-    halved, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=fp8", "verifier.kv_cache_tokens=65536"]), "2xH100")
+    halved = stages("verifier.dtype=fp8")
     assert halved.step_s == pytest.approx(found.step_s / 2) and halved.cache == found.cache
     # Embeddings stay in bfloat16.
     table = 2 * 128256 * 4096
     assert halved.weights == pytest.approx((found.weights + table) / 2)
-    whole, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=int8", "verifier.kv_cache_tokens=65536"]), "2xH100")
+    whole = stages("verifier.dtype=int8")
     # Room for the output layer's copy; a byte read, two written and two read for each weight.
     assert whole.weights == pytest.approx(halved.weights + table) and whole.step_s == pytest.approx(5 * halved.step_s)
     split_in_two, shape = replace(config_of(folder), stages=2), shape_of(config_of(folder))
     alone, beside = (size_up(split_in_two, shape, GPUS["H100"], drafters=drafters) for drafters in (0.0, 5e9))
-    assert beside.free == pytest.approx(alone.free - 5e9) and "5.0 of drafters" in sentence(beside, 2, "H100")
+    assert beside.free == pytest.approx(alone.free - 5e9)
+    assert "5.0 of drafters" in sentence(GpuSplit(ranks=1, stages=2, plan=beside), 2, "H100")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +168,9 @@ def test_what_a_plan_says(make: Make) -> None:
         ("8B", "2xB100", [], ("--gpus", "2xB100")),
         ("8B", "0xH100", [], ("--gpus", "0xH100")),
         ("8B", "2xH100", ["verifier.stages=3"], ("verifier.stages", 3)),
-        ("8B", "40xH100", [], ("verifier.stages", 40)),
+        ("8B", "37xH100", [], ("--gpus", 37)),
+        ("8B", "3xH100", ["verifier.tensor_parallel_size=3"], ("verifier.tensor_parallel_size", 3)),
+        ("8B", "2xH100", ["verifier.tensor_parallel_size=2", "verifier.dtype=fp8"], ("verifier.tensor_parallel_size", 2)),
         (
             "8B",
             "1xA100",
@@ -184,19 +182,19 @@ def test_what_a_plan_says(make: Make) -> None:
 def test_what_is_refused(make: Make, model: str, gpus: str, settings: list[str], refusal: tuple[object, ...]) -> None:
     given = [f"model={make(model)}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536", *settings]
     with refuses(ConfigurationError, *refusal):
-        sized(load(None, given), gpus)
+        split(load(None, given), gpus)
 
 
 def test_the_card_says_how_many_tokens_the_cache_holds(make: Make) -> None:
     """Nine tenths of 80 GB, less what all else takes; a share of it is what a setting says."""
     chosen = [f"model={make('8B')}", "verifier.dtype=bfloat16", "verifier.max_model_len=8192"]
-    found, count, kind = sized(load(None, chosen), "1xH100")
-    token = 2 * 32 * 8 * (128 + 128 + 1)
+    (only,), count, kind = split(load(None, chosen), "1xH100")
+    found, token = only.plan, 2 * 32 * 8 * (128 + 128 + 1)
     assert found.cache == pytest.approx(found.cache_tokens * token, rel=0.01)
     assert found.weights + found.cache + found.graphs == pytest.approx(0.9 * 80e9, rel=0.001)
-    assert f"({found.cache_tokens:,} tokens)" in sentence(found, count, kind)
+    assert f"({found.cache_tokens:,} tokens)" in sentence(only, count, kind)
     assert sizes_object(load(None, chosen), "1xH100")["cache_tokens"] == found.cache_tokens
-    half, _, _ = sized(load(None, [*chosen, "verifier.gpu_memory_utilization=0.45"]), "1xH100")
+    half = split(load(None, [*chosen, "verifier.gpu_memory_utilization=0.45"]), "1xH100")[0][0].plan
     assert found.cache - half.cache == pytest.approx(36e9, rel=0.001)
     with refuses(ConfigurationError, "model", None, "one of these would fit"):
-        sized(load(None, [*chosen, "verifier.gpu_memory_utilization=0.2"]), "1xH100")
+        split(load(None, [*chosen, "verifier.gpu_memory_utilization=0.2"]), "1xH100")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,8 +14,8 @@ from torch.nn import functional
 pytest.importorskip("triton")
 from services.verifier.kernels.triton import row_products
 from services.verifier.kernels.triton.row_layers import use_row_kernels
-from services.verifier.kernels.triton.row_products import RowLinear, gated, leaves_of, normalise, product_of
-from tests.triton_interpreter import hopper
+from services.verifier.kernels.triton.row_products import RowLinear, gated, leaf_of, normalise, parts_of, product_of
+from tests.triton_interpreter import hopper, mma
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,32 +34,58 @@ def test_a_row_of_a_product_has_the_same_bits_beside_any_others(
         many = linear(rows)
         few = linear(rows[:20])
         one = linear(rows[7])
-    assert linear.leaves == {300: 3, 520: 5, 100: 1}[terms]
+    assert linear.leaf == 128
     assert torch.equal(many[:20], few)
     assert torch.equal(one, few[7])
     exact = functional.linear(rows.double(), weight.double(), None if offset is None else offset.double())
     assert torch.allclose(many.double(), exact, atol=1e-4, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_leaves_that_follow_from_the_number_of_rows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaves_of_another_length_are_seen() -> None:
     weight, rows = numbers(64, 512), numbers(70, 512)
-    few = RowLinear(weight)
-    assert few.leaves == 4
-    monkeypatch.setattr(row_products, "_FILL", 1)
-    many = RowLinear(weight)
+    few, many = RowLinear(weight), RowLinear(weight)
+    many.leaf = 192
     with hopper():
         made, other = few(rows[:3]), many(rows)[:3]
     assert torch.allclose(made, other, atol=1e-4)
     assert not torch.equal(made, other)
 
 
-def test_how_the_shapes_of_an_inflated_model_are_cut() -> None:
-    """Enough programs for few rows to fill a GPU, leaves of two products at least."""
-    for columns, terms in ((8064, 4032), (4032, 4032), (28672, 4032), (4032, 14336), (49152, 4032), (16, 64)):
-        leaves, leaf = leaves_of(columns, terms)
-        assert leaf % 64 == 0 and leaf >= 128
-        assert (leaves - 1) * leaf < terms <= leaves * leaf
-        assert leaves * -(-columns // 64) >= 126 or terms <= 128
+def test_how_the_shapes_of_models_are_cut() -> None:
+    """Leaves by the terms alone, of two products at least; enough programs for few rows to fill a GPU, one for many."""
+    for columns, terms in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (16, 64), (1024, 8192)):
+        leaf = leaf_of(terms)
+        assert (leaf % 64 == 0 and leaf >= 128 and 7 * leaf < terms <= 8 * leaf) or terms < 1024
+        parts = parts_of(columns, terms, 64)
+        assert parts in (1, 2, 4, 8) and (parts * -(-columns // 64) >= 126 or terms <= 128)
+        assert parts_of(columns, terms, 65) == 1
+    assert [parts_of(columns, 8192, 1) for columns in (28672, 8192, 4096, 2048, 1024)] == [1, 1, 2, 4, 8]
+
+
+def one_leaf(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What matrix units make of the terms of one leaf, from its first to its last, float32."""
+    made = mma(rows.float().numpy(), weight.T.float().numpy(), np.zeros((len(rows), len(weight)), np.float32))
+    return torch.from_numpy(made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_is_a_binary_tree_of_eight_leaves_in_any_number_of_parts(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The definition, in words of torch; a part of one, two, four or eight leaves gives the same bits."""
+    rows, weight = numbers(3, 1000, dtype=dtype), numbers(40, 1000, dtype=dtype)
+    made = []
+    with hopper():
+        sums = [one_leaf(rows[:, start : start + 128], weight[:, start : start + 128]) for start in range(0, 1000, 128)]
+        for parts in (1, 2, 4, 8):
+            monkeypatch.setattr(row_products, "parts_of", lambda *_, parts=parts: parts)
+            made.append(RowLinear(weight)(rows))
+    leaves = list(sums)
+    while len(sums) > 1:
+        sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
+    assert all(torch.equal(one, sums[0].to(dtype)) for one in made)
+    # Another order of the same leaves shows.
+    assert not torch.equal(made[0], sum(leaves, torch.zeros(3, 40)).to(dtype)) or dtype == torch.bfloat16
 
 
 def test_layers_without_a_kernel_are_named() -> None:
@@ -100,7 +127,7 @@ def test_norms_and_gates(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_who_reads_a_product_adds_its_leaves_to_the_same_bits(dtype: torch.dtype) -> None:
+def test_who_reads_a_product_adds_its_parts_to_the_same_bits(dtype: torch.dtype) -> None:
     linear = RowLinear(numbers(48, 300, dtype=dtype), numbers(48, dtype=dtype))
     rows, residual, weight = numbers(5, 300, dtype=dtype), numbers(5, 48, dtype=dtype), numbers(48, dtype=dtype)
     both = RowLinear(numbers(60, 300, dtype=dtype))
@@ -109,16 +136,16 @@ def test_who_reads_a_product_adds_its_leaves_to_the_same_bits(dtype: torch.dtype
         made = normalise(product, residual, weight, 1e-5)
         expected = normalise(linear(rows), residual, weight, 1e-5)
         gates, plain = both.gated(rows), gated(both(rows))
-    assert product.leaves == linear.leaves == 3
+    assert product.parts == 4
     assert all(map(torch.equal, made, expected))
     assert torch.equal(gates, plain)
-    # An ordinary layer has no leaves, and serves as well.
-    assert product_of(nn.Linear(300, 48, dtype=dtype), rows).leaves == 0
+    # An ordinary layer has no parts, and serves as well.
+    assert product_of(nn.Linear(300, 48, dtype=dtype), rows).parts == 0
 
 
 def test_a_product_that_gates_has_the_bits_of_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one program per block of rows and columns, as passes of many rows do; leaves one after the other."""
+    """By one program per block of rows and columns, as passes of many rows do."""
     monkeypatch.setattr(row_products, "_FEW_ROWS", 2)
     both, rows = RowLinear(numbers(2 * 41, 300)), numbers(3, 300)
     with hopper():
-        assert both.leaves == 3 and torch.equal(both.gated(rows), gated(both(rows)))
+        assert torch.equal(both.gated(rows), gated(both(rows)))

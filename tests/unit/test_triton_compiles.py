@@ -63,7 +63,7 @@ def test_sums_have_one_order_at_any_number_of_rows(launches: list[dict[str, Any]
     for capability in ROOM:
         own = [one for one in launches if (one["capability"], one["kind"]) == (capability, "qwen3")]
         norms = [one for one in own if one["kernel"] == "add_and_normalise"]
-        assert {one["constants"]["LEAVES"] for one in norms if one["constants"]["RESIDUAL"]} == {0, 8}
+        assert {one["constants"]["PARTS"] for one in norms if one["constants"]["RESIDUAL"]} == {0, 8}
         heads = [one for one in own if one["kernel"] == "rotate_write"]
         assert norms and heads and all(one["constants"]["NORMED"] for one in heads)
         assert [len(one["sums"]) for one in (*norms, *heads)] == [1] * (len(norms) + len(heads))

@@ -46,4 +46,6 @@ class ShardedEmbedding(nn.Module):
         size = self.own.num_embeddings
         here = (tokens - self._shards.index * size).clamp(0, size - 1)
         rows = self._shards.rows(self.own(here))
-        return rows.flatten(1, -2)[tokens.flatten() // size, torch.arange(tokens.numel())].view(*tokens.shape, -1)
+        return rows.flatten(1, -2)[tokens.flatten() // size, torch.arange(tokens.numel(), device=tokens.device)].view(
+            *tokens.shape, -1
+        )

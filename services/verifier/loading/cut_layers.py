@@ -35,18 +35,27 @@ class Cut:
     whole: int
 
 
+def check_cut(model_type: str, ranks: int) -> None:
+    """Check that models of this type can be cut.
+
+    Raises:
+        ConfigurationError: they cannot; names those that can.
+    """
+    if model_type not in TYPES:
+        raise ConfigurationError(
+            f"models of the type {model_type} are not cut so far ({', '.join(TYPES)} are); use 1, and stages",
+            field="verifier.tensor_parallel_size",
+            value=ranks,
+        )
+
+
 def cut_layers(model: PreTrainedModel, shards: StageRanks) -> dict[str, Cut]:
     """Make the layers of a model without weights as small as one rank's; returns which part each weight is, by its name.
 
     Raises:
         ConfigurationError: it cannot be cut, or not into so many; says what can be.
     """
-    if model.config.model_type not in TYPES:
-        raise ConfigurationError(
-            f"models of the type {model.config.model_type} are not cut so far ({', '.join(TYPES)} are); use 1, and stages",
-            field="verifier.tensor_parallel_size",
-            value=shards.count,
-        )
+    check_cut(model.config.model_type, shards.count)
     text, found = model.config.get_text_config(), dict[str, Cut]()
     heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
     check_rank_sizes(shards.count, text.to_dict())

@@ -43,8 +43,9 @@ from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
 from services.verifier.recurrence.state_pool import states_of
-from services.verifier.stages.stage_ranks import StageRanks
-from services.verifier.stages.ways import device_of_stage
+from services.verifier.stages.exchange import Exchange
+from services.verifier.stages.stage_ranks import RankExchange, StageRanks
+from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class ModelSlice:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.processes))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
-        config = replace(config, device=device_of_stage(config.device, stage, config.stages))
+        process = stage * ranks + rank
+        config = self._config = replace(config, device=device_of_process(config.device, process, config.processes))
         self.device = torch.device(config.device)
         self._make_current()
         shares = split_layers(config)
@@ -134,8 +136,21 @@ class ModelSlice:
         if streams is not None:
             self._check_streams(streams, ranks)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
+        # Ranks exchange what they make within the graphs, so they are connected first.
+        if self.shards is None:
+            self._capture()
+
+    def connect(self, exchange: Exchange) -> None:
+        """Exchange with the other ranks of the stage from now on, if it has any: all call this, and capture their passes."""
+        if self.shards is not None:
+            self.shards.connect(RankExchange(exchange), exchange.rank_group)
+            self._capture()
+
+    def _capture(self) -> None:
+        """Graphs of an earlier exchange end with it."""
+        self._graphs = None
         if self.device.type == "cuda" and self.dtype != torch.float32:
-            self._graphs = self._captured(config)
+            self._graphs = self._captured(self._config)
 
     def _check_streams(self, streams: StreamWeights, ranks: int) -> None:
         """Check that streams can be computed in the target's own pass.

@@ -32,7 +32,7 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
-from services.verifier.stages.ways import device_of_stage
+from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, TargetLost
 from speculation.types import Features
 
@@ -74,7 +74,7 @@ class TransformersTarget:
             # Captured passes, and the memory that they take, depend on the longest request.
             config = replace(config, max_model_len=longest)
             # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
-            on_last = replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages))
+            on_last = replace(config, device=device_of_process(config.device, config.processes - 1, config.processes))
             fitted, shape = check_memory(on_last, least)
             # The other stages' GPUs are as large.
             self.max_model_len = min(longest, fitted.cache_tokens)
@@ -111,7 +111,7 @@ class TransformersTarget:
         config = self._config
         self._earlier = earlier_stages(config, self._launch)
         try:
-            last = device_of_stage(config.device, config.stages - 1, config.stages)
+            last = device_of_process(config.device, config.processes - 1, config.processes)
             self._earlier.claim(torch.device(last))
             # When another stage is lost, this process keeps its own part.
             if part is None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
-from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, Way, identity, two_on_one, way_of
+from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, RankGroup, Way, identity, two_on_one, way_of
 from speculation.errors import ConfigurationError, TargetLost
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,9 @@ class Exchange:
         timeout: longest wait for another stage during a pass.
         way: by which activations travel, ``GLOO`` or ``NCCL``.
         device: where this stage computes.
+
+    Attributes:
+        rank_group: by which the ranks of this stage exchange what their GPUs make; None: they do it by ``send_shard``.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Exchange:
         group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._orders, self._shards = GlooWay(group), GlooWay(group, tag=1)
         self._activations: Way = NcclWay(store, rank, size, device) if way == NCCL else self._orders
+        self.rank_group = RankGroup(store, *divmod(rank, ranks), ranks) if way == NCCL and ranks > 1 else None
 
     @property
     def siblings(self) -> range:
@@ -142,15 +146,15 @@ class Exchange:
         """As ``send``, of what the ranks of a stage gather; apart from orders, which may be on their way already."""
         return self._sent(self._shards, own, rank)
 
-    def receive_shard(self, like: torch.Tensor, rank: int, within_s: float | None) -> torch.Tensor:
-        """What ``rank`` has sent by ``send_shard``; as ``receive``."""
-        made = torch.empty_like(like)
-        self._receive(self._shards, made, rank, within_s)
-        return made
+    def receive_shard(self, place: torch.Tensor, rank: int, within_s: float | None) -> None:
+        """Fill ``place`` with what ``rank`` has sent by ``send_shard``; as ``receive``."""
+        self._receive(self._shards, place, rank, within_s)
 
     def close(self) -> None:
         """Leave, without a wait for others."""
         self._activations.close()
+        if self.rank_group is not None:
+            self.rank_group.close()
 
     def _sent(self, way: Way, tensor: torch.Tensor, rank: int) -> Sent:
         name = self._name(rank)

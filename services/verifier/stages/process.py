@@ -23,9 +23,8 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
 from services.verifier.stages.exchange import IDLE_S, Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
-from services.verifier.stages.stage_ranks import RankExchange
 from services.verifier.stages.upstream import StageSpec
-from services.verifier.stages.ways import device_of_stage
+from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, Internal, TargetLost
 
 log = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ def serve(spec: StageSpec) -> None:
     """
     config = spec.config
     try:
-        device = device_of_stage(config.device, spec.stage, config.stages)
+        device = device_of_process(config.device, spec.process, config.processes)
         claim_gpu(spec.host, spec.port, spec.process, config.processes, torch.device(device))
         part = ModelSlice(config, spec.stage, rank=spec.rank)
         check_slice(part, config.stages)
@@ -141,9 +140,8 @@ def serve(spec: StageSpec) -> None:
     )  # fmt: skip
     if exchange is None:
         return
-    if part.shards is not None:
-        part.shards.connect(RankExchange(exchange))
     try:
+        part.connect(exchange)
         Stage(part, exchange).run()
     finally:
         exchange.close()

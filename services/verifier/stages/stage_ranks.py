@@ -20,8 +20,8 @@ from speculation.errors import TargetLost
 class Gathers(Protocol):
     """Carries tensors between all ranks of a stage."""
 
-    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
-        """What every rank gives, which all have one shape and type, in the order of the ranks.
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
+        """What every rank gives, which all have one shape and type, in the order of the ranks: [ranks, ...].
 
         Args:
             within_s: longest wait for another rank, in seconds; None: as long as a pass may take.
@@ -38,8 +38,8 @@ class _Repeated:
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
-        return [own] * self._count
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
+        return own.expand(self._count, *own.shape)
 
 
 class RankExchange:
@@ -48,10 +48,15 @@ class RankExchange:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    def gather(self, own: torch.Tensor, within_s: float | None = None) -> list[torch.Tensor]:
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
         exchange, own = self._exchange, own.contiguous()
         sent = [exchange.send_shard(own, rank) for rank in exchange.siblings if rank != exchange.rank]
-        made = [own if rank == exchange.rank else exchange.receive_shard(own, rank, within_s) for rank in exchange.siblings]
+        made = own.new_empty(len(exchange.siblings), *own.shape)
+        for place, rank in zip(made, exchange.siblings, strict=True):
+            if rank == exchange.rank:
+                place.copy_(own)
+            else:
+                exchange.receive_shard(place, rank, within_s)
         for one in sent:
             one.wait()
         return made
@@ -68,19 +73,24 @@ class StageRanks:
     def __init__(self, index: int, count: int) -> None:
         self.index, self.count = index, count
         self._ranks: Gathers = _Repeated(count)
+        self._agreeing: Gathers = self._ranks
         self._passes = 0
 
-    def connect(self, ranks: Gathers) -> None:
-        """From now on, exchange with the others."""
-        self._ranks, self._passes = ranks, 0
+    def connect(self, ranks: Gathers, on_device: Gathers | None = None) -> None:
+        """From now on, exchange with the others.
+
+        Args:
+            on_device: carries what the layers make; None: ``ranks`` does, as it carries what they agree on.
+        """
+        self._ranks, self._agreeing, self._passes = on_device or ranks, ranks, 0
 
     def rows(self, own: torch.Tensor) -> torch.Tensor:
         """What all ranks give, [ranks, ...]."""
-        return torch.stack(self._ranks.gather(own))
+        return self._ranks.gather(own)
 
     def columns(self, own: torch.Tensor) -> torch.Tensor:
         """The columns of all ranks, [..., columns of a rank], side by side."""
-        return torch.cat(self._ranks.gather(own), dim=-1)
+        return self._ranks.gather(own).movedim(0, -2).flatten(-2)
 
     def agree(self, batch: Sequence[Rows]) -> None:
         """Make sure that all ranks are to compute the same pass.
@@ -102,5 +112,5 @@ class StageRanks:
     def _agree_on(self, number: int, within_s: float | None = None) -> None:
         self._passes += 1
         own = torch.tensor([self._passes, number])
-        if any(not torch.equal(own, other) for other in self._ranks.gather(own, within_s)):
+        if any(not torch.equal(own, other) for other in self._agreeing.gather(own, within_s)):
             raise TargetLost("the ranks of a stage of the target disagree on what is to be computed")

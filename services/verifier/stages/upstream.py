@@ -18,7 +18,6 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
-from services.verifier.stages.stage_ranks import RankExchange
 from speculation.errors import ConfigurationError, TargetLost
 
 if TYPE_CHECKING:
@@ -188,8 +187,7 @@ class Upstream:
             self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, part.device,
             ranks=self._ranks, weights=self._weights,
         )  # fmt: skip
-        if part.shards is not None:
-            part.shards.connect(RankExchange(self._exchange))
+        part.connect(self._exchange)
 
     def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
         self._orders.open(request_id, shared, blocks)

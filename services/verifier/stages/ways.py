@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, though not exported in their types
 
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, TargetLost
 
 GLOO, NCCL = "gloo", "nccl"
 _POLL_S = 5e-5
@@ -96,6 +96,39 @@ class NcclWay:
         self._group.abort()
 
 
+class RankGroup:
+    """Gathers between the ranks of one stage, each on a GPU (``stage_ranks.Gathers``).
+
+    A gather is one more kernel on the GPU's stream, for which the processor does not wait; so passes can be captured with
+    theirs, by all ranks in one order.
+
+    Args:
+        stage: of which these are the ranks.
+    """
+
+    def __init__(self, store: Store, stage: int, rank: int, count: int) -> None:
+        self._count = count
+        self._group = nccl_group(PrefixStore(f"ranks of stage {stage}", store), rank, count)
+
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
+        """[ranks, ...]; ``within_s`` is not looked at: who is there was asked before the pass (``StageRanks.agree``).
+
+        Raises:
+            TargetLost: a rank is known to be gone.
+        """
+        first, *others = own.shape
+        made = own.new_empty(self._count * first, *others)
+        try:
+            self._group._allgather_base(made, own.contiguous()).wait()
+        except RuntimeError as error:
+            raise TargetLost("a rank of the target is gone") from error
+        return made.view(self._count, *own.shape)
+
+    def close(self) -> None:
+        """As ``NcclWay.close``."""
+        self._group.abort()
+
+
 def nccl_group(store: Store, rank: int, size: int) -> Any:
     """A group of NCCL's, which leaves faults to us."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -111,37 +144,36 @@ def identity(device: torch.device) -> str:
 
 
 def way_of(identities: Sequence[str]) -> str:
-    """``NCCL`` if every stage has a GPU, else ``GLOO``.
+    """``NCCL`` if every process has a GPU, else ``GLOO``.
 
     Args:
-        identities: of the stages' devices.
+        identities: of the devices of the target's processes.
 
     Raises:
-        ConfigurationError: two stages are on one GPU.
+        ConfigurationError: two processes are on one GPU.
     """
-    for stage, own in enumerate(identities):
-        if own and own in identities[:stage]:
-            raise two_on_one(len(identities), identities.index(own), stage, own)
+    for process, own in enumerate(identities):
+        if own and own in identities[:process]:
+            raise two_on_one(len(identities), identities.index(own), process, own)
     return NCCL if all(identities) else GLOO
 
 
-def two_on_one(stages: int, first: int, second: int, gpu: str) -> ConfigurationError:
-    """What refuses two stages on one GPU."""
+def two_on_one(processes: int, first: int, second: int, gpu: str) -> ConfigurationError:
+    """What refuses two processes of a target on one GPU."""
     return ConfigurationError(
         (
-            f"stages {min(first, second)} and {max(first, second)} are on one GPU ({gpu}), which makes no "
-            "room and is slower; give each stage a GPU of its own, or use stages: 1"
+            f"processes {min(first, second)} and {max(first, second)} of the {processes} are on one GPU ({gpu}), which "
+            "makes no room and is slower; give each a GPU of its own, or use fewer stages or ranks"
         ),
-        field="verifier.stages",
-        value=stages,
+        about="verifier.stages and verifier.tensor_parallel_size",
     )
 
 
-def device_of_stage(device: str, stage: int, stages: int) -> str:
-    """The device of a stage: with ``cuda``, and as many GPUs here as there are stages, each takes its own.
+def device_of_process(device: str, process: int, processes: int) -> str:
+    """The device of a process: with ``cuda``, and as many GPUs here as the target has processes, each takes its own.
 
     Where a process sees a single GPU, as in an actor of Ray, that is its own already.
     """
-    if device == "cuda" and stages > 1 and torch.cuda.device_count() >= stages:
-        return f"cuda:{stage}"
+    if device == "cuda" and processes > 1 and torch.cuda.device_count() >= processes:
+        return f"cuda:{process}"
     return device

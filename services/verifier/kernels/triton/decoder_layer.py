@@ -2,7 +2,7 @@
 
 The kernels in order: a norm with the residual before it; queries, keys and values; rotary embedding with the cache's write;
 attention; the merge of segments, behind 512 positions; the output product; a norm with its residual; gate and up; down.
-Leaves of products are added by the kernel that reads them. Where heads have norms, a kernel before these adds them.
+Parts of products are added by the kernel that reads them. Where heads have norms, a kernel before these adds them.
 """
 
 from __future__ import annotations

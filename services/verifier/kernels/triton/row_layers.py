@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
 from services.verifier.kernels.triton.row_products import Product, RowLinear, gated, normalise, product_of
 
@@ -55,12 +56,15 @@ class RowNorm(nn.Module):
 
 
 class RowFeedForward(nn.Module):
-    """Replaces a feed-forward part with SiLU and without biases; gate and up are one product, made by ``make``."""
+    """Replaces a feed-forward part with SiLU and without biases; gate and up are one product, made by ``make``.
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, make: MakeLayer) -> None:
+    Where ranks share the layer, ``down`` gathers what their gates let through.
+    """
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear | ShardedLinear, make: MakeLayer) -> None:
         super().__init__()
         self._gate_up = make(joint_weight([gate, up]), None)
-        self.down_proj = make(down.weight, None)
+        self.down_proj = down if isinstance(down, ShardedLinear) else make(down.weight, None)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
@@ -94,7 +98,8 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear) -> list[str]:
             if type(child) not in kinds:
                 kinds[type(child)] = _is_gated_silu(child)
             if kinds[type(child)] and _has_gated_form(child):
-                gate, up, down = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS)
+                gate, up = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS[:2])
+                down = cast("nn.Linear | ShardedLinear", child.get_submodule(_PARTS[2]))
                 setattr(parent, name, RowFeedForward(gate, up, down, make))
     made: set[type[nn.Module]] = {RowNorm, nn.Embedding}
     for parent in _modules(model):
@@ -151,6 +156,8 @@ def _normalised(rows: torch.Tensor, weight: torch.Tensor, eps: float, rounded: b
 
 def _has_gated_form(module: nn.Module) -> bool:
     parts = [getattr(module, name, None) for name in _PARTS]
+    if isinstance(parts[2], ShardedLinear):
+        parts[2] = parts[2].own
     return all(type(part) is nn.Linear and part.bias is None for part in parts) and len(module._parameters) == 0
 
 

@@ -10,27 +10,33 @@ from torch import nn
 
 from services.verifier.kernels.shared_products import as_parameter
 from services.verifier.kernels.triton.compile_options import COMPILED
-from services.verifier.kernels.triton.device.row_matmul import add_leaves, multiply
+from services.verifier.kernels.triton.device.row_matmul import LEAVES, add_parts, multiply
 from services.verifier.kernels.triton.device.row_norm import add_and_normalise, gate
 
 # Terms of one product of tiles, columns of a program, and its lanes where there are no sums.
 _TERMS, _COLUMNS, _LANES = 64, 64, 1024
 # The order of a norm's sum follows from it.
 NORM_LANES = 1024
-# Programs that fill a GPU (an H100 has 132 units), and most leaves: they are a part of what a layer computes, so both are
-# the same on every GPU.
-_FILL, _MOST_LEAVES = 128, 8
-# Up to so many rows leaves are computed by programs of their own.
-_FEW_ROWS = 64
+# Programs that fill a GPU (an H100 has 132 units); rows up to which parts of a sum are computed by programs of their own.
+_FILL, _FEW_ROWS = 128, 64
 _LEAST_ROWS, _MOST_ROWS = 16, 128
+# Of a program; one of most rows holds the sums of its tree's nodes in twice as many registers.
+_WARPS, _MANY_WARPS = 4, 8
 
 
-def leaves_of(columns: int, terms: int) -> tuple[int, int]:
-    """How the sums of a layer are cut: number of leaves and terms of each, a multiple of ``_TERMS``."""
-    wanted = min(_MOST_LEAVES, -(-_FILL // -(-columns // _COLUMNS)))
-    tiles = -(-terms // _TERMS)
-    each = max(2, -(-tiles // wanted))
-    return -(-tiles // each), each * _TERMS
+def leaf_of(terms: int) -> int:
+    """Terms of each leaf of a sum, a multiple of ``_TERMS``: a definition. The last leaves may have fewer, or none."""
+    return max(2, -(-terms // (LEAVES * _TERMS))) * _TERMS
+
+
+def parts_of(columns: int, terms: int, rows: int) -> int:
+    """In how many parts programs compute a sum, so that they fill a GPU. It changes no bit, as all here but the leaves."""
+    if rows > _FEW_ROWS:
+        return 1
+    used, blocks, parts = -(-terms // leaf_of(terms)), -(-columns // _COLUMNS), 1
+    while parts < used and parts * blocks < _FILL:
+        parts *= 2
+    return parts
 
 
 class HeadNorms(NamedTuple):
@@ -43,21 +49,21 @@ class HeadNorms(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What a linear layer makes of rows; its leaves may not be added yet, which kernels that read it do.
+    """What a linear layer makes of rows; its parts may not be added yet, which kernels that read it do.
 
     Attributes:
-        numbers: [rows, columns], or [leaves, rows, columns], float32, without the bias.
-        leaves: their number; 0: the product is finished.
+        numbers: [rows, columns], or [parts, rows, columns], float32, without the bias.
+        parts: their number; 0: the product is finished.
         bias: [columns], to be added; None: there is none.
     """
 
     numbers: torch.Tensor
-    leaves: int = 0
+    parts: int = 0
     bias: torch.Tensor | None = None
 
     @property
     def apart(self) -> int:
-        """Numbers from leaf to leaf."""
+        """Numbers from part to part."""
         return self.numbers.shape[-2] * self.numbers.shape[-1]
 
     @property
@@ -67,19 +73,19 @@ class Product(NamedTuple):
 
     def added(self, dtype: torch.dtype) -> torch.Tensor:
         """The finished product, [rows, columns]."""
-        if not self.leaves:
+        if not self.parts:
             return self.numbers
         _, rows, columns = self.numbers.shape
         made = self.numbers.new_empty(rows, columns, dtype=dtype)
-        add_leaves[(-(-made.numel() // _LANES),)](
-            self.numbers, self.some_bias, made, made.numel(), columns, LEAVES=self.leaves, BLOCK=_LANES,
+        add_parts[(-(-made.numel() // _LANES),)](
+            self.numbers, self.some_bias, made, made.numel(), columns, PARTS=self.parts, BLOCK=_LANES,
             BIAS=self.bias is not None, **COMPILED,
         )  # fmt: skip
         return made
 
 
 def product_of(layer: nn.Module, rows: torch.Tensor) -> Product:
-    """What ``layer`` makes of ``rows``, [..., terms]; a ``RowLinear`` leaves its leaves apart."""
+    """What ``layer`` makes of ``rows``, [..., terms]; a ``RowLinear`` leaves parts of its sums apart."""
     if isinstance(layer, RowLinear):
         return layer.product(rows)
     made: torch.Tensor = layer(rows)
@@ -99,44 +105,46 @@ class RowLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.weight = as_parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.leaves, self.leaf = leaves_of(*weight.shape)
+        self.leaf = leaf_of(self.in_features)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         return self.product(rows).added(rows.dtype).view(*rows.shape[:-1], self.out_features)
 
     def product(self, rows: torch.Tensor) -> Product:
-        """Of [..., in_features]; few rows' leaves are computed by programs of their own."""
+        """Of [..., in_features]."""
         flat = rows.reshape(-1, self.in_features).contiguous()
         count, columns = len(flat), self.out_features
-        split = self.leaves > 1 and count <= _FEW_ROWS
+        parts = parts_of(columns, self.in_features, count)
         bias = None if self.bias is None else self.bias.data
-        made = Product(flat.new_empty(self.leaves, count, columns, dtype=torch.float32), self.leaves, bias)
-        if not split:
-            made = Product(flat.new_empty(count, columns), 0, bias)
-        self._multiply(flat, made, split=split)
-        return made if split else Product(made.numbers)
+        if parts == 1:
+            made = flat.new_empty(count, columns)
+            self._multiply(flat, Product(made, 0, bias))
+            return Product(made)
+        split = Product(flat.new_empty(parts, count, columns, dtype=torch.float32), parts, bias)
+        self._multiply(flat, split)
+        return split
 
     def gated(self, rows: torch.Tensor) -> torch.Tensor:
         """SiLU of the first half of the product times its second half, [..., out_features / 2]; for layers without bias."""
         flat = rows.reshape(-1, self.in_features).contiguous()
         width = self.out_features // 2
-        if self.leaves > 1 and len(flat) <= _FEW_ROWS:
+        if parts_of(self.out_features, self.in_features, len(flat)) > 1:
             return gated(self.product(flat), rows.dtype).view(*rows.shape[:-1], width)
         made = flat.new_empty(len(flat), width)
         self._multiply(flat, Product(made), gated=True)
         return made.view(*rows.shape[:-1], width)
 
-    def _multiply(self, flat: torch.Tensor, made: Product, *, split: bool = False, gated: bool = False) -> None:
+    def _multiply(self, flat: torch.Tensor, made: Product, *, gated: bool = False) -> None:
         count, columns = len(flat), made.numbers.shape[-1]
         # A program's rows and columns change no bit. One that gates has twice the columns.
         block = min(_MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
         wide = _COLUMNS // 2 if gated else _COLUMNS
-        grid = (-(-count // block), -(-columns // wide), self.leaves if split else 1)
+        grid = (-(-count // block), -(-columns // wide), max(1, made.parts))
         multiply[grid](
             flat, self.weight, made.some_bias, made.numbers, count, columns, self.leaf, self.in_features,
-            LEAVES=self.leaves, ROWS=block, COLUMNS=wide, TERMS=_TERMS, BIAS=made.bias is not None, SPLIT=split, GATED=gated,
-            **COMPILED,
+            PARTS=max(1, made.parts), ROWS=block, COLUMNS=wide, TERMS=_TERMS, BIAS=made.bias is not None and not made.parts,
+            GATED=gated, num_warps=_MANY_WARPS if block == _MOST_ROWS else _WARPS, **COMPILED,
         )  # fmt: skip
 
 
@@ -156,7 +164,7 @@ def normalise(
     width = before.shape[-1]
     add_and_normalise[(before.numel() // width,)](
         product.numbers, product.some_bias, before, weight, total, made, width, eps, product.apart, BLOCK=NORM_LANES,
-        RESIDUAL=residual is not None, ROUNDED=rounded, LEAVES=product.leaves, BIAS=product.bias is not None,
+        RESIDUAL=residual is not None, ROUNDED=rounded, PARTS=product.parts, BIAS=product.bias is not None,
         **COMPILED,
     )  # fmt: skip
     return made, total
@@ -174,6 +182,6 @@ def gated(both: torch.Tensor | Product, dtype: torch.dtype | None = None) -> tor
     count, columns = both.numbers.shape[-2:]
     made = both.numbers.new_empty(count, columns // 2, dtype=dtype)
     gate[(count, -(-columns // 2 // _LANES))](
-        both.numbers, made, columns // 2, both.apart, BLOCK=_LANES, LEAVES=both.leaves, **COMPILED
+        both.numbers, made, columns // 2, both.apart, BLOCK=_LANES, PARTS=both.parts, **COMPILED
     )
     return made

@@ -218,14 +218,14 @@ class TritonPass:
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         queries = torch.empty(rows, call.heads, call.key_size, dtype=keys.dtype, device=keys.device)
         of_query, of_key, eps, rounded = norms or (queries, queries, 0.0, False)
-        if norms is not None and product.leaves:
+        if norms is not None and product.parts:
             # A norm's sum must run in one order for any number of rows, but Triton spreads lanes over threads in other ways
-            # where it reads leaves (tests/compiled_launches.py).
+            # where it reads parts (tests/compiled_launches.py).
             product = Product(product.added(queries.dtype))
         rotate_write[(rows, call.heads + call.kv_heads)](
             product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, self._meta,
             *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads, KV_HEADS=call.kv_heads,
-            TURNED=turned, LEAVES=product.leaves, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
+            TURNED=turned, PARTS=product.parts, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
             BLOCK=NORM_LANES, **_sizes(call), **COMPILED,
         )  # fmt: skip
         return queries.transpose(0, 1)

@@ -14,7 +14,7 @@ def rotate_write(
     product, bias, cosine, sine, of_query, of_key, queries, keys, values, meta, key_strides, value_strides, turn_stride,
     apart, eps, slots_at,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
-    VALUES: tl.constexpr, TURNED: tl.constexpr, LEAVES: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
+    VALUES: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
     ROUNDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of one head: a query is rotated, a key is rotated and stored, and the value with it.
@@ -38,13 +38,13 @@ def rotate_write(
     turned = dims < TURNED
     first = dims < TURNED // 2
     other = tl.where(first, dims + TURNED // 2, tl.where(turned, dims - TURNED // 2, dims))
-    own = summed(product, start + begin + dims, here, apart, bias, begin + dims, queries, LEAVES, BIAS)
-    beside = summed(product, start + begin + other, here, apart, bias, begin + other, queries, LEAVES, BIAS)
+    own = summed(product, start + begin + dims, here, apart, bias, begin + dims, queries, PARTS, BIAS)
+    beside = summed(product, start + begin + other, here, apart, bias, begin + other, queries, PARTS, BIAS)
     if NORMED:
         # The lanes, and so the order, of ``row_norm.add_and_normalise``.
         lanes = tl.arange(0, BLOCK)
         place = begin + lanes
-        whole = summed(product, start + place, lanes < KEY, apart, bias, place, queries, LEAVES, BIAS)
+        whole = summed(product, start + place, lanes < KEY, apart, bias, place, queries, PARTS, BIAS)
         factor = factor_of(tl.fma(whole, whole, tl.zeros((BLOCK,), tl.float32)), KEY, eps)
         weights = of_query
         if head >= HEADS:
@@ -70,6 +70,6 @@ def rotate_write(
         value_dims = tl.arange(0, VALUES)
         fits = value_dims < VALUE
         column = (HEADS + KV_HEADS) * KEY + kv_head * VALUE + value_dims
-        value = summed(product, start + column, fits, apart, bias, column, queries, LEAVES, BIAS)
+        value = summed(product, start + column, fits, apart, bias, column, queries, PARTS, BIAS)
         value_at = values + tile * value_strides[0] + kv_head * value_strides[2] + slot % TILE * value_strides[1]
         tl.store(value_at + value_dims, value.to(queries.dtype.element_ty), mask=fits)

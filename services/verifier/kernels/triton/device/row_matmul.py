@@ -1,9 +1,9 @@
 """Products with weights whose sums do not depend on the other rows.
 
-The order of a sum is a part of the layer: its terms are cut into *leaves* of a fixed length; each leaf is summed from its
-first term to its last, from nothing, and leaves are added in ascending order, in float32. So it does not matter how many
-rows and columns a program has, nor whether leaves are computed by programs of their own (few rows) or one after the other
-(prompts).
+The order of a sum is a part of the layer, and depends on the number of its terms alone: they are cut into eight *leaves* of
+equal length; each leaf is summed from its first term to its last, from nothing, and neighbours are added in float32, then
+neighbours of those, as a binary tree. So it does not matter how many rows and columns a program has, nor how many leaves of
+the tree: a program computes a *part*, which is a subtree, or all of it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import triton.language as tl
 from services.verifier.kernels.triton.device.leaves import summed
 from services.verifier.kernels.triton.device.row_norm import gated
 
+# Of the tree that is a layer's sum.
+LEAVES = 8
+_LEAVES = tl.constexpr(LEAVES)
+
 
 @triton.jit(do_not_specialize=["count"])
 def multiply(
     rows, weight, bias, made, count, columns, leaf, terms,
-    LEAVES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, BIAS: tl.constexpr,
-    SPLIT: tl.constexpr, GATED: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     """``rows``, [count, terms], times the transpose of ``weight``, [columns, terms].
 
     If GATED, ``weight`` has as many rows more: SiLU of the first ones' product times the second ones'.
 
     Args:
-        made: [count, columns]; if SPLIT [LEAVES, count, columns], float32, of one leaf each, without bias.
+        made: [count, columns]; if PARTS is above 1 [PARTS, count, columns], float32, of a part each, without bias.
         leaf: terms of a leaf, a multiple of TERMS and at least two times it: one product alone would be merged with the
             addition that follows.
     """
@@ -36,11 +40,17 @@ def multiply(
     own_rows = rows + tl.minimum(row, count - 1)[:, None].to(tl.int64) * terms
     own_weight = weight + tl.minimum(column, columns - 1)[None, :].to(tl.int64) * terms
     fits = (row < count)[:, None] & (column < columns)[None, :]
-    first = tl.program_id(2) if SPLIT else 0
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_weight = own_weight + tl.cast(columns, tl.int64) * terms
+    # Of the tree: what its nodes of each height wait with for their right neighbour.
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    two = tl.zeros((ROWS, COLUMNS), tl.float32)
+    four = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for number in range(first, first + 1 if SPLIT else LEAVES):
+    other_two = tl.zeros((ROWS, COLUMNS), tl.float32)
+    other_four = tl.zeros((ROWS, COLUMNS), tl.float32)
+    each: tl.constexpr = _LEAVES // PARTS
+    first = tl.program_id(2) * each
+    for number in range(first, first + each):
         part = tl.zeros((ROWS, COLUMNS), tl.float32)
         other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(number * leaf, tl.minimum((number + 1) * leaf, terms), TERMS):
@@ -51,11 +61,18 @@ def multiply(
             if GATED:
                 right = tl.load(other_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
                 other_part = tl.dot(left, right, other_part, input_precision="ieee")
-        total = total + part
-        other_total = other_total + other_part
+        if each == 1:
+            total = part
+        else:
+            total, two, four = grown(total, two, four, part, number - first)
+        if GATED:
+            if each == 1:
+                other_total = other_part
+            else:
+                other_total, other_two, other_four = grown(other_total, other_two, other_four, other_part, number - first)
     place = row[:, None].to(tl.int64) * columns + column[None, :]
-    if SPLIT:
-        tl.store(made + first.to(tl.int64) * count * columns + place, total, mask=fits)
+    if PARTS > 1:
+        tl.store(made + tl.program_id(2).to(tl.int64) * count * columns + place, total, mask=fits)
     else:
         if BIAS:
             total = total + tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
@@ -65,12 +82,27 @@ def multiply(
         tl.store(made + place, total.to(made.dtype.element_ty), mask=fits)
 
 
+@triton.jit
+def grown(one, two, four, leaf, number):
+    """The sums of 1, 2 and 4 leaves that wait for a right neighbour, after leaf ``number``.
+
+    Behind the last leaf of a tree the first of them holds its root.
+    """
+    pair = one + leaf
+    quartet = two + pair
+    odd = number % 2 == 1
+    fourth = number % 4 == 3
+    eighth = number % 8 == 7
+    root = tl.where(eighth, four + quartet, tl.where(fourth, quartet, tl.where(odd, pair, leaf)))
+    return root, tl.where(odd, pair, two), tl.where(fourth, quartet, four)
+
+
 @triton.jit(do_not_specialize=["numbers"])
-def add_leaves(parts, bias, made, numbers, columns, LEAVES: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    """Add the leaves of ``multiply``; ``numbers``: rows times columns."""
+def add_parts(parts, bias, made, numbers, columns, PARTS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Add the parts of ``multiply``; ``numbers``: rows times columns."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = place < numbers
-    total = summed(parts, place, here, numbers, bias, place % columns, made, LEAVES, BIAS)
+    total = summed(parts, place, here, numbers, bias, place % columns, made, PARTS, BIAS)
     tl.store(made + place, total.to(made.dtype.element_ty), mask=here)
 
 

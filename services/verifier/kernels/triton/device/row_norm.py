@@ -27,19 +27,19 @@ def scaled(row, factor, weight, like, ROUNDED: tl.constexpr):
 @triton.jit(do_not_specialize=["apart"])
 def add_and_normalise(
     rows, bias, residual, weight, total, made, width, eps, apart,
-    BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROUNDED: tl.constexpr, LEAVES: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROUNDED: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """RMS normalisation of one row of ``rows`` + ``residual``, both [rows, width]; the sum itself goes to ``total``.
 
     Squares are summed in BLOCK lanes, then over the lanes: the same order for every row. If ROUNDED, the row is rounded
-    before it is multiplied by ``weight``. ``rows`` is a product, whose leaves may not be added yet (``leaves.summed``).
+    before it is multiplied by ``weight``. ``rows`` is a product, whose parts may not be added yet (``leaves.summed``).
     """
     start = tl.program_id(0).to(tl.int64) * width
     lanes = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, width, BLOCK):
         here = begin + lanes < width
-        row = summed(rows, start + begin + lanes, here, apart, bias, begin + lanes, made, LEAVES, BIAS)
+        row = summed(rows, start + begin + lanes, here, apart, bias, begin + lanes, made, PARTS, BIAS)
         if RESIDUAL:
             before = tl.load(residual + start + begin + lanes, mask=here, other=0.0).to(tl.float32)
             rounded = (row + before).to(made.dtype.element_ty)
@@ -65,14 +65,14 @@ def gated(first, second, like):
 
 
 @triton.jit(do_not_specialize=["apart"])
-def gate(both, made, width, apart, BLOCK: tl.constexpr, LEAVES: tl.constexpr):
+def gate(both, made, width, apart, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """SiLU of the first half of a row of ``both``, [rows, 2 * width], times its second half: [rows, width].
 
-    ``both`` is a product, whose leaves may not be added yet (``leaves.summed``).
+    ``both`` is a product, whose parts may not be added yet (``leaves.summed``).
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = column < width
-    first = summed(both, row * 2 * width + column, here, apart, both, column, made, LEAVES, False)
-    second = summed(both, row * 2 * width + width + column, here, apart, both, column, made, LEAVES, False)
+    first = summed(both, row * 2 * width + column, here, apart, both, column, made, PARTS, False)
+    second = summed(both, row * 2 * width + width + column, here, apart, both, column, made, PARTS, False)
     tl.store(made + row * width + column, gated(first, second, made).to(made.dtype.element_ty), mask=here)

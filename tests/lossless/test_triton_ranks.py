@@ -1,0 +1,118 @@
+"""Ranks that share every layer, by our kernels for GPUs in Triton's interpreter: the bits of one, trees and all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+pytest.importorskip("triton")
+from services.verifier.attention.on_gpu import GpuAttention
+from services.verifier.config import TargetConfig
+from services.verifier.kernels import gpu_choice
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.kernels.sharded_layers import ShardedLinear
+from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.kernels.triton.row_layers import RowFeedForward
+from services.verifier.kernels.whole_vectors import fill_vectors
+from services.verifier.model.means import TargetMeans
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target_port import Rows
+from tests.tiny import make_tiny_model
+from tests.triton_interpreter import hopper
+from tests.virtual_ranks import Board, OnBoard
+
+pytestmark = pytest.mark.exhaustive
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_hidden_layers": 1, "vocab_size": 320,
+}  # fmt: skip
+# Triton's interpreter serves one thread at a time: who waits for others lets them.
+_TURN = Lock()
+
+
+class InTurn(OnBoard):
+    """As ``OnBoard``, between ranks that take turns."""
+
+    def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
+        _TURN.release()
+        try:
+            return super().gather(own, within_s)
+        finally:
+            _TURN.acquire()
+
+
+def row_kernels(model: torch.nn.Module, config: TargetConfig) -> Choice:
+    fill_vectors()
+    gpu_choice.put(model, "triton", torch.device("cpu"))
+    return Choice(linears="triton")
+
+
+MEANS = TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=row_kernels)
+
+
+def parts_of(folder: Path, ranks: int, order: list[int] | None = None) -> list[ModelSlice]:
+    config = TargetConfig(
+        model_path=str(folder), kv_cache_tokens=256, max_model_len=128, threads=1, tensor_parallel_size=ranks
+    )
+    board, parts = Board(ranks), []
+    for rank in range(ranks):
+        part = ModelSlice(config, 0, means=MEANS, rank=rank)
+        if part.shards is not None:
+            part.shards.connect(InTurn(board, rank, order))
+        parts.append(part)
+    return parts
+
+
+def together(parts: list[ModelSlice], run: Callable[[ModelSlice], torch.Tensor]) -> list[torch.Tensor]:
+    def in_turn(part: ModelSlice) -> torch.Tensor:
+        with _TURN:
+            return run(part)
+
+    with hopper(), ThreadPoolExecutor(len(parts)) as threads:
+        return list(threads.map(in_turn, parts))
+
+
+def passes(part: ModelSlice) -> torch.Tensor:
+    """A prompt and another request, a tree beside a plain row, and what follows the path that is kept."""
+    part.pool.assign("a", [2, 0], 2)
+    part.pool.assign("b", [1], 1)
+    text = tuple(at * 37 % 320 for at in range(30))
+    made = [part.run([Rows(request_id="a", context=0, tokens=text[:20], logits=2)], None)]
+    made.append(part.run([Rows(request_id="b", context=0, tokens=text[5:8], logits=3)], None))
+    tree = Rows(request_id="a", context=20, tokens=(9, 1, 2, 3, 4, 5), parents=(-1, -1, 1, 2, 0), logits=6)
+    made.append(part.run([Rows(request_id="b", context=3, tokens=(7,), logits=1), tree], None))
+    part.pool.move("a", [22, 23], 21)
+    made.append(part.run([Rows(request_id="a", context=23, tokens=(6,), logits=1)], None))
+    part.pool.clear()
+    return torch.cat(made)
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "llama":
+        return make_tiny_model(tmp_path, **SIZES)
+    torch.manual_seed(0)
+    made = Qwen3ForCausalLM(Qwen3Config(**SIZES, max_position_embeddings=512, pad_token_id=0, initializer_range=0.3))
+    made.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_the_same_bits_from_any_number_of_ranks(model: Path) -> None:
+    """Of four, two share a key head."""
+    (whole,) = together(parts_of(model, 1), passes)
+    for ranks in (2, 4):
+        parts = parts_of(model, ranks)
+        for part in parts:
+            (layer,) = part.model.get_decoder().layers
+            assert isinstance(layer.forward, RowDecoderLayer) and isinstance(layer.mlp, RowFeedForward)
+            assert isinstance(layer.mlp.down_proj, ShardedLinear)
+        assert all(torch.equal(made, whole) for made in together(parts, passes))
+    swapped = together(parts_of(model, 2, order=[1, 0]), passes)
+    assert not any(torch.equal(made, whole) for made in swapped)
