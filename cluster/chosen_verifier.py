@@ -8,8 +8,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
-from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.errors import ConfigurationError, NotBegun, OutriderError, ResourceExhausted, Unavailable
+from speculation.messages import (
+    Finished,
+    GenerationRequest,
+    Progress,
+    ReloadOrder,
+    ReplayedAnswer,
+    ServiceState,
+    VerifierCard,
+)
 from speculation.ports import VerifierPort
 from speculation.types import Plan
 
@@ -114,3 +122,28 @@ class ChosenVerifier:
         answers = await asyncio.gather(*(each.forget(tenant) for each in self._verifiers), return_exceptions=True)
         if failed := [each for each in answers if isinstance(each, BaseException)]:
             raise Unavailable(f"{len(failed)} of {len(answers)} verifiers have not confirmed ({failed[0]}); try again")
+
+    async def reload(self, order: ReloadOrder) -> str:
+        """At every one."""
+        return agreed(await asyncio.gather(*(each.reload(order) for each in self._verifiers), return_exceptions=True))
+
+
+def agreed(answers: Sequence[str | BaseException]) -> str:
+    """What all verifiers have answered to a step of a reload.
+
+    Raises:
+        OutriderError: one could not take it, or they have read different weights.
+    """
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    found = sorted({answer for answer in answers if isinstance(answer, str)})
+    if not found:
+        raise Unavailable("no verifier answers; try again")
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the verifiers do not see the same weights in that folder (their checksums begin with "
+            f"{', '.join(each[:12] for each in found)}): all of them must reach the same files",
+            about="folder",
+        )
+    return found[0]

@@ -26,6 +26,7 @@ from speculation.messages import (
     OpenSession,
     Progress,
     RecalledAnswers,
+    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -171,6 +172,13 @@ class VerifierPort(Protocol):
 
         Raises:
             OutriderError: that could not be done.
+        """
+
+    async def reload(self, order: ReloadOrder) -> str:
+        """Take a step of replacing the weights. Returns a digest of the new ones; empty if the step is ``undo``.
+
+        Raises:
+            OutriderError: the step cannot be taken, and nothing that is served has changed; says why.
         """
 
 

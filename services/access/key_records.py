@@ -34,7 +34,8 @@ def new_key() -> str:
 
 
 # ``observe``: to see the figures of all requests together, from which much could be told of another tenant's single request.
-SCOPES = ("generate", "forget", "observe")
+# ``admin``: to change what is served, for everybody.
+SCOPES = ("generate", "forget", "observe", "admin")
 USUAL_SCOPES = ("generate", "forget")
 # Hex digits of its hash that name a key, and its tenant, where the record does not.
 _SHORT = 16

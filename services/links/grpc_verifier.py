@@ -25,7 +25,7 @@ from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan
 
@@ -107,6 +107,15 @@ class GrpcVerifierLink:
             )
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.FORGET_S) from error
+
+    async def reload(self, order: ReloadOrder) -> str:
+        try:
+            answer = await self._connected().stub.Reload(
+                codec.encode_reload(order), timeout=order.patience_s, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _late(error, order.patience_s) from error
+        return answer.weights
 
     async def close(self) -> None:
         """Close the channel."""
@@ -208,6 +217,13 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             self._guard(context)
             await self._verifier.forget(codec.decode_forget(request))
             return verification_pb2.ForgetResponse()
+
+    async def Reload(
+        self, request: verification_pb2.ReloadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.ReloadResponse:
+        async with aborting(context):
+            self._guard(context)
+            return verification_pb2.ReloadResponse(weights=await self._verifier.reload(codec.decode_reload(request)))
 
 
 async def serve_verifier(

@@ -29,6 +29,7 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -185,6 +186,9 @@ class InProcessVerifierLink:
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(serialised.read_forget(serialised.write_forget(tenant)))
+
+    async def reload(self, order: ReloadOrder) -> str:
+        return await self._verifier.reload(serialised.read_reload(serialised.write_reload(order)))
 
     async def describe(self) -> VerifierCard:
         return serialised.read_card(serialised.write_card(await self._verifier.describe()))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.internal.v1 import verification_pb2
 from services.links.codec import verification as codec
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.types import Plan
 
 
@@ -66,6 +66,20 @@ def write_forget(tenant: str) -> bytes:
 def read_forget(data: bytes) -> str:
     """Decode the bytes of ``write_forget``."""
     return codec.decode_forget(verification_pb2.ForgetRequest.FromString(data))
+
+
+def write_reload(order: ReloadOrder) -> bytes:
+    """Router to verifier."""
+    return codec.encode_reload(order).SerializeToString()
+
+
+def read_reload(data: bytes) -> ReloadOrder:
+    """Decode the bytes of ``write_reload``.
+
+    Raises:
+        InvalidArgument: a value is unknown; names the field.
+    """
+    return codec.decode_reload(verification_pb2.ReloadRequest.FromString(data))
 
 
 def write_card(card: VerifierCard) -> bytes:

@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan, SpeculationStats
 
@@ -77,6 +77,8 @@ class TracedVerifier:
             try:
                 async for event in events:
                     if isinstance(event, Progress):
+                        if event.restarted:
+                            stats = SpeculationStats()
                         sources, taken = event.accepted_sources, len(event.token_ids)
                         stats.record(drafted=event.num_drafted, accepted_sources=sources, committed=taken)
                         queued_s = event.queue_s
@@ -93,6 +95,9 @@ class TracedVerifier:
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        return await self._verifier.reload(order)
 
 
 @contextmanager

@@ -3,39 +3,41 @@ tokenizer: no verifier takes token ids that another one's mean."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass
 
 from speculation.errors import NotBegun
-from speculation.messages import Finished, GenerationRequest, Progress
+from speculation.messages import GenerationRequest
 
 
-async def of_one_arithmetic(
-    arithmetic: str, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None], tokenizer: str = ""
-) -> AsyncGenerator[Progress | Finished, None]:
-    """The events of an answer; the first tokens say by which arithmetic they were chosen.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a verifier's tokens are chosen by.
 
-    Args:
-        arithmetic: this verifier's own, see ``arithmetic_of``.
-        tokenizer: the digest of this verifier's own; empty: not known.
-
-    Raises:
-        NotBegun: the answer was begun by another arithmetic, or the router's tokens are of another tokenizer.
+    Attributes:
+        arithmetic: see ``arithmetic_of``; answers are told it with their first tokens.
+        tokenizer: the digest of its tokenizer; empty: not known.
     """
-    async with aclosing(events):
-        if tokenizer and request.tokenizer not in ("", tokenizer):
+
+    arithmetic: str = ""
+    tokenizer: str = ""
+
+    def check(self, request: GenerationRequest) -> None:
+        """Check that a verifier may answer, or go on with an answer.
+
+        Raises:
+            NotBegun: the answer was begun by another arithmetic, or the router's tokens are of another tokenizer.
+        """
+        if self.tokenizer and request.tokenizer not in ("", self.tokenizer):
             raise NotBegun(
                 f"the router's model has another tokenizer ({request.tokenizer[:16]}) than this verifier's "
-                f"({tokenizer[:16]}): their settings must name one model"
+                f"({self.tokenizer[:16]}): their settings must name one model"
             )
-        if request.committed and request.arithmetic not in ("", arithmetic):
+        if request.committed and request.arithmetic not in ("", self.arithmetic):
             raise NotBegun(
                 f"the answer was begun by a verifier with other weights, dtype or kernels ({request.arithmetic}), "
-                f"and this one ({arithmetic}) would not go on with the same tokens"
+                f"and this one ({self.arithmetic}) would not go on with the same tokens"
             )
-        told = False
-        async for event in events:
-            if not told and isinstance(event, Progress):
-                event, told = replace(event, arithmetic=arithmetic), True
-            yield event
+
+
+# Of targets whose answers nobody compares.
+UNNAMED = Identity()

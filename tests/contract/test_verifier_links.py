@@ -19,7 +19,7 @@ from services.router.tokens import Detokenizer
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.errors import NotBegun, OutriderError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.patience import PATIENCE_S, until
@@ -39,6 +39,9 @@ class Toy:
 
     async def forget(self, tenant: str) -> None:
         await self.loop.forget(tenant)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        raise NotImplementedError
 
     async def describe(self) -> VerifierCard:
         return VerifierCard(

@@ -17,7 +17,10 @@ from speculation.messages import (
     GenerationRequest,
     PassReport,
     Progress,
+    ReloadOrder,
+    ReloadStep,
     ReplayedAnswer,
+    RunningAnswers,
     VerifierCard,
 )
 from speculation.types import (
@@ -61,6 +64,7 @@ _REPORT = SameFields(PassReport, verification_pb2.PassReport, by_hand=("tree",))
 _COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
+_RELOAD = SameFields(ReloadOrder, verification_pb2.ReloadRequest)
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters"))
 
 
@@ -165,6 +169,23 @@ def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:
 
 def decode_forget(wire: verification_pb2.ForgetRequest) -> str:
     return wire.tenant
+
+
+def encode_reload(order: ReloadOrder) -> verification_pb2.ReloadRequest:
+    """Router to verifier."""
+    return _RELOAD.encode(order)
+
+
+def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
+    """Decode the message of ``encode_reload``.
+
+    Raises:
+        InvalidArgument: there is no such step, or no such fate of running answers; names the field.
+    """
+    for name, known in (("step", get_args(ReloadStep)), ("running", get_args(RunningAnswers))):
+        if (value := getattr(wire, name)) not in known:
+            raise InvalidArgument(name, value, f"one of {', '.join(known)}")
+    return _RELOAD.decode(wire)
 
 
 def acceptance_rule(name: str) -> AcceptanceRule:

@@ -25,6 +25,7 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.budget_lessons import learn
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
@@ -37,10 +38,12 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, named_parts, plan_parts
+from services.verifier.engine.pause import Pause
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
+from services.verifier.identity import UNNAMED, Identity
 from services.verifier.model.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.costs import Load
@@ -58,6 +61,10 @@ class DecodingLoop:
         worker: a single thread, the only one that touches the target; the loop shuts it down when it stops.
         grammars: compiles the grammars of requests whose answers must have a form; None: such requests are refused.
         metrics: where its numbers go.
+
+    Attributes:
+        identity: by what tokens are chosen.
+        pause: lets what is under way end, so that the target may be changed.
     """
 
     def __init__(
@@ -69,14 +76,18 @@ class DecodingLoop:
         worker: Executor,
         *,
         grammars: CompiledGrammars | None = None,
+        identity: Identity = UNNAMED,
         metrics: Metrics = DROPPED,
     ) -> None:
         self.config = config
+        self.identity = identity
         self._grammars = grammars
         self.stats = LoopStats()
         self._target = target
         self._budget = budget
         self._requests = Admission(target, config, self.stats)
+        self._wake = asyncio.Event()
+        self.pause = Pause(self._requests, self._wake.set, self._release, self._made)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
         self._timed = timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
@@ -91,7 +102,6 @@ class DecodingLoop:
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
         self._pass_ended = 0.0
         self._told: list[LiveRequest] = []
-        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # --- for the service ----------------------------------------------------------------------------------------
@@ -155,7 +165,7 @@ class DecodingLoop:
                 else:
                     raise event
         finally:
-            request.closed = True
+            request.latest.closed = True
             self._wake.set()
             self._drafting.came.set()  # A wait for its drafts ends.
 
@@ -185,13 +195,24 @@ class DecodingLoop:
         # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
             raise NotBegun("the verifier is not running")
+        self.identity.check(message)
         check_request(message, self._target)
         self._drafting.check(message.plan)
         self._requests.check(message)
 
     def _submit(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
         self._check(message)
-        request = LiveRequest(
+        request = self._made(message, grammar)
+        if (reason := request.complete) is not None:
+            request.finish(reason)
+            request.flush()
+            return request
+        self._requests.join(request)
+        self._wake.set()
+        return request
+
+    def _made(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
+        return LiveRequest(
             message,
             self._target.eos_token_ids,
             vocab_size=self._target.vocab_size,
@@ -202,13 +223,6 @@ class DecodingLoop:
             grammar=grammar,
             streams=self._target.streams(message.plan.observe_layers),
         )
-        if (reason := request.complete) is not None:
-            request.finish(reason)
-            request.flush()
-            return request
-        self._requests.join(request)
-        self._wake.set()
-        return request
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -227,6 +241,7 @@ class DecodingLoop:
         for request in self._requests.left():
             self._release(request)
         self._forgetting.between_passes()
+        self.pause.look(len(self._passes))
         for request in self._requests.admit():
             self._drafting.open(request, self._prices_of(load_to_come(self._requests.running.values())))
         while not self._passes.full and await self._begin_pass():
@@ -236,7 +251,7 @@ class DecodingLoop:
             self._faults.succeeded()
             return
         self._stream()
-        if self._requests.running or self._requests.waiting:
+        if self._requests.running or self._requests.waiting.heads:
             await asyncio.sleep(0)
             return
         await self._idle()
@@ -295,11 +310,11 @@ class DecodingLoop:
             load = decoding_load(self._requests.running.values())
             prices = self._prices(parts, seconds, whole_s, load)
             self._contest.learn(parts, whole_s, speculates=self._speculates)
-            self._learn(parts, took)
+            learn(self._budget, self._drafting, parts, took)
             if 0 < named_parts(parts) < len(parts):
                 self._named.passed(seconds)
             wanted = self._budget.wanted(load)
-            figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts))
+            figures = PassFigures(ended - begun.begun_at, begun.waited_s, len(parts), self.identity.arithmetic)
             self.stats.count_rows([part.rows for part in parts], sum([part.stream_rows for part in parts]))
             for part in parts:
                 try:
@@ -326,21 +341,6 @@ class DecodingLoop:
             # Asking for too many drafts costs speed, and nothing else.
             log.exception("computing the cost of drafts failed")
             return None
-
-    def _learn(self, parts: list[Part], seconds: float) -> None:
-        """Update the budget with a pass's time and its accepted paths."""
-        if any(part.chain > 1 for part in parts):
-            self._budget.learn_prompts(load_of(parts), seconds)
-            return
-        load = load_of(parts)
-        outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
-        # The table holds what rows cost while nobody drafts. What named requests' drafters take of the cores is not known.
-        alone_s = (
-            self._budget.seconds(load)
-            if named_parts(parts)
-            else max(0.5 * seconds, seconds - self._drafting.slowed_s(parts))
-        )
-        self._budget.learn(load, alone_s, outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict

@@ -55,6 +55,11 @@ class VerificationServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/outrider.internal.v1.VerificationService/Reload',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class VerificationServiceServicer:
@@ -89,6 +94,13 @@ class VerificationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """A step of replacing the weights of all verifiers of a service together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_VerificationServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class VerificationService:
             '/outrider.internal.v1.VerificationService/Forget',
             outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.VerificationService/Reload',
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

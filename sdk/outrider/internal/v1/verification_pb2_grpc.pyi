@@ -41,6 +41,8 @@ class VerificationServiceStub:
     """What the verifier serves and how busy it is."""
     Forget: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]
     """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
+    Reload: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ReloadRequest, _verification_pb2.ReloadResponse]
+    """A step of replacing the weights of all verifiers of a service together."""
 
 @_typing.type_check_only
 class VerificationServiceAsyncStub(VerificationServiceStub):
@@ -55,6 +57,8 @@ class VerificationServiceAsyncStub(VerificationServiceStub):
     """What the verifier serves and how busy it is."""
     Forget: _aio.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]  # type: ignore[assignment]
     """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
+    Reload: _aio.UnaryUnaryMultiCallable[_verification_pb2.ReloadRequest, _verification_pb2.ReloadResponse]  # type: ignore[assignment]
+    """A step of replacing the weights of all verifiers of a service together."""
 
 class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns the target model and the decoding loop."""
@@ -90,5 +94,13 @@ class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verification_pb2.ForgetResponse, _abc.Awaitable[_verification_pb2.ForgetResponse]]:
         """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
+
+    @_abc_1.abstractmethod
+    def Reload(
+        self,
+        request: _verification_pb2.ReloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verification_pb2.ReloadResponse, _abc.Awaitable[_verification_pb2.ReloadResponse]]:
+        """A step of replacing the weights of all verifiers of a service together."""
 
 def add_VerificationServiceServicer_to_server(servicer: VerificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
