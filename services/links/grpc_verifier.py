@@ -115,7 +115,7 @@ class GrpcVerifierLink:
             )
         except grpc.aio.AioRpcError as error:
             raise _late(error, order.patience_s) from error
-        return answer.weights
+        return codec.decode_reloaded(answer)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -223,7 +223,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
     ) -> verification_pb2.ReloadResponse:
         async with aborting(context):
             self._guard(context)
-            return verification_pb2.ReloadResponse(weights=await self._verifier.reload(codec.decode_reload(request)))
+            return codec.encode_reloaded(await self._verifier.reload(codec.decode_reload(request)))
 
 
 async def serve_verifier(

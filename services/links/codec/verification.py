@@ -188,6 +188,15 @@ def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
     return _RELOAD.decode(wire)
 
 
+def encode_reloaded(weights: str) -> verification_pb2.ReloadResponse:
+    """Verifier to router: the digest of the new weights."""
+    return verification_pb2.ReloadResponse(weights=weights)
+
+
+def decode_reloaded(wire: verification_pb2.ReloadResponse) -> str:
+    return wire.weights
+
+
 def acceptance_rule(name: str) -> AcceptanceRule:
     """Check the name of an acceptance rule.
 
