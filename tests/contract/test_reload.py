@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from cluster.build import router_config
 from cluster.chosen_verifier import ChosenVerifier
@@ -21,15 +22,19 @@ from services.api.messages import ClientRequest, Completion, RequestedSampling, 
 from services.model_files.folder import weights_digest
 from services.router.service import RouterService
 from services.verifier import reloading
+from services.verifier.config import TargetConfig
+from services.verifier.loading.replaceable import check_supported
 from services.verifier.model import new_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.messages import GenerationRequest, ReloadOrder, RunningAnswers
 from speculation.ports import VerifierPort
 from speculation.types import StructuredOutputs
-from tests.new_weights import DAMAGES, FILE, other_weights
+from tests.mixture import make_mixture
+from tests.new_weights import DAMAGES, FILE, other_weights, write
 from tests.patience import until
 from tests.refusals import refuses
 from tests.service import pipeline, tiny_settings
+from tests.tiny import make_tiny_model
 from tests.verifier_links import in_process, over_grpc
 
 LINKS = {"in process": in_process, "over gRPC": over_grpc}
@@ -378,17 +383,9 @@ async def test_one_reload_at_a_time(versions: Versions) -> None:
 
 async def test_a_held_type_that_differs_is_refused(versions: Versions, tmp_path: Path) -> None:
     """A served model that keeps bfloat16 as it is stored takes no float32, but for one that holds float32 both are fine."""
-    import torch
-    from safetensors.torch import load_file
-
-    from tests.new_weights import write
-
     for version in ("a", "b"):
         shutil.copytree(versions.folder / version, tmp_path / version)
-    halves = {name: weight.bfloat16() for name, weight in load_file(tmp_path / "a" / FILE).items()}
-    write(tmp_path / "a", halves)
-    config = tmp_path / "a" / "config.json"
-    config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
+    as_halves(tmp_path / "a")
     allowed = f"verifier.weights_from=['{tmp_path}']"
     async with pipeline(tmp_path / "a", allowed, "verifier.weights=as_stored") as running:
         with refuses(ConfigurationError):
@@ -397,7 +394,7 @@ async def test_a_held_type_that_differs_is_refused(versions: Versions, tmp_path:
         await running.router.reload(str(tmp_path / "a"), "finish", 60.0)
         got = await answered(running.router, wanted(0))
     async with pipeline(tmp_path / "a", "verifier.weights=float32") as running:
-        assert torch.equal(torch.tensor(got.tokens), torch.tensor((await answered(running.router, wanted(0))).tokens))
+        assert got.tokens == (await answered(running.router, wanted(0))).tokens
 
 
 async def test_an_answer_that_another_verifier_began_with_other_weights_is_not_gone_on_with(versions: Versions) -> None:
@@ -415,3 +412,59 @@ async def test_an_answer_that_another_verifier_began_with_other_weights_is_not_g
         moved = replace(asked[0], committed=tuple(begun.tokens[:4]), arithmetic=begun.arithmetic)
         with pytest.raises(Unavailable, match="other weights"):
             await anext(router._verifier.generate(moved))
+
+
+def as_halves(folder: Path) -> None:
+    """Let the weights be stored in bfloat16."""
+    write(folder, {name: weight.bfloat16() for name, weight in load_file(folder / FILE).items()})
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("form", "flags"),
+    [
+        ("dense", ("verifier.kernels=onednn",)),
+        ("dense", ("verifier.kernels=torch",)),
+        ("dense", ("verifier.dtype=int8",)),
+        ("dense", ("verifier.dtype=bfloat16",)),
+        ("tied", ()),
+        ("halves", ("verifier.weights=as_stored",)),
+        ("halves", ("verifier.weights=float32",)),
+        ("mixture", ()),
+        ("mixture", ("verifier.kernels=onednn",)),
+    ],
+)
+async def test_weights_of_every_form_are_replaced(
+    tiny_model: Path, tmp_path: Path, form: str, flags: tuple[str, ...]
+) -> None:
+    first = tmp_path / "a"
+    if form == "mixture":
+        make_mixture(tiny_model, first)
+    elif form == "tied":
+        make_tiny_model(first, tie_word_embeddings=True)
+    else:
+        shutil.copytree(tiny_model, first)
+    other_weights(first, tmp_path / "b")
+    if form == "halves":
+        as_halves(first)
+        as_halves(tmp_path / "b")
+    async with pipeline(tmp_path / "b", *flags) as running:
+        new = await answered(running.router, wanted(1))
+    async with pipeline(first, f"verifier.weights_from=['{tmp_path}']", *flags) as running:
+        old = await answered(running.router, wanted(1))
+        assert old.tokens != new.tokens
+        for folder, expected in ((tmp_path / "b", new), (first, old), (tmp_path / "b", new)):
+            await running.router.reload(str(folder), "finish", 60.0)
+            again = await answered(running.router, replace(wanted(1), strategy="autoregressive"))
+            assert (again.tokens, again.arithmetic) == (expected.tokens, expected.arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stages", 2), ("tensor_parallel_size", 2), ("device", "cuda:0")], ids=lambda value: str(value)
+)
+def test_what_is_not_replaced_so_far_is_refused_by_name(field: str, value: object) -> None:
+    config = replace(TargetConfig(model_path="/model"), **{field: value})  # type: ignore[arg-type]
+    with refuses(ConfigurationError, field=f"verifier.{field}", value=value):
+        check_supported(config)
