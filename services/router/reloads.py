@@ -14,7 +14,7 @@ from speculation.ports import VerifierLink
 log = logging.getLogger(__name__)
 
 # How often verifiers that have replaced their weights are told to keep them: one that has not heard of it would go back.
-_TRIES = 3
+_TRIES, _AGAIN_S = 3, 1.0
 
 
 class Reloads:
@@ -48,10 +48,14 @@ class Reloads:
         await self._keep(replace(order, step="keep"))
 
     async def _keep(self, order: ReloadOrder) -> None:
-        for _ in range(_TRIES - 1):
+        for left in reversed(range(_TRIES)):
             try:
                 await self._verifier.reload(order)
                 return
-            except Unavailable as error:
+            except OutriderError as error:
                 log.warning("not all verifiers have confirmed the new weights: %s", error)
-        await self._verifier.reload(order)
+                if not left:
+                    raise Unavailable(
+                        f"the new weights serve, but not at all verifiers: {error}; reload them once more"
+                    ) from error
+            await asyncio.sleep(_AGAIN_S)

@@ -20,6 +20,7 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from services.model_files.folder import weights_digest
+from services.router import reloads
 from services.router.service import RouterService
 from services.verifier import reloading
 from services.verifier.config import TargetConfig
@@ -348,6 +349,28 @@ async def test_verifiers_change_together_or_not_at_all(versions: Versions, step:
             assert card.arithmetic == versions.names["a"]
         for number in range(6):
             versions.check(number, await answered(router, wanted(number)), "a")
+
+
+@pytest.mark.parametrize("lost", [1, 9])
+async def test_new_weights_that_are_not_confirmed_are_told_again(
+    versions: Versions, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloads, "_AGAIN_S", 0.01)
+    times = iter(range(lost))
+
+    async def lose(step: str) -> None:
+        if step == "keep" and next(times, None) is not None:
+            raise Unavailable("lost on the way")
+
+    between = lambda number, verifier: Between(verifier, after=lose) if number else verifier  # noqa: E731
+    async with serving(versions, "in process", "in process", between=between) as router:
+        if lost == 1:
+            await router.reload(str(versions.folder / "b"), "finish", 60.0)
+        else:
+            with pytest.raises(Unavailable, match="the new weights serve, but not at all verifiers: lost on the way"):
+                await router.reload(str(versions.folder / "b"), "finish", 60.0)
+        for number in range(4):
+            versions.check(number, await answered(router, wanted(number)), "b")
 
 
 async def test_two_verifiers_serve_the_new_weights(versions: Versions) -> None:
