@@ -312,6 +312,15 @@ async def test_files_that_change_while_they_are_read_are_refused(
         await refused(router, versions, str(folder), ConfigurationError, says="changed")
 
 
+async def test_without_memory_for_a_second_copy_nothing_is_loaded(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_weights, "free_memory", lambda: 1000.0)
+    monkeypatch.delattr(new_weights, "load_beside")
+    async with serving(versions, "in process") as router:
+        await refused(router, versions, str(versions.folder / "b"), ConfigurationError, says="no room")
+
+
 async def test_answers_that_do_not_end_in_time_go_on_with_the_old_weights(versions: Versions) -> None:
     asked = Asked(whole=lambda number: False)
     async with serving(versions, "in process", between=lambda _, verifier: Between(verifier, asked.before)) as router:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.machine import free_memory
 from services.model_files.folder import known_tokenizer
 from services.model_files.generation_config import FILE, GenerationConfig, read_generation_config
 from services.verifier.config import TargetConfig
 from services.verifier.loading.model_config import check_files, read_config
-from services.verifier.loading.model_size import shape_of
 from speculation.errors import ConfigurationError, InvalidArgument
 
 # What config.json says of who wrote it, and of how it was stored.
 _OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
-_GIB = 2**30
 
 
 def allowed_folder(named: str, allowed: Sequence[Path]) -> Path:
@@ -69,7 +66,7 @@ def check_replaceable(config: TargetConfig, served: TargetConfig, generation: Ge
         generation: the served model's.
 
     Raises:
-        ConfigurationError: it does not, its files are not complete, or there is no memory for a second copy.
+        ConfigurationError: it does not, or its files are not complete.
     """
     folder, own = Path(config.model_path), Path(served.model_path)
     check_files(config)
@@ -91,13 +88,6 @@ def check_replaceable(config: TargetConfig, served: TargetConfig, generation: Ge
         named = ("defaults", "processors", "eos_token_ids")
         if any(getattr(given, name) != getattr(generation, name) for name in named):
             raise _other(folder / FILE, "generation config")
-    needed, free = shape_of(config).weights(config), free_memory()
-    if needed > free:
-        raise ConfigurationError(
-            f"there is no room for a second copy of the weights, which takes {needed / _GIB:.1f} GiB: "
-            f"{free / _GIB:.1f} GiB are free",
-            about="memory",
-        )
 
 
 def _other(file: Path, what: str) -> ConfigurationError:

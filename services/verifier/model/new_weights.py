@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.machine import free_memory
 from services.model_files.folder import weights_digest
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
@@ -35,7 +36,8 @@ class NewWeights:
         choice: what computes its linear layers.
 
     Raises:
-        ConfigurationError: they cannot be loaded, have changed meanwhile, or are held in another way than those that serve.
+        ConfigurationError: there is no memory for them, they cannot be loaded, have changed meanwhile, or are held
+            otherwise than those that serve.
 
     Attributes:
         config: as given.
@@ -44,6 +46,7 @@ class NewWeights:
 
     def __init__(self, config: TargetConfig, served: PreTrainedModel, choice: Choice, means: TargetMeans) -> None:
         self.config = config
+        _check_room(served)
         folder = Path(config.model_path)
         written = _written(folder)
         self.digest = weights_digest(folder)
@@ -72,6 +75,16 @@ class NewWeights:
             for pair in done:
                 pair.exchange()
             raise
+
+
+def _check_room(served: nn.Module) -> None:
+    needed = sum(held.numel() * held.element_size() for _, (_, held) in _held(served))
+    if needed > (free := free_memory()):
+        raise ConfigurationError(
+            f"there is no room for a second copy of the weights, which takes {needed / 2**30:.1f} GiB: "
+            f"{free / 2**30:.1f} GiB are free",
+            about="memory",
+        )
 
 
 def _written(folder: Path) -> dict[str, tuple[int, int]]:
