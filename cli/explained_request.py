@@ -30,7 +30,15 @@ from services.router.rules.rule_book import rules_of
 from services.router.service import RouterService
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.messages import (
+    Finished,
+    GenerationRequest,
+    Progress,
+    ReloadOrder,
+    ReplayedAnswer,
+    ServiceState,
+    VerifierCard,
+)
 from speculation.types import Plan, SamplingDefaults
 
 _CALL = "tenant=NAME, key=NAME, header.NAME=VALUE, open_requests=NUMBER or time=2026-11-25T23:30+01:00"
@@ -73,6 +81,9 @@ class _NoVerifier:
         raise Unavailable("nothing is started")
 
     async def forget(self, tenant: str) -> None:
+        raise Unavailable("nothing is started")
+
+    async def reload(self, order: ReloadOrder) -> str:
         raise Unavailable("nothing is started")
 
     async def service_state(self) -> ServiceState:

@@ -20,6 +20,7 @@ from cli import (
     outside_commands,
     paper_command,
     plan_command,
+    reload_command,
     tau_command,
     train_commands,
     train_run_commands,
@@ -39,8 +40,8 @@ from cli.answer_options import (
     TopP,
 )
 from cli.printed_answer import print_answer
+from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.terminal import end_with, prepare_streams, stderr
-from cluster.settings.config import API_KEY_VARIABLE
 from services.clean_logs import clean_logs
 from speculation.errors import ConfigurationError, OutriderError
 
@@ -78,18 +79,12 @@ def main_options(
 # Panels of `outrider --help`, in this order.
 _SERVE, _ASK, _OPERATE, _MEASURE, _BUILD = "Serve", "Ask", "Operate", "Measure", "Build"
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
 ModelName = Annotated[
     str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file. Default: SmolLM2-135M-Instruct.")
 ]
-Address = Annotated[str | None, typer.Option("--address", help="A running server, host:port. Default: 127.0.0.1:50051.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Load the model into this process instead of using a server.")]
-Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
-TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
-ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for the server.")]
 
 
 @app.command(rich_help_panel=_SERVE)
@@ -152,7 +147,7 @@ def generate(
         drafter=drafter, report="sources" if sources else None,
     )  # fmt: skip
     with _client(
-        address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
+        address, in_process, model, config, settings, verbose, prompt, options, credentials(api_key, tls, tls_root)
     ) as client:
         print_answer(client.stream(prompt, **options), as_json, sources=sources)
 
@@ -199,7 +194,7 @@ def chat(
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     asked: list[Message] = [*messages, {"role": "user", "content": message or "Hello!"}]
     with _client(
-        address, in_process, model, config, settings, verbose, asked, options, _credentials(api_key, tls, tls_root)
+        address, in_process, model, config, settings, verbose, asked, options, credentials(api_key, tls, tls_root)
     ) as client:
         if message is None:
             Conversation(client, messages, options, sources=sources).run()
@@ -225,9 +220,9 @@ def models(
     from cli.models_report import print_models
 
     loaded = _load(config, settings)
-    where = address or _default_address(loaded)
-    retry, credentials = outrider.Retry(attempts=1), _credentials(api_key, tls, tls_root)
-    with outrider.Client(where, timeout_s=5, retry=retry, **credentials) as client:
+    where = address or default_address(loaded)
+    retry = outrider.Retry(attempts=1)
+    with outrider.Client(where, timeout_s=5, retry=retry, **credentials(api_key, tls, tls_root)) as client:
         try:
             served = client.models()
         except outrider.Unavailable:
@@ -249,8 +244,8 @@ def forget(
     """Delete what a server remembers of this API key's requests: answers, computed prompts, what drafters have learned."""
     import outrider
 
-    where = address or _default_address(_load(config, settings))
-    with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
+    where = address or default_address(_load(config, settings))
+    with outrider.Client(where, timeout_s=30, **credentials(api_key, tls, tls_root)) as client:
         client.forget()
     stderr().print(f"{where} forgets what it remembered of these requests")
 
@@ -258,6 +253,7 @@ def forget(
 for _panel, _commands in (
     (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
+    (_OPERATE, (reload_command.reload,)),
     (_MEASURE, (bench_commands.replay,)),
 ):
     for _command in _commands:
@@ -310,7 +306,7 @@ def _client(
         credentials = {}
     else:
         loaded = _load(config, settings)
-        service = nullcontext(address or _default_address(loaded))
+        service = nullcontext(address or default_address(loaded))
         if model is not None:
             options["model"] = model
     with service as where, outrider.Client(where, **credentials) as client:
@@ -344,17 +340,6 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     request = decode_request(wire, tenant=None)
     make_plan(request, strategy.for_tenant(request.tenant))
     plan_comparisons(request, strategy)
-
-
-def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
-    if root is not None and not root.is_file():
-        raise ConfigurationError("no such file", field="--tls-root", value=root)
-    pem = root.read_bytes() if root is not None else None
-    return {"api_key": api_key, "tls": tls or root is not None, "root_certificates": pem}
-
-
-def _default_address(settings: Settings) -> str:
-    return f"{settings.server.host}:{settings.server.port}"
 
 
 def _options(**given: Any) -> Options:

@@ -10,8 +10,16 @@ from contextlib import aclosing
 from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
 from cluster.same_adapter import same_adapter
 from speculation.adapters import AdapterOrder
-from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.errors import ConfigurationError, NotBegun, OutriderError, ResourceExhausted, Unavailable
+from speculation.messages import (
+    Finished,
+    GenerationRequest,
+    Progress,
+    ReloadOrder,
+    ReplayedAnswer,
+    ServiceState,
+    VerifierCard,
+)
 from speculation.ports import VerifierPort
 from speculation.types import Plan
 
@@ -121,3 +129,28 @@ class ChosenVerifier:
         """At every one."""
         answers = await asyncio.gather(*(each.adapt(order) for each in self._verifiers), return_exceptions=True)
         return same_adapter(order, answers)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        """At every one."""
+        return agreed(await asyncio.gather(*(each.reload(order) for each in self._verifiers), return_exceptions=True))
+
+
+def agreed(answers: Sequence[str | BaseException]) -> str:
+    """What all verifiers have answered to a step of a reload.
+
+    Raises:
+        OutriderError: one could not take it, or they have read different weights.
+    """
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    found = sorted({answer for answer in answers if isinstance(answer, str)})
+    if not found:
+        raise Unavailable("no verifier answers; try again")
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the verifiers do not see the same weights in that folder (their checksums begin with "
+            f"{', '.join(each[:12] for each in found)}): all of them must reach the same files",
+            about="folder",
+        )
+    return found[0]

@@ -28,6 +28,8 @@ MAX_FEATURE_BYTES = 1 << 20
 DESCRIBE_S, FORGET_S = 5.0, 10.0
 # Seconds for which an adapter that is to be unloaded may still be in use, and for all verifiers to read one.
 UNLOAD_S, ADAPT_S = 60.0, 120.0
+# Seconds that answers under way may get to end when weights are replaced, and get where nobody says.
+RELOAD_WITHIN_S, RELOAD_S = (1.0, 3600.0), 600.0
 
 MAX_QUERIES, MAX_SUFFIX, MAX_CONTINUATIONS, MAX_CONTINUATION = 256, 64, 512, 64
 # Tokens of an answer that is kept for later drafts, and of all answers in one message.

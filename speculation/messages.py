@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from speculation.records import quickly_made
 from speculation.types import (
@@ -30,7 +31,8 @@ class GenerationRequest:
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
     in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
     of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
-    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``group``: what answers that are
+    ``arithmetic``: that of the verifiers that chose what is committed; empty: not known. ``whole``: nobody sees any of the
+    answer before its end, so that it may begin once more where weights are replaced. ``group``: what answers that are
     written beside this one to the same prompt have, too; empty: none are. ``tokenizer``: a digest of the one that the
     prompt's tokens are of; empty: not told, since all components are of one service. ``adapter``: the name of the LoRA
     adapter that the answer is computed with; empty: none.
@@ -48,9 +50,41 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     arithmetic: str = ""
+    whole: bool = False
     group: str = ""
     tokenizer: str = ""
     adapter: str = ""
+
+
+ReloadStep = Literal["read", "pause", "replace", "keep", "undo"]
+# What becomes of answers that are under way when weights are replaced.
+RunningAnswers = Literal["finish", "restart"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReloadOrder:
+    """A step of replacing the weights of all verifiers of a service together: each step once all have done the one before.
+
+    ``read``: load the weights in ``folder`` beside those that serve, and check them. ``pause``: let new requests wait until
+    no answer is under way, for at most ``within_s`` seconds. ``replace``: compute by the new ones from now on. ``keep``: the
+    old ones are dropped, and decoding goes on. ``undo``: all is as before ``read``; no error where nothing was done.
+
+    Attributes:
+        reload_id: names the reload in all of its steps.
+        running: ``finish``: answers under way end with the old weights; ``restart``: those of which nobody has seen anything
+            begin once more with the new ones.
+    """
+
+    reload_id: str
+    step: ReloadStep
+    folder: str = ""
+    running: RunningAnswers = "finish"
+    within_s: float = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a verifier that has not answered counts as lost."""
+        return {"read": 3600.0, "pause": self.within_s + 30.0}.get(self.step, 60.0)
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -89,6 +123,7 @@ class Progress:
     ``report``: where the plan asks for it.
     ``prompt_logprobs``: of the prompt's tokens but its first, with the answer's first token where they are wanted.
     ``arithmetic``: the verifier's, see ``services.api.messages.ModelCard``; told with its first tokens of an answer.
+    ``restarted``: the answer begins once more, with other weights; all that was told of it before is void.
     """
 
     token_ids: tuple[int, ...]
@@ -101,6 +136,7 @@ class Progress:
     switches: tuple[str, ...] = ()
     saved_s: float = field(default=0.0, compare=False)
     arithmetic: str = field(default="", compare=False)
+    restarted: bool = False
     report: PassReport | None = None
 
 

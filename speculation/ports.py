@@ -27,6 +27,7 @@ from speculation.messages import (
     OpenSession,
     Progress,
     RecalledAnswers,
+    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -176,6 +177,14 @@ class VerifierPort(Protocol):
 
     async def adapt(self, order: AdapterOrder) -> str:
         """Take a step of loading or unloading an adapter. Returns the digest of one that is loaded; else empty.
+
+        Raises:
+            OutriderError: the step cannot be taken, and nothing that is served has changed; says why.
+        """
+        ...
+
+    async def reload(self, order: ReloadOrder) -> str:
+        """Take a step of replacing the weights. Returns a digest of the new ones; empty if the step is ``undo``.
 
         Raises:
             OutriderError: the step cannot be taken, and nothing that is served has changed; says why.

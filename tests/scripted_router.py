@@ -8,9 +8,17 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
+from services.api.messages import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    ModelCard,
+    TextChunk,
+    Timing,
+    TokenSpelling,
+)
 from speculation.errors import OutriderError
-from speculation.messages import ServiceState
+from speculation.messages import RunningAnswers, ServiceState
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 
 CARD = ModelCard(
@@ -115,6 +123,9 @@ class ScriptedRouter:
         raise NotImplementedError
 
     async def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
+    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
         raise NotImplementedError
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:

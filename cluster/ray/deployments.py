@@ -38,6 +38,7 @@ from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
+from cluster.ray.shared_weights import take_weights_of_others
 from cluster.ray.starting import START_FAILED
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings
@@ -203,6 +204,7 @@ class VerifierDeployment(_Process):
             self._verifier = VerifierService(config, origins, launch, observing.metrics, stream_weights(settings, model))
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
+            await take_weights_of_others(self._verifier.take_weights)
             self._callers = Callers()
             self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")
 
@@ -245,6 +247,14 @@ class VerifierDeployment(_Process):
     async def adapt(self, order: bytes) -> str:
         """As ``VerifierPort.adapt``, with a serialised order."""
         return await self._verifier.adapt(serialised.read_adapting(order))
+
+    async def reload(self, order: bytes) -> str:
+        """As ``VerifierPort.reload``, with a serialised message."""
+        return await self._verifier.reload(serialised.read_reload(order))
+
+    async def replaced_weights(self) -> tuple[str, str]:
+        """As ``VerifierService.replaced_weights``."""
+        return await self._verifier.replaced_weights()
 
     async def running(self) -> int:
         """Number of requests being decoded or waiting."""

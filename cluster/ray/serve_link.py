@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from cluster.chosen_verifier import agreed
 from cluster.ray.callers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
@@ -23,7 +24,15 @@ from services.links import serialised
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.messages import (
+    Finished,
+    GenerationRequest,
+    Progress,
+    ReloadOrder,
+    ReplayedAnswer,
+    ServiceState,
+    VerifierCard,
+)
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)
@@ -149,6 +158,25 @@ class ServeVerifierLink:
             return (await self.describe(),)
         except OutriderError:
             return ()
+
+    async def reload(self, order: ReloadOrder) -> str:
+        """At every replica.
+
+        Raises:
+            OutriderError: one could not take the step, or did not answer.
+        """
+        total = await _count(self._handle)
+        asked = self._handle.broadcast("reload", serialised.write_reload(order))
+        try:
+            answers = await asked.results_async(timeout_s=order.patience_s, return_exceptions=True)
+        except TimeoutError:
+            raise Unavailable(f"not all of {total} verifiers answered within {order.patience_s:g} s") from None
+        except Exception as error:
+            raise translate(error) from None
+        found = agreed([translate(each) if isinstance(each, Exception) else each for each in answers])
+        if len(answers) < total:
+            raise Unavailable(f"{total - len(answers)} of {total} verifiers did not answer; try again")
+        return found
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at every replica.

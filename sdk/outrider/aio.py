@@ -16,7 +16,7 @@ from outrider import _transport
 from outrider._transport import Metadata, Retry
 from outrider.errors import InternalError, OutriderError, from_rpc
 from outrider.requests import Message, Options, build_request, join, read_chunk, read_models
-from outrider.types import Chunk, Generation, Model
+from outrider.types import Chunk, Generation, Model, Reloaded
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 
@@ -197,6 +197,26 @@ class AsyncClient:
             OutriderError: see ``outrider.errors``.
         """
         await self._retried(self._stub.Forget, pb.ForgetRequest())
+
+    async def reload(self, folder: str, *, running: str = "finish", within_s: float = 600.0) -> Reloaded:
+        """Replace the weights that the server serves, while it serves. Needs an API key with the scope ``admin``.
+
+        Args:
+            folder: safetensors of the same model: an absolute path at the verifiers, in one of ``verifier.weights_from``.
+            running: "finish": answers under way end with the old weights; "restart": those that are sent as a whole begin
+                once more with the new ones, and those that are streamed end with the old ones.
+            within_s: seconds that answers under way have to end; else nothing is replaced.
+
+        Raises:
+            OutriderError: nothing that is served has changed; see ``outrider.errors``.
+        """
+        request = pb.ReloadRequest(folder=folder, running=running, within_s=within_s)
+        try:
+            # Not tried again, nor given up: reading the weights takes as long as they are large.
+            done = await self._stub.Reload(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address, closed=self._closed) from error
+        return Reloaded(arithmetic=done.arithmetic, notes=tuple(done.notes))
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""

@@ -185,6 +185,15 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reloaded:
+    """Weights that have taken the place of others. ``arithmetic``: that of the answers from now on; see ``Generation``.
+    ``notes``: what whoever has replaced them should know."""
+
+    arithmetic: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A served model.
 

@@ -87,7 +87,7 @@ class Visit:
             self.model, self.seconds_saved = event.model, round(event.stats.seconds_saved, 3)
             self.completion_tokens, self.finished = event.completion_tokens, True
         else:
-            self.completion_tokens += len(event.token_ids)
+            self.completion_tokens = len(event.token_ids) + (0 if event.restarted else self.completion_tokens)
 
     def told(self) -> dict[str, object]:
         """What the audit log says of it."""

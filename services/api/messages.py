@@ -14,7 +14,7 @@ from services.api.adapter_port import AdapterPort
 from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import ServiceState
+from speculation.messages import RunningAnswers, ServiceState
 from speculation.types import (
     AcceptanceRule,
     Effort,
@@ -167,6 +167,7 @@ class ClientRequest:
         siblings: what answers to one input that were asked for together have in common; empty: there is one alone.
         private: what is sent of the answer tells nothing of its drafts, and none come from others' texts; None: as the
             server does by default.
+        whole: as in ``GenerationRequest``.
         how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
         report: what the answer tells of its drafts; it changes nothing of the answer.
@@ -197,6 +198,7 @@ class ClientRequest:
     siblings: str = ""
     most_tokens: int | None = None
     private: bool | None = None
+    whole: bool = False
     how: HowAsked = HowAsked()
     report: Report = "none"
     compare: tuple[str, ...] = ()
@@ -229,7 +231,7 @@ class TextChunk:
     what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
     ``incomplete``: the last token's text is not all there, since a character is not. ``origins``: one for each token; empty:
     the request does not ask for them. ``passes``: those that the tokens come from, where it asks for trees.
-    ``prompt_logprobs``: as in ``speculation.messages.Progress``.
+    ``prompt_logprobs``, ``arithmetic``, ``restarted``: as in ``speculation.messages.Progress``.
     """
 
     text: str
@@ -240,6 +242,8 @@ class TextChunk:
     origins: tuple[TokenOrigin, ...] = ()
     passes: tuple[ReportedPass, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    arithmetic: str = ""
+    restarted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -362,6 +366,16 @@ class RouterPort(AdapterPort, Protocol):
 
         Raises:
             OutriderError: that could not be done everywhere.
+        """
+
+    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        """Replace the weights that are served, at all verifiers together. Returns notes for whoever does.
+
+        Args:
+            folder, running, within_s: as in ``speculation.messages.ReloadOrder``.
+
+        Raises:
+            OutriderError: nothing that is served has changed; says why.
         """
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:

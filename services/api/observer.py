@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
-from speculation.messages import ServiceState
+from speculation.messages import RunningAnswers, ServiceState
 
 
 class PassingRouter:
@@ -29,6 +29,9 @@ class PassingRouter:
 
     async def unload_adapter(self, name: str) -> None:
         await self._router.unload_adapter(name)
+
+    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        return await self._router.reload(folder, running, within_s)
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return await self._router.tokenize(request)

@@ -26,7 +26,7 @@ from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan
 
@@ -118,6 +118,15 @@ class GrpcVerifierLink:
         except grpc.aio.AioRpcError as error:
             raise _late(error, within_s) from error
         return codec.decode_adapted(answer)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        try:
+            answer = await self._connected().stub.Reload(
+                codec.encode_reload(order), timeout=order.patience_s, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _late(error, order.patience_s) from error
+        return codec.decode_reloaded(answer)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -226,6 +235,13 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
         async with aborting(context):
             self._guard(context)
             return codec.encode_adapted(await self._verifier.adapt(codec.decode_adapting(request)))
+
+    async def Reload(
+        self, request: verification_pb2.ReloadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.ReloadResponse:
+        async with aborting(context):
+            self._guard(context)
+            return codec.encode_reloaded(await self._verifier.reload(codec.decode_reload(request)))
 
 
 async def serve_verifier(

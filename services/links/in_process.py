@@ -30,6 +30,7 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -189,6 +190,9 @@ class InProcessVerifierLink:
 
     async def adapt(self, order: AdapterOrder) -> str:
         return await self._verifier.adapt(serialised.read_adapting(serialised.write_adapting(order)))
+
+    async def reload(self, order: ReloadOrder) -> str:
+        return await self._verifier.reload(serialised.read_reload(serialised.write_reload(order)))
 
     async def describe(self) -> VerifierCard:
         return serialised.read_card(serialised.write_card(await self._verifier.describe()))

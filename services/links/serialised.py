@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.internal.v1 import verification_pb2
 from services.links.codec import verification as codec
 from speculation.adapters import AdapterOrder
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.types import Plan
 
 
@@ -81,6 +81,20 @@ def read_adapting(data: bytes) -> AdapterOrder:
         InvalidArgument: an unknown step.
     """
     return codec.decode_adapting(verification_pb2.AdaptRequest.FromString(data))
+
+
+def write_reload(order: ReloadOrder) -> bytes:
+    """Router to verifier."""
+    return codec.encode_reload(order).SerializeToString()
+
+
+def read_reload(data: bytes) -> ReloadOrder:
+    """Decode the bytes of ``write_reload``.
+
+    Raises:
+        InvalidArgument: a value is unknown; names the field.
+    """
+    return codec.decode_reload(verification_pb2.ReloadRequest.FromString(data))
 
 
 def write_card(card: VerifierCard) -> bytes:

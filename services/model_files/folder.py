@@ -133,6 +133,24 @@ def model_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_digest(folder: Path) -> str:
+    """A hash of config.json and of every byte of the weight files: a second for each one or two gigabytes.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or there are no weights.
+    """
+    digest = hashlib.sha256()
+    with reading(f"read the model at {folder}", about=folder):
+        digest.update((folder / "config.json").read_bytes())
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
+        for file in files:
+            with file.open("rb") as content:
+                digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
 def check_vocabulary(folder: Path, largest: int) -> None:
     """Check that the model has an embedding for every token of the tokeniser's own vocabulary.
 

@@ -35,7 +35,7 @@ class EvenRouter(PassingRouter):
             return self._router.generate(request)
         self._check_report(request)
         # No other request has this salt: nothing is shared, and nothing is learnt.
-        return self._evenly(replace(request, private=True, cache_salt=secrets.token_hex(16)))
+        return self._evenly(replace(request, private=True, whole=False, cache_salt=secrets.token_hex(16)))
 
     def _check_report(self, request: ClientRequest) -> None:
         """Refuse what would tell of drafts."""
@@ -89,6 +89,7 @@ class _Pieces:
         self._text = ""
         self._shown = 0
         self._of_prompt: tuple[TokenLogprobs, ...] = ()
+        self._arithmetic = ""
 
     @property
     def left(self) -> bool:
@@ -99,6 +100,7 @@ class _Pieces:
         """Take what has come."""
         self._text += chunk.text
         self._of_prompt += chunk.prompt_logprobs
+        self._arithmetic = chunk.arithmetic or self._arithmetic
         ends = chunk.text_ends or (self._shown + len(self._text),) * len(chunk.token_ids)
         logprobs = chunk.logprobs or (None,) * len(chunk.token_ids)
         self._tokens += zip(chunk.token_ids, logprobs, ends, strict=True)
@@ -120,4 +122,5 @@ class _Pieces:
             logprobs=tuple(entry for _, entry, _ in taken if entry is not None),
             text_ends=tuple(end for _, _, end in taken),
             prompt_logprobs=of_prompt,
+            arithmetic=self._arithmetic,
         )

@@ -95,6 +95,8 @@ class Answer:
             incomplete=self._detokenizer.incomplete,
             origins=() if told is None else told.of_tokens(progress.accepted_sources, begin, ends),
             passes=() if told is None else told.of_pass(progress.report, taken),
+            arithmetic=progress.arithmetic,
+            restarted=progress.restarted,
         )
 
     def rest(self) -> str:

@@ -61,6 +61,8 @@ class Migration:
                     if trouble.lost:
                         self._migrations.add(1, "continued")
                     if isinstance(event, Progress):
+                        if event.restarted:
+                            committed.clear()
                         committed += event.token_ids
                         arithmetic = event.arithmetic or arithmetic
                     trouble.over()

@@ -33,6 +33,7 @@ from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
+from services.router.reloads import Reloads
 from services.router.rules.facts import Facts, facts_of
 from services.router.rules.rule_book import RuleBook
 from services.router.sampling import complete_sampling
@@ -44,7 +45,7 @@ from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
+from speculation.messages import Finished, GenerationRequest, RunningAnswers, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
 from speculation.room import room_behind
 from speculation.types import FinishReason, SamplingParams
@@ -83,6 +84,7 @@ class RouterService:
         self._open = 0
         self._adapters = AdapterChanges(verifier)
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
+        self._reloads = Reloads(verifier)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self._open += 1
@@ -104,18 +106,25 @@ class RouterService:
         planned = plan_comparisons(request, self._config.strategy)
         inner, rule = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
-        detokenizer = self._tokens.detokenizer(
-            special=not request.skip_special_tokens, after=before, hidden=self._gap_ends(request)
-        )
-        named = self._tokens.named(request.sampling.stop)
-        origins = None if request.report == "none" else Origins(self._tokens)
-        answer = Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
+
+        def begun() -> Answer:
+            detokenizer = self._tokens.detokenizer(
+                special=not request.skip_special_tokens, after=before, hidden=self._gap_ends(request)
+            )
+            named = self._tokens.named(request.sampling.stop)
+            origins = None if request.report == "none" else Origins(self._tokens)
+            return Answer(inner, request.request_id, detokenizer, arrived_at, origins, named)
+
+        answer = begun()
         reason, said = FinishReason.STOP, list[int]()
         async with aclosing(self._migration.generate(inner)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     reason = event.reason
                     break
+                if event.restarted:
+                    answer = begun()
+                    said.clear()
                 chunk = answer.add(event)
                 if planned:
                     said += chunk.token_ids
@@ -171,6 +180,16 @@ class RouterService:
             raise NotFound("lora_name", name, ", ".join(self._card.adapters) or "unset: no adapter is loaded")
         await self._adapters.unload(name)
         self._card = None
+
+    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        await self._reloads.reload(folder, running, within_s)
+        self._card = None
+        trained = sorted(drafter.name for drafter in self._config.strategy.trained)
+        note = (
+            f"drafters that were trained for the weights before ({', '.join(trained)}) go on: they can only cost speed; "
+            "`outrider canary` says what they are worth"
+        )
+        return (note,) if trained else ()
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         most, size = (await self._describe()).max_model_len, length_of(request.input)
@@ -277,6 +296,7 @@ class RouterService:
             weight=request.weight,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            whole=request.whole,
             group=_beside(request),
             adapter=adapter or "",
             traceparent=request.traceparent,

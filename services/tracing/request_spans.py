@@ -19,7 +19,7 @@ from services.api.messages import ClientRequest, Completion, RouterPort, TextChu
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.adapters import AdapterOrder
-from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import Plan, SpeculationStats
 
@@ -78,6 +78,8 @@ class TracedVerifier:
             try:
                 async for event in events:
                     if isinstance(event, Progress):
+                        if event.restarted:
+                            stats = SpeculationStats()
                         sources, taken = event.accepted_sources, len(event.token_ids)
                         stats.record(drafted=event.num_drafted, accepted_sources=sources, committed=taken)
                         queued_s = event.queue_s
@@ -97,6 +99,9 @@ class TracedVerifier:
 
     async def adapt(self, order: AdapterOrder) -> str:
         return await self._verifier.adapt(order)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        return await self._verifier.reload(order)
 
 
 @contextmanager

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
+from services.verifier.identity import check_begun, with_adapter
 from services.verifier.model.target import TransformersTarget
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
+
+Answering = Callable[[GenerationRequest], AsyncGenerator[Progress | Finished, None]]
 
 
 class Adapting:
@@ -33,24 +37,31 @@ class Adapting:
         self._one_load = asyncio.Lock()
 
     async def answering(
-        self, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None]
+        self, request: GenerationRequest, answer: Answering, arithmetic: str
     ) -> AsyncGenerator[Progress | Finished, None]:
-        """The events of an answer with an adapter, as they come.
+        """The events of an answer with an adapter; the first tokens say by which arithmetic they were chosen.
+
+        Args:
+            answer: gives the events of a request that was not begun elsewhere, as far as it knows.
+            arithmetic: the target's without an adapter.
 
         Raises:
-            NotBegun: the adapter is not here, or is about to go.
+            NotBegun: the adapter is not here, or is about to go; or the answer was begun by another arithmetic.
         """
         name = request.adapter
-        async with aclosing(events):
-            if name not in self._target.adapters or (name in self._closed_by and not request.committed):
-                raise NotBegun(f"the verifier has no adapter {name}")
-            self._under_way[name] += 1
-            try:
+        digest = self._target.adapters.get(name)
+        if digest is None or (name in self._closed_by and not request.committed):
+            raise NotBegun(f"the verifier has no adapter {name}")
+        own = with_adapter(arithmetic, digest)
+        check_begun(request, own)
+        self._under_way[name] += 1
+        try:
+            async with aclosing(answer(replace(request, arithmetic=""))) as events:
                 async for event in events:
-                    yield event
-            finally:
-                self._under_way[name] -= 1
-                self._ended.set()
+                    yield replace(event, arithmetic=own) if isinstance(event, Progress) and event.arithmetic else event
+        finally:
+            self._under_way[name] -= 1
+            self._ended.set()
 
     async def obey(self, order: AdapterOrder) -> str:
         """As ``VerifierPort.adapt``."""

@@ -294,6 +294,13 @@ class VerifierConfig:
     ] = 0.5
     costs_dir: Path | None = None
     tokenizer: str = ""
+    weights_from: Annotated[
+        tuple[Path, ...],
+        Setting(
+            "folders in which the folders lie whose weights may take the place of the served ones while serving (`outrider "
+            "reload`), at the verifier; []: weights are not replaced"
+        ),
+    ] = ()
     check_every: Annotated[
         int,
         Setting("one in so many drafted answers is decoded again, plainly, while nobody waits, and compared; 0: none", ge=0),

@@ -4,12 +4,10 @@ tokenizer: no verifier takes token ids that another one's mean."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass
 
 from speculation.errors import NotBegun
-from speculation.messages import Finished, GenerationRequest, Progress
+from speculation.messages import GenerationRequest
 
 
 def with_adapter(arithmetic: str, digest: str) -> str:
@@ -17,37 +15,44 @@ def with_adapter(arithmetic: str, digest: str) -> str:
     return hashlib.sha256(f"{arithmetic} {digest}".encode()).hexdigest()[:16]
 
 
-async def of_one_arithmetic(
-    arithmetic: str | None,
-    request: GenerationRequest,
-    events: AsyncGenerator[Progress | Finished, None],
-    tokenizer: str = "",
-) -> AsyncGenerator[Progress | Finished, None]:
-    """The events of an answer; the first tokens say by which arithmetic they were chosen.
-
-    Args:
-        arithmetic: this verifier's own, see ``arithmetic_of``, with the request's adapter; None: it has no such adapter.
-        tokenizer: the digest of this verifier's own; empty: not known.
+def check_begun(request: GenerationRequest, arithmetic: str) -> None:
+    """Check that an answer goes on by the arithmetic that it was begun by.
 
     Raises:
-        NotBegun: the answer was begun by another arithmetic, the router's tokens are of another tokenizer, or the adapter is
-            not here.
+        NotBegun: it was begun by another one.
     """
-    async with aclosing(events):
-        if tokenizer and request.tokenizer not in ("", tokenizer):
+    if request.committed and request.arithmetic not in ("", arithmetic):
+        raise NotBegun(
+            f"the answer was begun by a verifier with other weights, dtype or kernels ({request.arithmetic}), "
+            f"and this one ({arithmetic}) would not go on with the same tokens"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a verifier's tokens are chosen by.
+
+    Attributes:
+        arithmetic: see ``arithmetic_of``; answers are told it with their first tokens.
+        tokenizer: the digest of its tokenizer; empty: not known.
+    """
+
+    arithmetic: str = ""
+    tokenizer: str = ""
+
+    def check(self, request: GenerationRequest) -> None:
+        """Check that a verifier may answer, or go on with an answer.
+
+        Raises:
+            NotBegun: the answer was begun by another arithmetic, or the router's tokens are of another tokenizer.
+        """
+        if self.tokenizer and request.tokenizer not in ("", self.tokenizer):
             raise NotBegun(
                 f"the router's model has another tokenizer ({request.tokenizer[:16]}) than this verifier's "
-                f"({tokenizer[:16]}): their settings must name one model"
+                f"({self.tokenizer[:16]}): their settings must name one model"
             )
-        if arithmetic is None:
-            raise NotBegun(f"the verifier has no adapter {request.adapter}")
-        if request.committed and request.arithmetic not in ("", arithmetic):
-            raise NotBegun(
-                f"the answer was begun by a verifier with other weights, dtype or kernels ({request.arithmetic}), "
-                f"and this one ({arithmetic}) would not go on with the same tokens"
-            )
-        told = False
-        async for event in events:
-            if not told and isinstance(event, Progress):
-                event, told = replace(event, arithmetic=arithmetic), True
-            yield event
+        check_begun(request, self.arithmetic)
+
+
+# Of targets whose answers nobody compares.
+UNNAMED = Identity()

@@ -7,10 +7,11 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from services.metrics.registry import DROPPED, Metrics, Values
-from services.model_files.folder import model_fingerprint
+from services.model_files.folder import model_fingerprint, weights_digest
 from services.tracing.log_names import log_name
 from services.verifier.adapting import Adapting
 from services.verifier.checks.pass_costs import costs_of
@@ -22,14 +23,23 @@ from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.identity import of_one_arithmetic, with_adapter
+from services.verifier.identity import Identity, with_adapter
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
+from services.verifier.reloading import Reloading
 from services.verifier.stages.upstream import Launch
 from speculation.adapters import AdapterOrder
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.messages import (
+    DecodingCounts,
+    Finished,
+    GenerationRequest,
+    Progress,
+    ReloadOrder,
+    ReplayedAnswer,
+    VerifierCard,
+)
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)
@@ -62,22 +72,28 @@ class VerifierService:
         # This one thread runs all of torch's parallel work, loading included: each further thread would get an OpenMP team
         # of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
-        self._target = worker.submit(TransformersTarget, config.target, launch, streams).result()
+        loading = worker.submit(TransformersTarget, config.target, launch, streams)
+        weights = _named_weights(config.target)
+        self._target = loading.result()
         try:
             budget = worker.submit(_budget, self._target, config).result()
         except BaseException:
             self._target.shutdown()
             raise
         target = self._target
-        self._arithmetic = arithmetic_of(target, config.target)
         self._adapting = Adapting(target, config.target.lora_folders)
+        named = partial(arithmetic_of, target, config.target)
+        identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
         self._comparing = Comparing(origins, budget, target.vocab_size)
         origins = self._comparing.origins
-        self.loop = DecodingLoop(target, origins, budget, config.loop, worker, grammars=grammars, metrics=metrics)
+        self.loop = DecodingLoop(
+            target, origins, budget, config.loop, worker, grammars=grammars, identity=identity, metrics=metrics
+        )
+        self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
-        metrics.follow("arithmetic_info", lambda: {(self._arithmetic,): 1.0})
+        metrics.follow("arithmetic_info", lambda: {(self.loop.identity.arithmetic,): 1.0})
 
     def _cache_in_use(self) -> Values:
         blocks = self._target.blocks
@@ -112,15 +128,17 @@ class VerifierService:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
-        events = self._check.watched(request, self.loop.generate(request))
-        if request.adapter:
-            events = self._adapting.answering(request, events)
-        arithmetic = self._with_adapters().get(request.adapter) if request.adapter else self._arithmetic
-        return of_one_arithmetic(arithmetic, request, events, self._config.tokenizer)
+        if not request.adapter:
+            return self._answer(request)
+        return self._adapting.answering(request, self._answer, self.loop.identity.arithmetic)
+
+    def _answer(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        return self._check.watched(request, self.loop.generate(request))
 
     def _with_adapters(self) -> dict[str, str]:
         """The arithmetic of answers with each adapter, by its name."""
-        return {name: with_adapter(self._arithmetic, digest) for name, digest in self._target.adapters.items()}
+        own = self.loop.identity.arithmetic
+        return {name: with_adapter(own, digest) for name, digest in self._target.adapters.items()}
 
     async def compare(self, request: GenerationRequest, plans: Sequence[Plan]) -> tuple[ReplayedAnswer, ...]:
         return await self._comparing.compare(request, plans)
@@ -134,6 +152,22 @@ class VerifierService:
             # It may be about to decode with that adapter.
             await self._check.stop()
         return await self._adapting.obey(order)
+
+    async def reload(self, order: ReloadOrder) -> str:
+        return await self._reloading.obey(order)
+
+    async def replaced_weights(self) -> tuple[str, str]:
+        """The folder of the weights that have taken the place of the first ones, and their digest; empty: none have. The
+        answer comes once no reload is under way."""
+        return await self._reloading.replaced()
+
+    async def take_weights(self, folder: str, digest: str) -> None:
+        """Serve the weights that another verifier serves.
+
+        Raises:
+            OutriderError: they cannot be served here, or are not there any more.
+        """
+        await self._reloading.take(folder, digest)
 
     async def describe(self) -> VerifierCard:
         """What is served, and the load.
@@ -154,7 +188,7 @@ class VerifierService:
             bit_exact=self._target.exact,
             defaults=self._target.generation.defaults,
             processors=self._target.generation.processors.shown,
-            arithmetic=self._arithmetic,
+            arithmetic=self.loop.identity.arithmetic,
             counts=_counts(self.loop.stats),
             drafters={origin.name: origin.link.connected for origin in self._origins},
             adapters=self._with_adapters(),
@@ -180,17 +214,22 @@ def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:
     return measured_budget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)
 
 
-def arithmetic_of(target: TransformersTarget, config: TargetConfig) -> str:
-    """A short hash that differs where tokens could: by weights (``model_fingerprint``), dtype, device and kernels.
+def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str) -> str:
+    """A short hash that differs where tokens could: by ``weights`` (a digest of theirs), dtype, device and kernels.
 
     Our own kernels for a CPU give the same bits on every instruction set, from weights in either format.
     """
-    try:
-        weights = model_fingerprint(Path(config.model_path))
-    except ConfigurationError:
-        # Targets of tests have no files.
-        weights = ""
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
     told = (weights, config.dtype, target.device.type, config.attention_backend, multiplied, target.exact)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _named_weights(config: TargetConfig) -> str:
+    """A digest of the weights; of those of several processes, each of which reads its own part, a quick one."""
+    digest = weights_digest if config.processes == 1 else model_fingerprint
+    try:
+        return digest(Path(config.model_path))
+    except ConfigurationError:
+        # Targets of tests have no files.
+        return ""

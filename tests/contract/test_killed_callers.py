@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 
 from services.links.grpc_verifier import serve_verifier
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, VerifierCard
 from tests.patience import PATIENCE_S
 
 CALLER = """
@@ -40,6 +40,9 @@ class Endless:
         raise NotImplementedError
 
     async def forget(self, tenant: str) -> None:
+        raise NotImplementedError
+
+    async def reload(self, order: ReloadOrder) -> str:
         raise NotImplementedError
 
 

@@ -29,6 +29,7 @@ from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer,
 from services.api.messages import ClientRequest, Completion, ModelCard, TextChunk
 from speculation import limits
 from speculation.errors import InvalidArgument
+from speculation.messages import RunningAnswers
 from tests.patience import PATIENCE_S, held_pauses
 from tests.refusals import refuses
 from tests.unit.test_gate import completion
@@ -76,6 +77,9 @@ class FakeRouter:
 
     async def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
+
+    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        raise NotImplementedError
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return ()

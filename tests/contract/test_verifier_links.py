@@ -20,7 +20,7 @@ from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.patience import PATIENCE_S, until
@@ -45,6 +45,9 @@ class Toy:
         if order.step == "close":
             raise InvalidArgument("lora_name", order.name, "an adapter that is not in use")
         return f"{order.order_id} {order.name} {order.folder}" if order.step == "load" else ""
+
+    async def reload(self, order: ReloadOrder) -> str:
+        raise NotImplementedError
 
     async def describe(self) -> VerifierCard:
         return VerifierCard(

@@ -29,6 +29,7 @@ from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
+from services.verifier.identity import Identity
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
 from speculation.ports import Drafter, VerifierLink
@@ -133,11 +134,14 @@ class VerifierMachine(Component):
         ]
         budget: Budget = SimulatedBudget(self._pass_s, MAX_NODES) if self._measured else FixedBudget(max_nodes=MAX_NODES)
         worker: Any = self.worker
-        self.engine = DecodingLoop(self.target, origins, budget, self._config, worker, grammars=SharedGrammars())
+        identity = Identity(arithmetic=f"law {self._weights}")
+        self.engine = DecodingLoop(
+            self.target, origins, budget, self._config, worker, grammars=SharedGrammars(), identity=identity
+        )
         service: Any = VerifierService.__new__(VerifierService)
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
-        service._arithmetic, service._check = f"law {self._weights}", SelfCheck(self.engine, 0)
+        service._check = SelfCheck(self.engine, 0)
         await service.start()
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)

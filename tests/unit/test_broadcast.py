@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.ray import serve_link
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
-from speculation.errors import Unavailable
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+from speculation.messages import ReloadOrder
 
 Answers = list[BaseException | None] | Exception
 
@@ -80,3 +83,35 @@ async def test_the_drafters_are_told_after_the_verifiers_whatever_becomes_of_tho
     assert log == ["verifier.forget('one',)", "drafter.forget('one',)"]
     well = ServeVerifierLink(Handle("verifier", 1, [None], log), drafters)  # type: ignore[arg-type]
     await well.forget("one")
+
+
+ORDER = ReloadOrder(reload_id="r", step="read", folder="/b")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "answers", "error", "says"),
+    [
+        (3, ["a" * 64, "b" * 64, "a" * 64], ConfigurationError, "the same weights"),
+        (2, ["a" * 64, InvalidArgument("folder", "/b", "another")], InvalidArgument, "folder"),
+        (2, ["a" * 64, RayError()], Unavailable, "gone"),
+        # Whom Serve does not reach, and one that has come meanwhile and knows of no reload.
+        (2, ["a" * 64], Unavailable, "1 of 2 verifiers"),
+        (0, [], Unavailable, "no verifier"),
+        (2, TimeoutError(), Unavailable, "within 3600 s"),
+        (2, DeploymentUnavailableError("d"), Unavailable, "no verifier runs"),
+    ],
+)
+async def test_a_step_of_a_reload_is_taken_by_all(
+    replicas: int, answers: Any, error: type[OutriderError], says: str
+) -> None:
+    link = ServeVerifierLink(Handle("verifier", replicas, answers, []), None)  # type: ignore[arg-type]
+    with pytest.raises(error, match=says):
+        await link.reload(ORDER)
+
+
+async def test_a_step_that_all_have_taken_gives_their_digest() -> None:
+    log: list[str] = []
+    answers: Any = ["a" * 64] * 3
+    link = ServeVerifierLink(Handle("verifier", 3, answers, log), None)  # type: ignore[arg-type]
+    assert await link.reload(ORDER) == "a" * 64
+    assert [each.partition("(")[0] for each in log] == ["verifier.reload"]

@@ -28,6 +28,7 @@ from speculation.messages import (
     OpenSession,
     PassReport,
     Progress,
+    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     StepReport,
@@ -104,8 +105,10 @@ DRAFT = Draft(
 CHUNK = FeatureChunk(
     session_id="s", features=Features(data=b"12345678", rows=2, width=2, dtype="bfloat16", start=5, layers=(2, -1))
 )
+RELOAD = ReloadOrder(reload_id="r", step="pause", folder="/weights/b", running="restart", within_s=2.5)
 GENERATION = GenerationRequest(
     request_id="r",
+    whole=True,
     prompt=(1, 2),
     committed=(3,),
     sampling=SamplingParams(
@@ -169,6 +172,7 @@ PROGRESS = Progress(
     saved_s=-0.25,
     prompt_logprobs=(TokenLogprobs(token_id=7, logprob=-2.5, top_ids=(2,), top_logprobs=(-0.125,)),),
     arithmetic="0123456789abcdef",
+    restarted=True,
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
     report=PassReport(tree=TREE, checked=2, accepted_path=(0, 1), seconds=0.25, waited_s=0.125, requests=3),
 )
@@ -231,6 +235,8 @@ CASES: list[tuple[Any, Any, Any]] = [
     ("tenant", verification.encode_forget, verification.decode_forget),
     (ADAPTING, verification.encode_adapting, verification.decode_adapting),
     ("a digest", verification.encode_adapted, verification.decode_adapted),
+    (RELOAD, verification.encode_reload, verification.decode_reload),
+    ("digest", verification.encode_reloaded, verification.decode_reloaded),
     (CARD, verification.encode_card, verification.decode_card),
     (replace(CARD, defaults=SamplingDefaults(), processors=()), verification.encode_card, verification.decode_card),
     (TREE, trees.encode_tree, trees.decode_tree),
@@ -268,6 +274,14 @@ def test_every_field_of_every_message_is_used() -> None:
         for descriptor in module.DESCRIPTOR.message_types_by_name.values():
             all_fields(descriptor, existing)
     assert existing - used == set()
+
+
+def test_unknown_orders_are_refused() -> None:
+    for field in ("step", "running"):
+        wire = verification.encode_reload(RELOAD)
+        setattr(wire, field, "sideways")
+        with refuses(InvalidArgument, field=field, value="sideways"):
+            verification.decode_reload(wire)
 
 
 def test_limits_are_enforced_when_decoding() -> None:

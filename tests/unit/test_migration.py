@@ -19,7 +19,7 @@ from services.router import migration
 from services.router.config import RouterConfig
 from services.router.migration import Migration
 from services.router.service import RouterService
-from services.verifier.identity import of_one_arithmetic
+from services.verifier.identity import Identity
 from speculation.errors import NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.types import FinishReason
@@ -292,15 +292,18 @@ class Different:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         own = self.arithmetics[min(len(self.asked), len(self.arithmetics) - 1)]
         self.asked.append((request.arithmetic, own))
-        return of_one_arithmetic(own, request, self._events(request, last=len(self.asked) >= len(self.arithmetics)))
+        return self._events(request, Identity(arithmetic=own), last=len(self.asked) >= len(self.arithmetics))
 
-    async def _events(self, request: GenerationRequest, *, last: bool) -> AsyncGenerator[Progress | Finished, None]:
+    async def _events(
+        self, request: GenerationRequest, own: Identity, *, last: bool
+    ) -> AsyncGenerator[Progress | Finished, None]:
+        own.check(request)
         begun = len(request.committed)
         for token in range(begun, self.TOKENS):
             await asyncio.sleep(1.0)
             if not last and token == begun + 2:
                 raise Unavailable("gone")
-            yield Progress(token_ids=(token,), queue_s=0.0, cached_tokens=0, num_drafted=0, accepted_sources=())
+            yield Progress(token_ids=(token,), arithmetic=own.arithmetic if token == begun else "")
         yield Finished(reason=FinishReason.LENGTH)
 
     async def describe(self) -> VerifierCard:

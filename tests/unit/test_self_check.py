@@ -23,6 +23,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self.tokens = [5, 6, 7]
+        self.arithmetic = "a"
         self.running = 0
         self.waiting = 0
         self.asked: list[GenerationRequest] = []
@@ -33,7 +34,7 @@ class Decoder:
         try:
             for token in self.tokens[len(wanted.committed) :]:
                 await asyncio.sleep(1)
-                yield Progress(token_ids=(token,))
+                yield Progress(token_ids=(token,), arithmetic=self.arithmetic)
             yield Finished(reason=FinishReason.LENGTH)
         finally:
             self.running -= 1
@@ -70,6 +71,20 @@ def test_an_answer_that_plain_decoding_would_not_give_is_counted(now: list[int],
     assert counted(sink, "lossless_checks_total") == 1
     assert (counted(sink, "lossless_check_failures_total") or 0) == wrong
     assert ("differs from plain decoding at token" in caplog.text) == wrong
+
+
+def test_an_answer_of_weights_that_have_been_replaced_is_not_compared() -> None:
+    async def main() -> PrometheusSink:
+        sink, decoder = PrometheusSink(), Decoder()
+        check = SelfCheck(decoder, 1, sink)
+        await answered(check, decoder, ASKED)
+        decoder.tokens, decoder.arithmetic = [5, 6, 8], "b"
+        await asyncio.sleep(30)
+        assert len(decoder.asked) == 2
+        return sink
+
+    sink = run(main())
+    assert not counted(sink, "lossless_checks_total") and not counted(sink, "lossless_check_failures_total")
 
 
 @pytest.mark.parametrize(

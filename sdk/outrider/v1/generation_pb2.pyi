@@ -1113,6 +1113,64 @@ class ForgetResponse(_message.Message):
 Global___ForgetResponse: _TypeAlias = ForgetResponse  # noqa: Y015
 
 @_typing.final
+class ReloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """Of safetensors of the same model, by its absolute path at the verifiers, in one of their `verifier.weights_from`."""
+    running: _builtins.str
+    """What becomes of answers that are under way. "finish", or unset: they end with the old weights. "restart": those that are
+    sent as a whole begin once more with the new ones; of those that are streamed, only the ones that have not begun.
+    """
+    within_s: _builtins.float
+    """Seconds within which the answers under way must have ended, 1 to 3,600; else nothing is replaced. Unset: 600."""
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        running: _builtins.str = ...,
+        within_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_within_s", b"_within_s", "within_s", b"within_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_within_s", b"_within_s", "folder", b"folder", "running", b"running", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__within_s: _TypeAlias = _typing.Literal["within_s"]  # noqa: Y015
+    _WhichOneofArgType__within_s: _TypeAlias = _typing.Literal["_within_s", b"_within_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__within_s) -> _WhichOneofReturnType__within_s | None: ...
+
+Global___ReloadRequest: _TypeAlias = ReloadRequest  # noqa: Y015
+
+@_typing.final
+class ReloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    arithmetic: _builtins.str
+    """By which answers are chosen from now on; see Completion.arithmetic."""
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What whoever has replaced the weights should know."""
+
+    def __init__(
+        self,
+        *,
+        arithmetic: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "notes", b"notes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadResponse: _TypeAlias = ReloadResponse  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -51,6 +51,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/outrider.v1.GenerationService/Reload',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -84,6 +89,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
+        chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -101,6 +114,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.ForgetRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.ForgetResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ReloadRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -186,6 +204,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/Forget',
             outrider_dot_v1_dot_generation__pb2.ForgetRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Reload',
+            outrider_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

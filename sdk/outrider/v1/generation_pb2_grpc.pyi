@@ -48,6 +48,10 @@ class GenerationServiceStub:
     with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
     key sent with the call.
     """
+    Reload: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ReloadRequest, _generation_pb2.ReloadResponse]
+    """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
+    chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -68,6 +72,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
     with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
     key sent with the call.
+    """
+    Reload: _aio.UnaryUnaryMultiCallable[_generation_pb2.ReloadRequest, _generation_pb2.ReloadResponse]  # type: ignore[assignment]
+    """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
+    chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -104,6 +112,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
         with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
         key sent with the call.
+        """
+
+    @_abc_1.abstractmethod
+    def Reload(
+        self,
+        request: _generation_pb2.ReloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ReloadResponse, _abc.Awaitable[_generation_pb2.ReloadResponse]]:
+        """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
+        chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

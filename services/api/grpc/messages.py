@@ -26,6 +26,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.messages import RunningAnswers
 from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
@@ -174,6 +175,23 @@ def _decode_structured(wire: pb.StructuredOutputs) -> StructuredOutputs:
             return StructuredOutputs(kind=kind, text=getattr(wire, kind))
         case _:
             raise InvalidArgument("structured_outputs", "empty", "one of json, json_object, regex, choice, grammar")
+
+
+def decode_reload(wire: pb.ReloadRequest) -> tuple[str, RunningAnswers, float]:
+    """The folder, what becomes of answers under way, and the seconds that they have.
+
+    Raises:
+        InvalidArgument: a value is wrong; names the field.
+    """
+    if not wire.folder:
+        raise InvalidArgument("folder", "unset", "an absolute path")
+    running, within_s = wire.running or "finish", wire.within_s if wire.HasField("within_s") else limits.RELOAD_S
+    if running not in get_args(RunningAnswers):
+        raise InvalidArgument("running", running, f"one of {', '.join(get_args(RunningAnswers))}")
+    low, high = limits.RELOAD_WITHIN_S
+    if not low <= within_s <= high:
+        raise InvalidArgument("within_s", within_s, f"a number from {low:g} to {high:g}")
+    return wire.folder, cast(RunningAnswers, running), within_s
 
 
 def encode_events(event: TextChunk | Completion, padding: int | None = None) -> Iterator[pb.GenerateResponse]:

@@ -19,7 +19,7 @@ from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.early import LARGE, send
 from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.health import PERIOD_S, HealthService
-from services.api.grpc.messages import decode_request, encode_events, encode_models
+from services.api.grpc.messages import decode_reload, decode_request, encode_events, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from services.api.sockets import check_server
@@ -85,6 +85,12 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             with self._gate.counted(caller, "Forget", scope="forget"):
                 await self._router.forget(caller.tenant)
                 return pb.ForgetResponse()
+
+    async def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
+        async with aborting(context):
+            with self._gate.counted(current_caller.get(), "Reload", scope="admin"):
+                notes = await self._router.reload(*decode_reload(request))
+                return pb.ReloadResponse(arithmetic=(await self._router.models())[0].arithmetic, notes=notes)
 
 
 class PublicServer:

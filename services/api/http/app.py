@@ -125,6 +125,7 @@ class HttpApp:
             "/v1/outrider/status": _Path("GET", ends.status),
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
+            "/update_weights_from_disk": _Path("POST", others.reload, counted="Reload", scope="admin"),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),

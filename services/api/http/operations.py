@@ -15,6 +15,7 @@ from services.api.http.openai.protocol import answers, service_answers
 from services.api.http.openai.protocol.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
+from services.api.http.openai.protocol.reload_body import ReloadBody
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_object import DeletedResponse, InputItems, ResponseEvent, ResponseObject
@@ -159,6 +160,14 @@ OPERATIONS: tuple[Operation, ...] = (
         example={"tokens": [1, 2, 3]},
     ),
     Operation(path="/tokenizer_info", about="The tokenizer's settings.", answer=service_answers.TokenizerSettings),
+    Operation(
+        path="/update_weights_from_disk",
+        method="post",
+        about="Replace the weights that are served, while serving, as SGLang's API has it; needs the scope admin.",
+        body=ReloadBody,
+        answer=service_answers.ReloadAnswer,
+        example={"model_path": "/checkpoints/step-100", "running": "finish"},
+    ),
     Operation(path="/v1/outrider/status", about="The live state of the service.", answer=service_answers.Status),
     Operation(
         path="/metrics",

@@ -18,7 +18,10 @@ from speculation.messages import (
     GenerationRequest,
     PassReport,
     Progress,
+    ReloadOrder,
+    ReloadStep,
     ReplayedAnswer,
+    RunningAnswers,
     VerifierCard,
 )
 from speculation.types import (
@@ -67,6 +70,7 @@ _CARD = SameFields(
 )
 
 _ADAPTING = SameFields(AdapterOrder, verification_pb2.AdaptRequest)
+_RELOAD = SameFields(ReloadOrder, verification_pb2.ReloadRequest)
 
 
 def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequest:
@@ -195,6 +199,32 @@ def encode_adapted(digest: str) -> verification_pb2.AdaptResponse:
 
 def decode_adapted(wire: verification_pb2.AdaptResponse) -> str:
     return wire.digest
+
+
+def encode_reload(order: ReloadOrder) -> verification_pb2.ReloadRequest:
+    """Router to verifier."""
+    return _RELOAD.encode(order)
+
+
+def decode_reload(wire: verification_pb2.ReloadRequest) -> ReloadOrder:
+    """Decode the message of ``encode_reload``.
+
+    Raises:
+        InvalidArgument: there is no such step, or no such fate of running answers; names the field.
+    """
+    for name, known in (("step", get_args(ReloadStep)), ("running", get_args(RunningAnswers))):
+        if (value := getattr(wire, name)) not in known:
+            raise InvalidArgument(name, value, f"one of {', '.join(known)}")
+    return _RELOAD.decode(wire)
+
+
+def encode_reloaded(weights: str) -> verification_pb2.ReloadResponse:
+    """Verifier to router: the digest of the new weights."""
+    return verification_pb2.ReloadResponse(weights=weights)
+
+
+def decode_reloaded(wire: verification_pb2.ReloadResponse) -> str:
+    return wire.weights
 
 
 def acceptance_rule(name: str) -> AcceptanceRule:

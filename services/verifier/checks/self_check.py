@@ -63,13 +63,16 @@ class SelfCheck:
         self, request: GenerationRequest, events: AsyncGenerator[Progress | Finished, None]
     ) -> AsyncGenerator[Progress | Finished, None]:
         """The events of an answer, as they come."""
-        tokens = list(request.committed)
+        tokens, arithmetic = list(request.committed), request.arithmetic
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Progress):
+                    if event.restarted:
+                        tokens.clear()
                     tokens += event.token_ids
+                    arithmetic = event.arithmetic or arithmetic
                 else:
-                    self._ended(request, tokens)
+                    self._ended(request, tokens, arithmetic)
                 yield event
 
     async def forget(self, tenant: str) -> None:
@@ -83,15 +86,15 @@ class SelfCheck:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _ended(self, request: GenerationRequest, tokens: Sequence[int]) -> None:
+    def _ended(self, request: GenerationRequest, tokens: Sequence[int], arithmetic: str) -> None:
         if not self._every or not request.plan.speculates or request.plan.acceptance != "walk":
             return
         self._seen += 1
         if self._seen % self._every == 0 and (self._task is None or self._task.done()):
             self._tenant = request.tenant
-            self._task = asyncio.create_task(self._check(request, tokens), name="self-check")
+            self._task = asyncio.create_task(self._check(request, tokens, arithmetic), name="self-check")
 
-    async def _check(self, request: GenerationRequest, tokens: Sequence[int]) -> None:
+    async def _check(self, request: GenerationRequest, tokens: Sequence[int], arithmetic: str) -> None:
         # Nothing of it is shared with other requests, so it is computed from the first token on.
         again = replace(
             request, request_id=f"{request.request_id}.check", plan=_PLAIN, tenant=None, committed=(), prediction=()
@@ -106,7 +109,11 @@ class SelfCheck:
         try:
             async with aclosing(self._decoder.generate(again)) as events:
                 async for event in events:
-                    found += event.token_ids if isinstance(event, Progress) else ()
+                    if isinstance(event, Progress):
+                        found += event.token_ids
+                        if event.arithmetic not in ("", arithmetic):
+                            # Its weights have been replaced.
+                            return
                     if self._load() > 1:
                         return
         except OutriderError as error:

@@ -117,8 +117,8 @@ class Admission:
         if not self.waiting:
             return new
         self.waiting.count(self.running.values())
-        while self.waiting:
-            request = self.waiting.heads[0]
+        while heads := self.waiting.heads:
+            request = heads[0]
             if len(self.running) >= self._config.max_num_seqs and not self._give_way():
                 break
             rows = request.rows_wanted
@@ -217,7 +217,7 @@ class Admission:
         """Refuse those that have waited for too long, the last to come first: the others' waits are shorter without it."""
         for request in reversed(list(self.waiting)):
             most_s = self._most_wait_s(request.message)
-            if most_s is not None and not request.admitted and now() - request.submitted_at > most_s:
+            if most_s is not None and not request.begun and now() - request.submitted_at > most_s:
                 self.waiting.remove(request)
                 wait_s = self._wait_s(request.message)
                 told = f"it has waited for {most_s:g} s (max_wait_s)"

@@ -14,7 +14,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from services.verifier.engine.live_request import LiveRequest
 from speculation.messages import GenerationRequest
@@ -26,6 +26,7 @@ _REMEMBERED = 4096
 # Weight of the newest answer in the mean length.
 _NEWEST = 0.05
 _Tenant = str | None
+Turns = Literal["all", "under way", "none"]
 
 
 class _Counted(NamedTuple):
@@ -37,9 +38,14 @@ class _Counted(NamedTuple):
 
 
 class FairQueue:
-    """Requests that wait, by tenant."""
+    """Requests that wait, by tenant.
+
+    Attributes:
+        turns: of which requests there is a turn: all, those that are under way, or none.
+    """
 
     def __init__(self) -> None:
+        self.turns: Turns = "all"
         self._lines: dict[_Tenant, deque[LiveRequest]] = {}
         self._served: OrderedDict[_Tenant, float] = OrderedDict()
         self._counted: dict[str, _Counted] = {}
@@ -57,8 +63,14 @@ class FairQueue:
 
     @property
     def heads(self) -> list[LiveRequest]:
-        """The first request of each tenant; the one whose turn it is comes first."""
-        return [self._lines[tenant][0] for tenant in sorted(self._lines, key=lambda tenant: self._served[tenant])]
+        """The first request of each tenant that has a turn; the one whose turn it is comes first."""
+        firsts = {tenant: first for tenant, line in self._lines.items() if (first := self._first(line)) is not None}
+        return [firsts[tenant] for tenant in sorted(firsts, key=lambda tenant: self._served[tenant])]
+
+    def _first(self, line: deque[LiveRequest]) -> LiveRequest | None:
+        if self.turns == "all":
+            return line[0]
+        return next((request for request in line if request.under_way), None) if self.turns == "under way" else None
 
     def append(self, request: LiveRequest) -> None:
         """Add a request to its tenant's line, behind those of its priority; if its answer has begun, behind such ones."""
@@ -83,12 +95,6 @@ class FairQueue:
         """Put a request behind those of its line that go ``before`` it."""
         line = self._lines.setdefault(request.message.tenant, deque())
         line.insert(sum(map(before, line)), request)
-
-    def popleft(self) -> LiveRequest:
-        """Take the request whose turn it is."""
-        request = self.heads[0]
-        self.remove(request)
-        return request
 
     def remove(self, request: LiveRequest) -> None:
         """Take a request out of the queue.

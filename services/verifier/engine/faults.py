@@ -102,8 +102,7 @@ class Faults:
         for request in list(self._requests.running.values()):
             request.fail(error)
             self._forget(request)
-        while waiting and self._requests.waiting:
-            request = self._requests.waiting.popleft()
+        for request in list(self._requests.waiting) if waiting else ():
             request.fail(error)
             self._forget(request)
 

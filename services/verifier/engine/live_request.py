@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.deciding.asking import Prices
@@ -14,6 +13,7 @@ from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends, stream_source
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.engine.observed import NOTHING, Observes, observed_by
 from services.verifier.engine.prompt_scores import PromptScores
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
@@ -23,7 +23,6 @@ from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.records import maker
 from speculation.room import longest_answer, room_behind
-from speculation.sources import spec_of
 from speculation.tree import fits, merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
@@ -31,17 +30,6 @@ from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 _REMEMBERED = 8
 _FEWEST = 4
 _make_report, _make_stop_rule = maker(StepReport), maker(StopRule)
-
-
-class Observes(NamedTuple):
-    """What a request's drafters want of its passes: top ids per row, hidden states of layers, and whether of the prompt."""
-
-    top_k: int
-    layers: tuple[int, ...]
-    prompt: bool
-
-
-_NOTHING = Observes(0, (), prompt=False)
 
 
 class LiveRequest:
@@ -73,6 +61,8 @@ class LiveRequest:
         closed: the consumer has stopped reading.
         submitted_at: when it began to wait, in seconds of the event loop's clock.
         admitted: it has been admitted once, and may have been preempted since.
+        again: it begins once more, with other weights; ``void``: what was told of it before is; ``successor``: what has
+            taken its place so. ``told``: its consumer has been told tokens.
         in_pass: a pass under way holds its rows.
         ended: it has finished or failed.
     """
@@ -115,6 +105,8 @@ class LiveRequest:
         self.events = Events()
         self.closed = False
         self.admitted = False
+        self.again = self.void = self.told = False
+        self.successor: LiveRequest | None = None
         self.in_pass = False
         self.ended = False
         self.submitted_at = 0.0
@@ -141,7 +133,17 @@ class LiveRequest:
     @property
     def begun(self) -> bool:
         """Whether its answer has begun, here or at another verifier: it would be lost if the request were refused."""
+        return self.under_way or self.again
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has been computed by the present weights, here or at another verifier."""
         return self.admitted or bool(self.message.committed)
+
+    @property
+    def latest(self) -> LiveRequest:
+        """The one that answers now: itself, or what took its place."""
+        return self if self.successor is None else self.successor.latest
 
     @property
     def generated(self) -> int:
@@ -186,22 +188,10 @@ class LiveRequest:
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
         if self.missed and not self.mailboxes:
-            return _NOTHING
+            return NOTHING
         if self._observes is None or self._observes[0] is not self.sources:
-            self._observes = self.sources, self._observed_now()
+            self._observes = self.sources, observed_by(self.message.plan, self.sources, self.streams)
         return self._observes[1]
-
-    def _observed_now(self) -> Observes:
-        plan, specs = self.message.plan, [spec for name in self.sources if (spec := spec_of(name)) is not None]
-        if len(self.sources) == len(plan.sources):
-            # The prompt's rows have no streams.
-            others = self.streams is None or len(plan.observe_layers) > self.streams.rows
-            return Observes(plan.observe_top_k, plan.observe_layers, plan.observe_prompt and others)
-        return Observes(
-            top_k=max((spec.top_k for spec in specs), default=0),
-            layers=plan.observe_layers if any(spec.layers for spec in specs) else (),
-            prompt=any(spec.prompt_features for spec in specs),
-        )
 
     def note_switch(self, what: str) -> None:
         """Note that other sources draft for it from now on, and why."""
@@ -380,6 +370,7 @@ class LiveRequest:
 
     def say(self, event: Progress | Finished) -> None:
         """Queue an event; the next ``flush`` tells the consumer."""
+        self.told = True
         self.events.add(event)
 
     def flush(self) -> None:

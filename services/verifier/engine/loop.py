@@ -40,10 +40,12 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
+from services.verifier.engine.pause import Pause
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
+from services.verifier.identity import UNNAMED, Identity
 from services.verifier.model.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.costs import Load
@@ -61,6 +63,10 @@ class DecodingLoop:
         worker: a single thread, the only one that touches the target; the loop shuts it down when it stops.
         grammars: compiles the grammars of requests whose answers must have a form; None: such requests are refused.
         metrics: where its numbers go.
+
+    Attributes:
+        identity: by what tokens are chosen.
+        pause: lets what is under way end, so that the target may be changed.
     """
 
     def __init__(
@@ -72,14 +78,18 @@ class DecodingLoop:
         worker: Executor,
         *,
         grammars: CompiledGrammars | None = None,
+        identity: Identity = UNNAMED,
         metrics: Metrics = DROPPED,
     ) -> None:
         self.config = config
+        self.identity = identity
         self._grammars = grammars
         self.stats = LoopStats()
         self._target = target
         self._budget = budget
         self._requests = Admission(target, config, self.stats)
+        self._wake = asyncio.Event()
+        self.pause = Pause(self._requests, self._wake.set, self._release, self._made)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
         self._timed = timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
@@ -95,7 +105,6 @@ class DecodingLoop:
         self._pass_ended = 0.0
         # What consumers read of the last passes, before they are woken.
         self._told: list[Events] = []
-        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # --- for the service ----------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ class DecodingLoop:
                 else:
                     raise event
         finally:
-            request.closed = True
+            request.latest.closed = True
             self._wake.set()
             self._drafting.came.set()  # A wait for its drafts ends.
 
@@ -189,13 +198,24 @@ class DecodingLoop:
         # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
             raise NotBegun("the verifier is not running")
+        self.identity.check(message)
         check_request(message, self._target)
         self._drafting.check(message.plan)
         self._requests.check(message)
 
     def _submit(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
         self._check(message)
-        request = LiveRequest(
+        request = self._made(message, grammar)
+        if (reason := request.complete) is not None:
+            request.finish(reason)
+            request.flush()
+            return request
+        self._requests.join(request)
+        self._wake.set()
+        return request
+
+    def _made(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
+        return LiveRequest(
             message,
             self._target.eos_token_ids,
             vocab_size=self._target.vocab_size,
@@ -206,13 +226,6 @@ class DecodingLoop:
             grammar=grammar,
             streams=self._target.streams(message.plan.observe_layers),
         )
-        if (reason := request.complete) is not None:
-            request.finish(reason)
-            request.flush()
-            return request
-        self._requests.join(request)
-        self._wake.set()
-        return request
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -231,6 +244,7 @@ class DecodingLoop:
         for request in self._requests.left():
             self._release(request)
         self._forgetting.between_passes()
+        self.pause.look(len(self._passes))
         for request in self._requests.admit():
             self._drafting.open(request, self._prices_of(load_to_come(self._requests.running.values())))
         while not self._passes.full and await self._begin_pass():
@@ -240,7 +254,7 @@ class DecodingLoop:
             self._faults.succeeded()
             return
         self._stream()
-        if self._requests.running or self._requests.waiting:
+        if self._requests.running or self._requests.waiting.heads:
             await asyncio.sleep(0)
             return
         await self._idle()
@@ -303,7 +317,7 @@ class DecodingLoop:
             if 0 < size.named < size.parts:
                 self._named.passed(seconds)
             wanted = self._budget.wanted(load)
-            figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts)
+            figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
             self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
             for part in parts:
                 try:

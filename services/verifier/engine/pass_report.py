@@ -15,11 +15,12 @@ _make_progress = maker(Progress)
 
 @dataclass(frozen=True, slots=True)
 class PassFigures:
-    """What all requests of a pass are told alike; fields as in ``PassReport``."""
+    """What all requests of a pass are told alike; fields as in ``PassReport`` and ``Progress``."""
 
     seconds: float
     waited_s: float
     requests: int
+    arithmetic: str
 
 
 def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
@@ -35,6 +36,8 @@ def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
         prompt_logprobs=request.scores.take() if request.scores.wanted else (),
         switches=request.take_switches(),
         saved_s=part.saved_s,
+        arithmetic="" if request.told else figures.arithmetic,
+        restarted=request.void and not request.told,
         report=report_of(part, verdict, figures) if request.message.plan.report_passes else None,
     )
 

@@ -61,6 +61,10 @@ class GrammarState:
         self._masks: dict[tuple[int, ...], PackedBits | None] = {}
         self._spent_s = 0.0
 
+    def from_beginning(self) -> GrammarState:
+        """The state before the answer."""
+        return GrammarState(self._fresh, self.eos_token_ids, self._refused, self._anew)
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count the block's running time to what the grammar takes."""

@@ -104,6 +104,18 @@ class Numbers:
         made: torch.Tensor = packed(padded)[: len(flat)].contiguous()
         return made.view(*rows.shape[:-1], outputs)
 
+    def exchange(self, other: Numbers) -> None:
+        """Exchange the numbers of two parameters of one shape, packed in the same form."""
+        for name in ("stored", "make", "form", "packed"):
+            own, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs)
+            setattr(other, name, own)
+
+    def pack_as(self, other: Numbers) -> None:
+        """Pack the parameter as another one of its shape is, if that is."""
+        if other.form is not None:
+            self._pack(other.form)
+
     def _pack(self, form: tuple[int, int, bool]) -> bool:
         """Pack all matrices of the parameter; False: it has been packed in another form, or cannot be cut like this."""
         if self.form is None:

@@ -163,11 +163,17 @@ class BlockAllocator:
 
     def forget(self, tenant: str) -> None:
         """Stop sharing the blocks of ``tenant``'s requests, live ones included."""
-        root = _root(tenant)
+        self._forget({_root(tenant)})
+
+    def forget_all(self) -> None:
+        """Stop sharing all blocks: what they hold was computed by other weights."""
+        self._forget({*self._root_of.values(), *(owner.root for owner in self._owners.values())})
+
+    def _forget(self, roots: set[bytes]) -> None:
         for owner in self._owners.values():
-            if owner.root == root:
+            if owner.root in roots:
                 owner.digests = None
-        for block in [block for block, whose in self._root_of.items() if whose == root]:
+        for block in [block for block, whose in self._root_of.items() if whose in roots]:
             self._unseal(block)
             if block in self._idle:
                 del self._idle[block]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _WHOLE: Mapping[str, Cut] = {}
+_BY_TRANSFORMERS = threading.Lock()
 
 # What the module after the last layer is called.
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
@@ -81,6 +84,27 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     return loaded
 
 
+def load_beside(config: TargetConfig) -> PreTrainedModel:
+    """As ``load_whole``, while another model computes in this process: nothing is changed that all threads share.
+
+    transformers' own loading changes torch's default type, which is no change for float32, and does not work in two threads.
+
+    Raises:
+        ConfigurationError: it cannot be loaded, or not so; says why.
+    """
+    check_files(config)
+    if has_own_names(replace(config, dtype="float32")):
+        return _load_as_stored(config, torch.float32)
+    if load_dtype(config) != torch.float32:
+        raise ConfigurationError(
+            "weights that transformers has to rename or to join are replaced while serving with float32 alone",
+            field="verifier.dtype",
+            value=config.dtype,
+        )
+    with _BY_TRANSFORMERS:
+        return load_whole(config)
+
+
 def keeps_stored(config: TargetConfig) -> bool:
     """Whether linear layers may keep weights as stored in the files, which only our kernels can read."""
     wanted = config.weights != "float32" and config.dtype == "float32" and config.device == "cpu"
@@ -99,8 +123,11 @@ def has_own_names(config: TargetConfig) -> bool:
         return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
 
 
-def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
+def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
     """The whole model from files that use its own names; linear layers keep their weights as stored.
+
+    Args:
+        made_in: the type of what is computed rather than read; None: that of the weights.
 
     Raises:
         ConfigurationError: a weight is missing, or has another shape.
@@ -109,7 +136,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
     with reading(f"load the model at {folder}", about=folder):
         model: PreTrainedModel = without_weights(
             lambda: AutoModelForCausalLM.from_config(
-                read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
+                read_config(config), dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
             )
         )
         with WeightFiles(folder, config.shared_with) as files:

@@ -28,6 +28,7 @@ from services.verifier.loading.model_size import check_memory
 from services.verifier.loading.peft_folder import read_adapter
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
+from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
@@ -239,6 +240,19 @@ class TransformersTarget:
 
     def forget(self, tenant: str) -> None:
         self.blocks.forget(tenant)
+
+    def new_weights(self, config: TargetConfig) -> NewWeights:
+        """Load the weights in the folder of ``config``, in any thread, while these serve.
+
+        Raises:
+            ConfigurationError: they cannot take the place of these; says why.
+        """
+        return NewWeights(config, self._part.model, self.kernels, self._means)
+
+    def exchange(self, weights: NewWeights) -> None:
+        """Compute by other weights from now on; the same again is the way back. No request may hold anything here."""
+        weights.exchange()
+        self.blocks.forget_all()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         self._part.memory.keep(request_id, context, rows)

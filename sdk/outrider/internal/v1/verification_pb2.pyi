@@ -55,6 +55,7 @@ class VerifyRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
@@ -76,6 +77,8 @@ class VerifyRequest(_message.Message):
     """Of the verifiers that chose the committed tokens; see DescribeResponse.arithmetic. A verifier with another one refuses to go
     on. Empty: not known.
     """
+    whole: _builtins.bool
+    """Nobody sees any of the answer before its end: it may begin once more where weights are replaced."""
     group: _builtins.str
     """What answers that are written beside this one to the same prompt have, too: drafts of one come from the others. Empty: none."""
     tokenizer: _builtins.str
@@ -113,13 +116,14 @@ class VerifyRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
         arithmetic: _builtins.str = ...,
+        whole: _builtins.bool = ...,
         group: _builtins.str = ...,
         tokenizer: _builtins.str = ...,
         adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "plan", b"plan", "sampling", b"sampling", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "adapter", b"adapter", "arithmetic", b"arithmetic", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "group", b"group", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokenizer", b"tokenizer", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "_weight", b"_weight", "adapter", b"adapter", "arithmetic", b"arithmetic", "cache_salt", b"cache_salt", "committed_token_ids", b"committed_token_ids", "group", b"group", "plan", b"plan", "prediction_token_ids", b"prediction_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokenizer", b"tokenizer", "traceparent", b"traceparent", "weight", b"weight", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
@@ -390,6 +394,7 @@ class Progress(_message.Message):
     SWITCHES_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
@@ -402,6 +407,8 @@ class Progress(_message.Message):
     """Seconds by which the tokens came sooner than by plain decoding of the same requests; may be negative. 0: not known."""
     arithmetic: _builtins.str
     """The verifier's, with its first tokens of an answer; see DescribeResponse.arithmetic."""
+    restarted: _builtins.bool
+    """The answer begins once more, with other weights: all that was told of it before is void."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -434,12 +441,13 @@ class Progress(_message.Message):
         switches: _abc.Iterable[_builtins.str] | None = ...,
         saved_s: _builtins.float = ...,
         arithmetic: _builtins.str = ...,
+        restarted: _builtins.bool = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         report: Global___PassReport | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "arithmetic", b"arithmetic", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "report", b"report", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "arithmetic", b"arithmetic", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "report", b"report", "restarted", b"restarted", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1031,3 +1039,59 @@ class AdaptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdaptResponse: _TypeAlias = AdaptResponse  # noqa: Y015
+
+@_typing.final
+class ReloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELOAD_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    reload_id: _builtins.str
+    """Names the reload in all of its steps."""
+    step: _builtins.str
+    """"read", "pause", "replace", "keep" or "undo"."""
+    folder: _builtins.str
+    """Of the new weights, at the verifier."""
+    running: _builtins.str
+    """What becomes of answers under way: "finish" or "restart"."""
+    within_s: _builtins.float
+    """Seconds within which they must have ended."""
+    def __init__(
+        self,
+        *,
+        reload_id: _builtins.str = ...,
+        step: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        running: _builtins.str = ...,
+        within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "reload_id", b"reload_id", "running", b"running", "step", b"step", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadRequest: _TypeAlias = ReloadRequest  # noqa: Y015
+
+@_typing.final
+class ReloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    weights: _builtins.str
+    """A digest of the new ones; empty: they are given up."""
+    def __init__(
+        self,
+        *,
+        weights: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadResponse: _TypeAlias = ReloadResponse  # noqa: Y015

@@ -60,6 +60,11 @@ class VerificationServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/outrider.internal.v1.VerificationService/Reload',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class VerificationServiceServicer:
@@ -101,6 +106,13 @@ class VerificationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """A step of replacing the weights of all verifiers of a service together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_VerificationServiceServicer_to_server(servicer, server):
                     servicer.Adapt,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class VerificationService:
             '/outrider.internal.v1.VerificationService/Adapt',
             outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_verification__pb2.AdaptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.VerificationService/Reload',
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

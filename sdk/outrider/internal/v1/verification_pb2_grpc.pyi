@@ -43,6 +43,8 @@ class VerificationServiceStub:
     """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
     Adapt: _grpc.UnaryUnaryMultiCallable[_verification_pb2.AdaptRequest, _verification_pb2.AdaptResponse]
     """A step of loading or unloading a LoRA adapter at all verifiers of a service together."""
+    Reload: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ReloadRequest, _verification_pb2.ReloadResponse]
+    """A step of replacing the weights of all verifiers of a service together."""
 
 @_typing.type_check_only
 class VerificationServiceAsyncStub(VerificationServiceStub):
@@ -59,6 +61,8 @@ class VerificationServiceAsyncStub(VerificationServiceStub):
     """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
     Adapt: _aio.UnaryUnaryMultiCallable[_verification_pb2.AdaptRequest, _verification_pb2.AdaptResponse]  # type: ignore[assignment]
     """A step of loading or unloading a LoRA adapter at all verifiers of a service together."""
+    Reload: _aio.UnaryUnaryMultiCallable[_verification_pb2.ReloadRequest, _verification_pb2.ReloadResponse]  # type: ignore[assignment]
+    """A step of replacing the weights of all verifiers of a service together."""
 
 class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns the target model and the decoding loop."""
@@ -102,5 +106,13 @@ class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verification_pb2.AdaptResponse, _abc.Awaitable[_verification_pb2.AdaptResponse]]:
         """A step of loading or unloading a LoRA adapter at all verifiers of a service together."""
+
+    @_abc_1.abstractmethod
+    def Reload(
+        self,
+        request: _verification_pb2.ReloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verification_pb2.ReloadResponse, _abc.Awaitable[_verification_pb2.ReloadResponse]]:
+        """A step of replacing the weights of all verifiers of a service together."""
 
 def add_VerificationServiceServicer_to_server(servicer: VerificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

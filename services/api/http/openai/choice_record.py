@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from services.api.http.event_stream import EventStream
@@ -27,6 +27,7 @@ class ChoiceRecord:
         pieces: those of an answer that is not streamed.
         end: its last message.
         scores: log-probabilities of the prompt's tokens but its first, if they are wanted and have come.
+        arithmetic: that of its tokens; empty: none has come.
     """
 
     prompt: int
@@ -34,6 +35,7 @@ class ChoiceRecord:
     pieces: list[Piece] = field(default_factory=list)
     end: Completion | None = None
     scores: tuple[TokenLogprobs, ...] = ()
+    arithmetic: str = ""
 
 
 class AnswerInProgress(ABC):
@@ -55,13 +57,21 @@ class AnswerInProgress(ABC):
     ) -> None:
         self.asked = asked
         self.prepared = prepared
-        self.records = [
-            ChoiceRecord(prompt=index // asked.n, text=ChoiceText(asked.stream_interval if asked.stream else None))
-            for index in range(len(prepared.requests))
-        ]
+        self.records = [self._record(index) for index in range(len(prepared.requests))]
         self._name = f"{prefix}-{name}"
         self._created = created
         self._kind, self._event_kind = kind
+
+    def _record(self, index: int) -> ChoiceRecord:
+        text = ChoiceText(self.asked.stream_interval if self.asked.stream else None)
+        return ChoiceRecord(prompt=index // self.asked.n, text=text)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what chose its tokens, as far as it is known. Choices of several versions of the model name each of them."""
+        known = dict.fromkeys(record.arithmetic for record in self.records if record.arithmetic)
+        named = [fingerprint(replace(self.card, arithmetic=each)) for each in known] or [fingerprint(self.card)]
+        return "+".join(named)
 
     @property
     def card(self) -> ModelCard:
@@ -97,6 +107,7 @@ class AnswerInProgress(ABC):
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""
         record = self.records[index]
+        record.arithmetic = event.arithmetic or record.arithmetic
         if isinstance(event, TextChunk):
             record.scores = record.scores or event.prompt_logprobs
             return record.text.push(event) if self.asked.answers else []
@@ -108,6 +119,8 @@ class AnswerInProgress(ABC):
 
     def take(self, index: int, event: TextChunk | Completion) -> None:
         """Keep an event of an answer that is not streamed."""
+        if isinstance(event, TextChunk) and event.restarted:
+            self.records[index] = self._record(index)
         self.records[index].pieces += self.pieces_of(index, event)
 
     def answer_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -138,7 +151,7 @@ class AnswerInProgress(ABC):
             "object": kind,
             "created": self._created,
             "model": self.card.name,
-            "system_fingerprint": fingerprint(self.card),
+            "system_fingerprint": self.fingerprint,
         }
         return {**head, "service_tier": "default"} if self.asked.tier else head
 

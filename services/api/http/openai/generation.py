@@ -135,6 +135,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                 group=asked.group,
                 siblings=siblings,
                 private=asked.private,
+                whole=asked.stream is None,
                 skip_special_tokens=asked.skip_special_tokens,
                 how=how,
             )

@@ -14,7 +14,7 @@ from services.api.http.openai.errors import error_body, http_status
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of
-from services.api.http.openai.usage import fingerprint, metrics
+from services.api.http.openai.usage import metrics
 from services.api.http.responses.chat_body import AskedResponse
 from services.api.http.responses.output_items import OutputItems
 from services.api.http.responses.response_object import (
@@ -174,7 +174,7 @@ class ResponseAnswer(AnswerInProgress):
             model=self.card.name,
             store=self._stores,
             service_tier="default" if self.asked.tier else None,
-            system_fingerprint=fingerprint(self.card),
+            system_fingerprint=self.fingerprint,
             max_output_tokens=None if body.max_output_tokens is None else self.asked.sampling.max_tokens,
             **made,
             **self._effective(),

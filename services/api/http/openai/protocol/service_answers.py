@@ -52,6 +52,16 @@ class Rendered(Answered):
     priority: int
 
 
+class ReloadAnswer(Answered):
+    """Of /update_weights_from_disk, by SGLang's names and two of ours. What fails is an error, as everywhere."""
+
+    success: Literal[True]
+    message: str
+    num_paused_requests: Literal[0] = Field(description="none is: answers end, or begin once more")
+    system_fingerprint: str = Field(description="of the answers from now on")
+    notes: list[str] = Field(description="what whoever has replaced the weights should know")
+
+
 class TokenizerSettings(BaseModel):
     """Of /tokenizer_info: what tokenizer_config.json says."""
 

@@ -1,0 +1,100 @@
+"""A pause in decoding: what is under way ends, new requests wait, and then the target may be changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.verifier.engine.admission import Admission
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.grammar.grammar_state import GrammarState
+from speculation.errors import NotBegun, Unavailable
+from speculation.messages import GenerationRequest
+
+Make = Callable[[GenerationRequest, GrammarState | None], LiveRequest]
+
+
+class Pause:
+    """Pauses a decoding loop, which calls ``look`` in each step.
+
+    Args:
+        wake: lets the loop take its next step.
+        release: frees what a request holds.
+        make: a request in the loop, from its message.
+    """
+
+    def __init__(
+        self, requests: Admission, wake: Callable[[], None], release: Callable[[LiveRequest], None], make: Make
+    ) -> None:
+        self._requests = requests
+        self._wake = wake
+        self._release = release
+        self._make = make
+        self._restarting = False
+        self._reached: asyncio.Future[None] | None = None
+
+    @property
+    def under_way(self) -> list[LiveRequest]:
+        """The requests that have been computed by the present weights."""
+        waiting = (request for request in self._requests.waiting if request.under_way)
+        return [*self._requests.running.values(), *waiting]
+
+    async def begin(self, *, restart: bool, within_s: float) -> None:
+        """Let new requests wait, and return once no answer is under way.
+
+        Args:
+            restart: answers of which nobody has seen anything do not end, but begin once more after the pause.
+
+        Raises:
+            Unavailable: some are still under way after ``within_s`` seconds; there is no pause any more.
+        """
+        self._requests.waiting.turns, self._restarting = "under way", restart
+        self._reached = asyncio.get_running_loop().create_future()
+        self._wake()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._reached
+        except BaseException as error:
+            left = len(self.under_way)
+            self.end()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise Unavailable(
+                f"answers were under way still after {within_s:g} s ({left} of them), so that nothing has changed: try "
+                "again, with more time"
+            ) from None
+
+    def end(self) -> None:
+        """Let requests be admitted again."""
+        self._requests.waiting.turns, self._restarting, self._reached = "all", False, None
+        self._wake()
+
+    def look(self, passes: int) -> None:
+        """Note whether anything is under way, with so many passes."""
+        if self._reached is None or self._reached.done() or passes:
+            return
+        for request in self.under_way if self._restarting else ():
+            if request.message.whole or request.generated == 0:
+                self._begin_again(request)
+        if not self.under_way:
+            # Not even an answer that comes from another verifier from now on.
+            self._requests.waiting.turns = "none"
+            self._reached.set_result(None)
+
+    def refuse_moved(self) -> None:
+        """Refuse answers that have come during the pause, begun by the weights before."""
+        for request in self.under_way:
+            request.fail(NotBegun("the answer was begun by other weights than those that serve now"))
+            self._release(request)
+
+    def _begin_again(self, request: LiveRequest) -> None:
+        """Let a request wait as if it had just come, but for being refused."""
+        self._release(request)
+        message = replace(request.message, committed=(), arithmetic="")
+        successor = self._make(message, None if request.grammar is None else request.grammar.from_beginning())
+        successor.again, successor.void = True, request.void or request.generated > 0
+        request.successor, successor.events = successor, request.events
+        if request.tenant != request.message.tenant:
+            successor.forget_tenant()
+        self._requests.join(successor)

@@ -1,0 +1,103 @@
+"""Whether the weights in a folder may take the place of those that are served, as far as files say without being loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.model_files.folder import known_tokenizer
+from services.model_files.generation_config import FILE, GenerationConfig, read_generation_config
+from services.verifier.config import TargetConfig
+from services.verifier.loading.model_config import check_files, read_config
+from speculation.errors import ConfigurationError, InvalidArgument
+
+# What config.json says of who wrote it, and of how it was stored.
+_OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
+
+
+def allowed_folder(named: str, allowed: Sequence[Path]) -> Path:
+    """The folder that a caller names.
+
+    Raises:
+        ConfigurationError: none is allowed.
+        InvalidArgument: it is no folder, or it or one of its files lies elsewhere than allowed.
+    """
+    if not allowed:
+        raise ConfigurationError(
+            "name the folders that new weights may be read from", field="verifier.weights_from", value="empty"
+        )
+    roots = [root.expanduser().resolve() for root in allowed]
+    within = f"a folder in one of verifier.weights_from ({', '.join(map(str, roots))}), by its absolute path"
+    path = Path(named)
+    # Resolved, as links and dots may lead elsewhere.
+    found = path.resolve()
+    if not path.is_absolute() or not any(found.is_relative_to(root) for root in roots) or not found.is_dir():
+        raise InvalidArgument("folder", named, within)
+    for file in found.iterdir():
+        if not any(file.resolve().is_relative_to(root) for root in roots):
+            raise InvalidArgument("folder", named, f"{within}, whose files lie there, too: {file.name} does not")
+    return found
+
+
+def check_supported(config: TargetConfig) -> None:
+    """Check that the weights of a target can be replaced at all.
+
+    Raises:
+        ConfigurationError: they cannot; names the setting.
+    """
+    for field, value, allowed in (
+        ("stages", config.stages, 1),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1),
+        ("device", config.device, "cpu"),
+    ):
+        if value != allowed:
+            raise ConfigurationError(
+                field=f"verifier.{field}",
+                value=value,
+                given="and weights are replaced while serving in one process on a CPU alone so far",
+                allowed=f"{allowed} there",
+            )
+    for name, given in (("lora_modules", config.lora_modules), ("lora_folders", config.lora_folders)):
+        if given:
+            raise ConfigurationError(
+                field=f"verifier.{name}", value="set", allowed="unset: weights that adapters add to are not replaced so far"
+            )
+
+
+def check_replaceable(config: TargetConfig, served: TargetConfig, generation: GenerationConfig) -> None:
+    """Check that the folder of ``config`` holds the model of ``served`` but for the numbers of its weights.
+
+    Args:
+        generation: the served model's.
+
+    Raises:
+        ConfigurationError: it does not, or its files are not complete.
+    """
+    folder, own = Path(config.model_path), Path(served.model_path)
+    check_files(config)
+    found, wanted = read_config(config).to_dict(), read_config(served).to_dict()
+    for name in sorted(found.keys() | wanted.keys()):
+        if name not in _OF_THE_FILE and not name.startswith("_") and found.get(name) != wanted.get(name):
+            raise ConfigurationError(
+                field=name,
+                value=found.get(name, "unset"),
+                allowed=f"{wanted.get(name, 'unset')}, as of the model that is served",
+                place=folder / "config.json",
+            )
+    if (folder / "tokenizer.json").is_file() and known_tokenizer(folder) != known_tokenizer(own):
+        raise _other(folder / "tokenizer.json", "tokenizer")
+    if served.generation_config == "auto" and (folder / FILE).is_file():
+        given = read_generation_config(
+            folder, "auto", served.override_generation_config, vocab_size=read_config(served).get_text_config().vocab_size
+        )
+        named = ("defaults", "processors", "eos_token_ids")
+        if any(getattr(given, name) != getattr(generation, name) for name in named):
+            raise _other(folder / FILE, "generation config")
+
+
+def _other(file: Path, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{file} is another {what} than that of the model that is served, which only a new start can change: leave it out, "
+        "or correct it",
+        about=file,
+    )

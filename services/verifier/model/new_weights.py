@@ -1,0 +1,165 @@
+"""Weights that take the place of those of a target, number by number, where the old ones lie.
+
+Kernels, fused layers and drafters hold addresses of weights. So the new ones are loaded and packed beside them, exactly as
+the old ones were, and then exchanged: what was computed of the old ones' places stays valid, and a second exchange is the
+way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.machine import free_memory
+from services.model_files.folder import weights_digest
+from services.verifier.config import TargetConfig
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.kernels.exact_weights import ExactWeight
+from services.verifier.loading import adapters
+from services.verifier.loading.load_model import load_beside
+from services.verifier.model.means import TargetMeans
+from services.verifier.recurrence import functions
+from speculation.errors import ConfigurationError
+
+
+class NewWeights:
+    """A second set of weights for a served model.
+
+    Args:
+        config: the target's, with the folder of the new weights.
+        served: the model whose weights they are to replace.
+        choice: what computes its linear layers.
+
+    Raises:
+        ConfigurationError: there is no memory for them, they cannot be loaded, have changed meanwhile, or are held
+            otherwise than those that serve.
+
+    Attributes:
+        config: as given.
+        digest: differs where a byte of them does.
+    """
+
+    def __init__(self, config: TargetConfig, served: PreTrainedModel, choice: Choice, means: TargetMeans) -> None:
+        self.config = config
+        _check_room(served)
+        folder = Path(config.model_path)
+        written = _written(folder)
+        self.digest = weights_digest(folder)
+        model = load_beside(config)
+        model.eval().requires_grad_(False)
+        adapters.install(model, 1, torch.device(config.device))
+        functions.install(model)
+        means.pack(model, _by(choice, config))
+        if _written(folder) != written:
+            raise ConfigurationError(
+                f"the files in {folder} have changed while they were read: name the folder once they are complete",
+                about=folder,
+            )
+        self._pairs = list(_pairs(served, model, folder))
+
+    @torch.inference_mode()
+    def exchange(self) -> None:
+        """Exchange them with those that serve. No pass may be under way."""
+        done: list[_Pair] = []
+        try:
+            for pair in self._pairs:
+                pair.exchange()
+                done.append(pair)
+        except BaseException:
+            # Want of memory; those that serve stay what they were.
+            for pair in done:
+                pair.exchange()
+            raise
+
+
+def _check_room(served: nn.Module) -> None:
+    needed = sum(held.numel() * held.element_size() for _, (_, held) in _held(served))
+    if needed > (free := free_memory()):
+        raise ConfigurationError(
+            f"there is no room for a second copy of the weights, which takes {needed / 2**30:.1f} GiB: "
+            f"{free / 2**30:.1f} GiB are free",
+            about="memory",
+        )
+
+
+def _written(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size of each file and when it was last written."""
+    return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in folder.iterdir()}
+
+
+def _by(choice: Choice, config: TargetConfig) -> TargetConfig:
+    """Settings by which the same kernels are chosen again, without measuring."""
+    if choice.linears == "native":
+        held = "as_stored" if choice.weights == "as_stored" else "float32"
+        return replace(config, kernels=choice.instructions, weights=held)  # type: ignore[arg-type]
+    return replace(config, kernels=choice.linears, weights="float32")  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Pair:
+    """An attribute of a served module that holds numbers, and what is to take their place."""
+
+    module: nn.Module
+    name: str
+    new: torch.Tensor
+
+    def exchange(self) -> None:
+        own: torch.Tensor = getattr(self.module, self.name)
+        if isinstance(own, ExactWeight):
+            own.numbers.exchange(self.new.numbers)  # type: ignore[attr-defined]
+        elif own.layout == torch.strided:
+            kept = own.clone()
+            own.copy_(self.new)
+            self.new = kept
+        else:
+            # Of oneDNN's layout, whose numbers have no address that others know.
+            setattr(self.module, self.name, self.new)
+            self.new = own
+
+
+def _pairs(served: PreTrainedModel, model: PreTrainedModel, folder: Path) -> Iterator[_Pair]:
+    """Everything that holds numbers of weights in both models, which are made alike."""
+    ours, theirs = dict(_held(served)), dict(_held(model))
+    seen: set[int] = set()
+    for name in sorted(ours.keys() | theirs.keys()):
+        (module, own), (_, new) = ours.get(name, (None, None)), theirs.get(name, (None, None))
+        if module is None or own is None or new is None or _form(own) != _form(new):
+            raise ConfigurationError(
+                f"cannot replace weights by those in {folder}: {name} would be held as {_form(new)}, and serves as "
+                f"{_form(own)}: store it in the same type, or serve with verifier.weights: float32",
+                about=folder,
+            )
+        # One that is shared is exchanged once: a second time would be the way back.
+        key = _key(own)
+        if key in seen:
+            continue
+        seen.add(key)
+        if isinstance(own, ExactWeight):
+            new.numbers.pack_as(own.numbers)  # type: ignore[attr-defined]
+        elif isinstance(new, nn.Parameter):
+            # Not the file itself, which may be written again before they are exchanged.
+            new = new.detach().clone()
+        yield _Pair(module, name.rpartition(".")[2], new)
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, torch.Tensor]]]:
+    """Modules and their weights, by name; what is computed from the configuration is left out."""
+    for place, module in model.named_modules():
+        for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
+            if isinstance(value, torch.Tensor) and name not in module._non_persistent_buffers_set:
+                yield f"{place}.{name}", (module, value)
+
+
+def _key(held: torch.Tensor) -> int:
+    if isinstance(held, ExactWeight):
+        return id(held.numbers)
+    return held.data_ptr() if held.layout == torch.strided else id(held)
+
+
+def _form(held: torch.Tensor | None) -> str:
+    return "nothing" if held is None else f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}"

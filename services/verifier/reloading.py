@@ -1,0 +1,174 @@
+"""Replaces the weights of a verifier while it serves, step by step, so that all verifiers of a service change together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+
+from services.verifier.config import TargetConfig
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.identity import Identity
+from services.verifier.loading.replaceable import allowed_folder, check_replaceable, check_supported
+from services.verifier.model.new_weights import NewWeights
+from services.verifier.model.target import TransformersTarget
+from speculation.errors import ConfigurationError, Unavailable
+from speculation.messages import ReloadOrder
+
+log = logging.getLogger(__name__)
+
+# Seconds that the next step may take to come, beside what the other verifiers may need for theirs.
+_NEXT_S = 60.0
+
+
+class Reloading:
+    """The reloads of one verifier, one at a time. Whoever orders one and falls silent has it undone.
+
+    Args:
+        worker: the target's thread.
+        allowed: folders that weights may be read from.
+        arithmetic_of: gives the arithmetic of a target with other weights, from their digest.
+    """
+
+    def __init__(
+        self,
+        target: TransformersTarget,
+        served: TargetConfig,
+        loop: DecodingLoop,
+        worker: Executor,
+        allowed: tuple[Path, ...],
+        arithmetic_of: Callable[[str], str],
+    ) -> None:
+        self._target = target
+        self._served = served
+        self._loop = loop
+        self._worker = worker
+        self._allowed = allowed
+        self._arithmetic_of = arithmetic_of
+        self._one_step = asyncio.Lock()
+        self._open: _Reload | None = None
+        self._settled = asyncio.Event()
+        self._settled.set()
+        # The last one that was kept, and the folder and the digest of its weights.
+        self._kept = self._folder = self._digest = ""
+        self._waiting: asyncio.TimerHandle | None = None
+        self._undoing: asyncio.Task[None] | None = None
+
+    async def obey(self, order: ReloadOrder) -> str:
+        """As ``VerifierPort.reload``."""
+        async with self._one_step:
+            if order.step == "undo":
+                await self._undo(order.reload_id)
+                return ""
+            if order.step == "read":
+                return await self._read(order)
+            if order.step == "keep" and order.reload_id == self._kept:
+                return self._digest
+            found = self._open
+            if found is None or found.order.reload_id != order.reload_id:
+                raise Unavailable("no such reload is under way here: the verifier was restarted, or has given it up")
+            if order.step == "pause":
+                await self._pause(order)
+            elif order.step == "replace":
+                await self._exchange(found, found.identity)
+                found.replaced = True
+            else:
+                log.info("the weights in %s serve now (%s)", found.weights.config.model_path, found.identity.arithmetic)
+                self._kept, self._digest = order.reload_id, found.weights.digest
+                self._folder = found.weights.config.model_path
+                self._close()
+                return self._digest
+            self._expect_next(order)
+            return found.weights.digest
+
+    async def replaced(self) -> tuple[str, str]:
+        """The folder and the digest of the weights that have taken the place of the first ones; empty: none have."""
+        await self._settled.wait()
+        return self._folder, self._digest
+
+    async def take(self, folder: str, digest: str) -> None:
+        """Serve these weights. Nothing is under way yet.
+
+        Raises:
+            OutriderError: they cannot be served, or are others.
+        """
+        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=_NEXT_S)
+        if await self.obey(order) != digest:
+            await self.obey(replace(order, step="undo"))
+            raise ConfigurationError(
+                f"the weights in {folder} are not those that the other verifiers have read there: replace them once more",
+                about=folder,
+            )
+        await self.obey(replace(order, step="pause"))
+        await self.obey(replace(order, step="replace"))
+        await self.obey(replace(order, step="keep"))
+
+    async def _read(self, order: ReloadOrder) -> str:
+        if self._open is not None:
+            raise Unavailable("the weights are being replaced already; try again")
+        weights = await asyncio.to_thread(self._loaded, order.folder)
+        identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
+        self._open = _Reload(order, weights, identity, self._loop.identity)
+        self._settled.clear()
+        self._expect_next(order)
+        return weights.digest
+
+    def _loaded(self, named: str) -> NewWeights:
+        check_supported(self._served)
+        config = replace(self._served, model_path=str(allowed_folder(named, self._allowed)))
+        check_replaceable(config, self._served, self._target.generation)
+        return self._target.new_weights(config)
+
+    async def _pause(self, order: ReloadOrder) -> None:
+        if not self._loop.healthy:
+            raise Unavailable("the verifier is not decoding at present; try again")
+        await self._loop.pause.begin(restart=order.running == "restart", within_s=order.within_s)
+
+    async def _exchange(self, found: _Reload, identity: Identity) -> None:
+        """Choose tokens by the other weights from now on."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._target.exchange, found.weights)
+        self._loop.identity = identity
+        self._loop.pause.refuse_moved()
+
+    async def _undo(self, reload_id: str) -> None:
+        found = self._open
+        if found is None or found.order.reload_id != reload_id:
+            return
+        if found.replaced:
+            await self._exchange(found, found.before)
+        log.warning("the weights in %s do not serve: the reload is undone", found.weights.config.model_path)
+        self._close()
+
+    def _close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._open = None
+        self._settled.set()
+        self._loop.pause.end()
+
+    def _expect_next(self, order: ReloadOrder) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = asyncio.get_running_loop().call_later(order.patience_s + _NEXT_S, self._give_up, order.reload_id)
+
+    def _give_up(self, reload_id: str) -> None:
+        log.error("the next step of replacing the weights has not come")
+        self._undoing = asyncio.create_task(self._undo_alone(reload_id), name="undo-reload")
+
+    async def _undo_alone(self, reload_id: str) -> None:
+        async with self._one_step:
+            await self._undo(reload_id)
+
+
+class _Reload:
+    """One that is under way: its new weights, and what tokens are chosen by with them and were before."""
+
+    def __init__(self, order: ReloadOrder, weights: NewWeights, identity: Identity, before: Identity) -> None:
+        self.order = order
+        self.weights = weights
+        self.identity = identity
+        self.before = before
+        self.replaced = False
