@@ -243,8 +243,7 @@ def read_model_config(model: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: it cannot be read.
     """
-    file = model / "config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json(file) if (file := model / "config.json").is_file() else {}
 
 
 def _hidden_size(model: Path) -> int:

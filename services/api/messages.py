@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from services.api.adapter_port import AdapterPort
 from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
+from services.api.weights_port import WeightsPort
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import RunningAnswers, ServiceState
+from speculation.messages import ServiceState
 from speculation.types import (
     AcceptanceRule,
     Effort,
@@ -348,7 +348,7 @@ class ModelCard:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-class RouterPort(AdapterPort, Protocol):
+class RouterPort(WeightsPort, Protocol):
     """Answers users' requests. The public API talks to it."""
 
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
@@ -366,16 +366,6 @@ class RouterPort(AdapterPort, Protocol):
 
         Raises:
             OutriderError: that could not be done everywhere.
-        """
-
-    async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
-        """Replace the weights that are served, at all verifiers together. Returns notes for whoever does.
-
-        Args:
-            folder, running, within_s: as in ``speculation.messages.ReloadOrder``.
-
-        Raises:
-            OutriderError: nothing that is served has changed; says why.
         """
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:

@@ -21,12 +21,12 @@ class AdapterChanges:
         self._verifier = verifier
 
     async def load(self, name: str, folder: str) -> None:
-        """As ``services.api.adapter_port.AdapterPort.load_adapter``."""
+        """As ``services.api.weights_port.WeightsPort.load_adapter``."""
         order = AdapterOrder(order_id=uuid.uuid4().hex, step="load", name=name, folder=folder)
         await self._or_back(order, "undo")
 
     async def unload(self, name: str) -> None:
-        """As ``services.api.adapter_port.AdapterPort.unload_adapter``."""
+        """As ``services.api.weights_port.WeightsPort.unload_adapter``."""
         order = AdapterOrder(order_id=uuid.uuid4().hex, step="close", name=name, within_s=limits.UNLOAD_S)
         await self._or_back(order, "open")
         await self._verifier.adapt(replace(order, step="drop"))

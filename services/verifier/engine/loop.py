@@ -24,7 +24,7 @@ from services.metrics.registry import DROPPED, Metrics
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.asking import Prices, known_prices
 from services.verifier.engine.deciding.draft_costs import Busy
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
@@ -246,7 +246,7 @@ class DecodingLoop:
         self._forgetting.between_passes()
         self.pause.look(len(self._passes))
         for request in self._requests.admit():
-            self._drafting.open(request, self._prices_of(load_to_come(self._requests.running.values())))
+            self._drafting.open(request, known_prices(load_to_come(self._requests.running.values()), self._budget))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):
@@ -337,15 +337,7 @@ class DecodingLoop:
         except Exception:
             log.exception("learning the cost of drafts from a pass failed")
             return None
-        return self._prices_of(load)
-
-    def _prices_of(self, load: Load) -> Prices | None:
-        try:
-            return prices_of(load, self._budget)
-        except Exception:
-            # Asking for too many drafts costs speed, and nothing else.
-            log.exception("computing the cost of drafts failed")
-            return None
+        return known_prices(load, self._budget)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         request, verdict = part.request, part.verdict

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -389,12 +390,8 @@ class ModelSlice:
 
 def _rows_read(batch: Sequence[Rows]) -> list[int]:
     """Indices of the rows whose logits are read."""
-    read: list[int] = []
-    end = 0
-    for rows in batch:
-        end += len(rows.tokens)
-        read += range(end - rows.read, end)
-    return read
+    ends = accumulate(len(rows.tokens) for rows in batch)
+    return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
 
 def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ itself is asked for at once. If drafting slows no pass, it costs nothing, and ev
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from services.verifier.engine.deciding.waiting import Worth
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.records import quickly_made
+
+log = logging.getLogger(__name__)
 
 # Share of all pass time that wasted drafts may take: less than what can be noticed.
 _SHARE = 0.01
@@ -70,6 +73,15 @@ def prices_of(load: Load, budget: Budget) -> Prices | None:
         return None
     row_s = (budget.seconds(load.plus(_ROWS)) - pass_s) / _ROWS
     return Prices(pass_s=pass_s, row_s=row_s, requests=max(1, load.requests))
+
+
+def known_prices(load: Load, budget: Budget) -> Prices | None:
+    """``prices_of``; None, too, if the budget fails: asking for too many drafts costs speed, and nothing else."""
+    try:
+        return prices_of(load, budget)
+    except Exception:
+        log.exception("computing the cost of drafts failed")
+        return None
 
 
 @quickly_made
