@@ -29,6 +29,8 @@ from tests.head_checkpoints import (
 BLOCK, DEPTH, MASK, RANK = 5, 2, 300, 6
 # Of DFlash2: rows and neighbouring numbers that a convolution joins, and tokens that its selector chooses among.
 KERNEL, GROUP, CANDIDATES = 3, 16, 5
+# Of Domino: size of its state.
+STATE = 10
 # Layers of the target, as the authors number them: their outputs.
 READ = [1, 3, 6]
 
@@ -83,7 +85,29 @@ def speculators_dflash(**changes: Any) -> HeadCheckpoint:
     return HeadCheckpoint({**config, **changes}, made.tensors)
 
 
-def dspark(*, gated: bool = False, **changes: Any) -> HeadCheckpoint:
+def domino(**changes: Any) -> HeadCheckpoint:
+    """Domino as SpecForge saves it: a recurrent cell over the tokens of the block corrects the rows."""
+    made = dflash()
+    made.tensors |= {
+        "prefix_gru.weight_ih_l0": numbers(3 * STATE, HIDDEN),
+        "prefix_gru.weight_hh_l0": numbers(3 * STATE, STATE),
+        "embed_proj.0.weight": 3 * numbers(RANK, HIDDEN + STATE),
+        "embed_proj.2.weight": 3 * numbers(VOCABULARY, RANK),
+    }
+    made.config["architectures"] = ["DominoDraftModel"]
+    made.config["dflash_config"] = {
+        **made.config["dflash_config"],
+        "projector_type": "domino",
+        "gru_hidden_dim": STATE,
+        "emb_dim": RANK,
+        "pure_draft_prefix_len": 1,
+        "shift_label": True,
+        **changes,
+    }
+    return made
+
+
+def dspark(*, kind: str = "vanilla", **changes: Any) -> HeadCheckpoint:
     """DSpark as its authors save it: fields at the top, embedding and output layer of its own, two heads on the rows."""
     made = dflash()
     reads = made.config.pop("dflash_config")
@@ -95,13 +119,16 @@ def dspark(*, gated: bool = False, **changes: Any) -> HeadCheckpoint:
         "confidence_head.proj.weight": numbers(1, HIDDEN + RANK),
         "confidence_head.proj.bias": torch.zeros(1),
     }
-    if gated:
+    if kind == "gated":
         made.tensors["markov_head.gate_proj.weight"] = numbers(RANK, HIDDEN + RANK)
         made.tensors["markov_head.gate_proj.bias"] = torch.randn(RANK)
+    if kind == "rnn":
+        made.tensors["markov_head.joint_proj.weight"] = numbers(3 * RANK, HIDDEN + 2 * RANK)
+        made.tensors["markov_head.joint_proj.bias"] = torch.randn(3 * RANK)
     own = {
         "architectures": ["Qwen3DSparkModel"],
         "markov_rank": RANK,
-        "markov_head_type": "gated" if gated else "vanilla",
+        "markov_head_type": kind,
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }

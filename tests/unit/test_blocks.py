@@ -316,8 +316,9 @@ def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], 
         (made.dflash, nested(conv_kernel_size=2), "conv_kernel_size"),
         (made.dflash, config(architectures=["DFlash2DraftModel"]), "the tensor candidate_selector.hidden_projection.weight"),
         (made.dflash, nested(output_multiplier="x"), "output_multiplier"),
-        (made.speculators_dflash, config(projector_type="domino"), "projector_type"),
-        (made.speculators_dflash, config(shift_label=True), "shift_label"),
+        (made.speculators_dflash, config(projector_type="domino"), "gru_hidden_dim"),
+        (made.speculators_dflash, config(projector_type="else"), "projector_type"),
+        (made.speculators_dflash, config(shift_label="x"), "shift_label"),
         (made.speculators_dflash, config(aux_hidden_state_layer_ids=[0, 3, 6]), "aux_hidden_state_layer_ids"),
         (made.speculators_dflash, config(draft_vocab_size=50), "draft_vocab_size"),
         (made.dflash, tensor("layers.1.mlp.up_proj.weight", None), "the tensor layers.1.mlp.up_proj.weight"),
@@ -350,7 +351,6 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("Domino", {"architectures": ["DominoDraftModel"]}),
         ("MTP", {"speculators_model_type": "mtp"}),
     ],
 )

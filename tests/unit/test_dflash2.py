@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path) -> No
     hidden = guesses(weights, embeddings, states)
     selector = "candidate_selector."
 
-    def after(level: int, token: int, among: int = CANDIDATES) -> tuple[torch.Tensor, float]:
+    def after(path: Sequence[int], among: int = CANDIDATES) -> tuple[torch.Tensor, float]:
+        level, token = len(path), (TEXT[-1], *path)[-1]
         logits = rows.output.all() @ hidden[level]
         wanted = weights[f"{selector}predecessor_codebook"][token] * (
             weights[f"{selector}hidden_projection.weight"] @ hidden[level]
@@ -59,8 +61,8 @@ def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path) -> No
     assert len(tree) == 40 and 1 < max(depths(tree)) <= BLOCK - 1
     assert is_conditional(tree, after, ids)
     # Another token before, more candidates, no convolution: none of these is what it computes.
-    assert not is_conditional(tree, lambda level, token: after(level, TEXT[-1]), ids)
-    assert not is_conditional(tree, lambda level, token: after(level, token, 9), ids)
+    assert not is_conditional(tree, lambda path: after([*path[:-1], TEXT[0]] if path else ()), ids)
+    assert not is_conditional(tree, lambda path: after(path, 9), ids)
     without = {name: each for name, each in weights.items() if "_conv." not in name}
     hidden = guesses(without, embeddings, states)
     assert not is_conditional(tree, after, ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,24 +35,39 @@ def seeded() -> None:
     torch.manual_seed(1)
 
 
-def follows(
-    checkpoint: HeadCheckpoint, embeddings: torch.Tensor, output: torch.Tensor, formula: Formula
-) -> Callable[[int, int], tuple[torch.Tensor, float]]:
-    """By the formulas: of a level and the token before, the log-probabilities of the next token, and how sure the row is."""
+# Of a path of tokens behind the last committed one: the log-probabilities of the next token, and how sure that row is.
+After = Callable[[Sequence[int]], tuple[torch.Tensor, float]]
+
+
+def follows(checkpoint: HeadCheckpoint, embeddings: torch.Tensor, output: torch.Tensor, formula: Formula) -> After:
+    """What comes after paths, by the formulas."""
     weights = {name: tensor.double() for name, tensor in checkpoint.tensors.items()}
     states = {position: state(position).double() for position in range(len(TEXT) - 1)}
     rows = guesses(weights, embeddings, states, formula)
 
-    def after(level: int, token: int) -> tuple[torch.Tensor, float]:
-        before = weights["markov_head.markov_w1.weight"][token]
-        both = torch.cat((rows[level], before))
-        weighed = before
-        if "markov_head.gate_proj.weight" in weights:
-            gate = weights["markov_head.gate_proj.weight"] @ both + weights["markov_head.gate_proj.bias"]
-            weighed = before / (1 + torch.exp(-gate))
-        logits = output @ rows[level] + weights["markov_head.markov_w2.weight"] @ weighed
+    def weighed(path: Sequence[int]) -> torch.Tensor:
+        """What W2 is multiplied by: of the last token before, or by the recurrent cell of all of them."""
+        state, e = torch.zeros(RANK, dtype=torch.float64), torch.zeros(0)
+        for level, token in enumerate((TEXT[-1], *path)):
+            e = weights["markov_head.markov_w1.weight"][token]
+            if "markov_head.gate_proj.weight" in weights:
+                read = torch.cat((rows[level], e))
+                gate = weights["markov_head.gate_proj.weight"] @ read + weights["markov_head.gate_proj.bias"]
+                e = e / (1 + torch.exp(-gate))
+            if "markov_head.joint_proj.weight" in weights:
+                read = torch.cat((state, e, rows[level]))
+                made_of = weights["markov_head.joint_proj.weight"] @ read + weights["markov_head.joint_proj.bias"]
+                gate = 1 / (1 + torch.exp(-made_of[:RANK]))
+                state = gate * state + (1 - gate) * torch.tanh(made_of[RANK : 2 * RANK])
+                e = torch.tanh(made_of[2 * RANK :])
+        return e
+
+    def after(path: Sequence[int]) -> tuple[torch.Tensor, float]:
+        level, before = len(path), (TEXT[-1], *path)[-1]
+        logits = output @ rows[level] + weights["markov_head.markov_w2.weight"] @ weighed(path)
         sure = 1.0
         if "confidence_head.proj.weight" in weights:
+            both = torch.cat((rows[level], weights["markov_head.markov_w1.weight"][before]))
             score = weights["confidence_head.proj.weight"] @ both + weights["confidence_head.proj.bias"]
             sure = float(1 / (1 + torch.exp(-score)))
         return logits.log_softmax(-1), sure
@@ -60,23 +75,22 @@ def follows(
     return after
 
 
-def is_conditional(tree: TokenTree, after: Callable[[int, int], tuple[torch.Tensor, float]], ids: torch.Tensor) -> bool:
+def is_conditional(tree: TokenTree, after: After, ids: torch.Tensor) -> bool:
     """Whether the tree's scores are products of these conditionals."""
     place = {token: at for at, token in enumerate(ids.tolist())}
     for node in range(len(tree)):
-        score, before = 0.0, TEXT[-1]
-        for level, each in enumerate(path_to(tree, node)):
-            logs, sure = after(level, before)
-            before = tree.tokens[each]
-            score += float(logs[place[before]]) + np.log(sure)
+        score, path = 0.0, [tree.tokens[each] for each in path_to(tree, node)]
+        for level, token in enumerate(path):
+            logs, sure = after(path[:level])
+            score += float(logs[place[token]]) + np.log(sure)
         if not np.isclose(np.log(tree.scores[node]), score, atol=1e-4):
             return False
     return True
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["vanilla", "gated"])
-def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, gated: bool) -> None:
-    checkpoint = made.dspark(gated=gated)
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, kind: str) -> None:
+    checkpoint = made.dspark(kind=kind)
     drafter = load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64)
     tree = drafted(source(drafter), known(range(6)))
     assert len(tree) == 40 and 1 < max(depths(tree)) <= BLOCK == drafter.config.levels
@@ -84,13 +98,13 @@ def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, gated
     output = checkpoint.tensors["lm_head.weight"].double()
     after = follows(checkpoint, embeddings, output, Formula(from_anchor=True))
     assert is_conditional(tree, after, drafter.vocabulary.ids)
-    likeliest = set(after(0, TEXT[-1])[0].topk(6).indices.tolist())
+    likeliest = set(after(())[0].topk(6).indices.tolist())
     assert {tree.tokens[node] for node in range(len(tree)) if tree.parents[node] == -1} <= likeliest
     # The row before, the token two before, no gate: none of these is what it computes.
     shifted = follows(checkpoint, embeddings, output, Formula(from_anchor=True, shift=1))
     assert not is_conditional(tree, shifted, drafter.vocabulary.ids)
-    assert not is_conditional(tree, lambda level, token: after(level, TEXT[-1]), drafter.vocabulary.ids)
-    assert not is_conditional(tree, lambda level, token: (after(level, token)[0], 1.0), drafter.vocabulary.ids)
+    assert not is_conditional(tree, lambda path: after([*path[:-1], TEXT[0]] if path else ()), drafter.vocabulary.ids)
+    assert not is_conditional(tree, lambda path: (after(path)[0], 1.0), drafter.vocabulary.ids)
 
 
 def test_the_speculators_layout_and_its_draft_vocabulary(tmp_path: Path, target: Path) -> None:
@@ -115,11 +129,9 @@ def test_chains_are_drawn_from_q_as_it_is(tmp_path: Path, target: Path) -> None:
     assert tree is not None and len(tree) == BLOCK == len(tree.proposals)
     embeddings = checkpoint.tensors["embed_tokens.weight"].double()[torch.tensor([TEXT[-1], *[MASK] * (BLOCK - 1)])]
     after = follows(checkpoint, embeddings, checkpoint.tensors["lm_head.weight"].double(), Formula(from_anchor=True))
-    before = TEXT[-1]
     for level, proposal in enumerate(tree.proposals):
-        q = after(level, before)[0].exp()[list(proposal.token_ids)]
+        q = after(tree.tokens[:level])[0].exp()[list(proposal.token_ids)]
         assert np.allclose(proposal.probabilities, (q / q.sum()).numpy(), rtol=1e-4)
-        before = tree.tokens[level]
 
 
 def test_sessions_share_rounds_and_settings_bound_the_tree(tmp_path: Path, target: Path) -> None:
@@ -158,7 +170,7 @@ def test_what_it_cannot_serve_is_refused_by_name(
 def test_tensors_of_the_heads_are_checked(tmp_path: Path, target: Path) -> None:
     for name, value, field in (
         ("markov_head.markov_w2.weight", numbers(4, RANK), "the tensor markov_head.markov_w2.weight"),
-        ("markov_head.joint_proj.weight", numbers(3 * RANK, 2 * RANK + HIDDEN), "the tensor markov_head.joint_proj.weight"),
+        ("markov_head.gate_proj.weight", numbers(RANK, RANK + HIDDEN), "markov_head_type"),
         ("confidence_head.proj.bias", None, "the tensor confidence_head.proj.bias"),
     ):
         checkpoint = made.dspark()

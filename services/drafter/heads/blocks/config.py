@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.head_fields import Shapes
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,13 +25,17 @@ class BlockConfig:
         windows: by layer, a row sees positions nearer than this; None: all.
         embedding_scale: factor on the embeddings.
         markov_rank: DSpark: rank of the matrix by which the token before changes a row's logits; 0: there is none.
-        markov_gated: whether the row weighs what the token before says.
+        markov_kind: whether the row weighs what the token before says (gated), or all tokens of the block before it count
+            (rnn).
         confidence: DSpark: whether a head says how sure each row is.
         confidence_with_markov: whether that head reads the token before.
         selector_rank: DFlash2: rank of the matrix by which a row and the token before choose among the row's
             ``selector_top_k`` likeliest tokens; 0: there is none.
         conv_kernel_size: DFlash2: rows of a block that its layers' convolutions join; 0: there are none.
         conv_group_size: neighbouring numbers of a row that share the part of a kernel which depends on the row.
+        gru_size: Domino: size of the state that tells a row all tokens of the block before it; 0: there is none.
+        gru_inner_size: width between that state and the logits.
+        gru_from: how many levels go without.
         logit_scale, softcap: what is done to the logits: logits * logit_scale, then softcap * tanh(logits / softcap).
     """
 
@@ -42,13 +49,16 @@ class BlockConfig:
     logit_scale: float = 1.0
     softcap: float | None = None
     markov_rank: int = 0
-    markov_gated: bool = False
+    markov_kind: MarkovKind = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = False
     selector_rank: int = 0
     selector_top_k: int = 0
     conv_kernel_size: int = 0
     conv_group_size: int = 1
+    gru_size: int = 0
+    gru_inner_size: int = 0
+    gru_from: int = 0
 
     @property
     def levels(self) -> int:
@@ -101,9 +111,14 @@ def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:
         books = ("predecessor_codebook", "successor_codebook")
         wanted |= {f"candidate_selector.{name}": (layer.vocab_size, config.selector_rank) for name in books}
         wanted["candidate_selector.hidden_projection.weight"] = (config.selector_rank, size)
-    if config.markov_gated:
-        wanted["markov_head.gate_proj.weight"] = (config.markov_rank, size + config.markov_rank)
-        wanted["markov_head.gate_proj.bias"] = (config.markov_rank,)
+    if (rank := config.markov_rank) and config.markov_kind == "gated":
+        wanted |= {"markov_head.gate_proj.weight": (rank, size + rank), "markov_head.gate_proj.bias": (rank,)}
+    if rank and config.markov_kind == "rnn":
+        wanted |= {"markov_head.joint_proj.weight": (3 * rank, size + 2 * rank), "markov_head.joint_proj.bias": (3 * rank,)}
+    if gru := config.gru_size:
+        wanted |= {"prefix_gru.weight_ih_l0": (3 * gru, size), "prefix_gru.weight_hh_l0": (3 * gru, gru)}
+        wanted["embed_proj.0.weight"] = (config.gru_inner_size, size + gru)
+        wanted["embed_proj.2.weight"] = (layer.draft_vocab_size, config.gru_inner_size)
     if config.confidence:
         read = size + (config.markov_rank if config.confidence_with_markov else 0)
         wanted |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}

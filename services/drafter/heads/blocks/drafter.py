@@ -14,7 +14,7 @@ from torch import nn
 
 from services.drafter.heads.blocks.config import BlockConfig
 from services.drafter.heads.blocks.convolved_layer import ConvolvedLayer
-from services.drafter.heads.blocks.sequential import CandidateSelector, ConfidenceHead, MarkovHead
+from services.drafter.heads.blocks.sequential import CandidateSelector, ConfidenceHead, MarkovHead, gru_output
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
@@ -45,6 +45,9 @@ class BlockDrafter(OnTargetRows):
         self.norm = nn.RMSNorm(size, eps=eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
+        gru = config.gru_size
+        self.prefix_gru = nn.GRU(size, gru, batch_first=True, bias=False) if gru else None
+        self.embed_proj = gru_output(config) if gru else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self._rotary = RotaryPositions(layer)
         self._take_rows(layer, rows, draft_ids)
@@ -97,22 +100,46 @@ class BlockDrafter(OnTargetRows):
 
     def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
         """As ``SharedOutput.beyond``; None, too, if a head that knows the token before has no rows for others."""
-        known = self.markov_head is None and self.candidate_selector is None
-        return super().beyond(tokens) if known else None
+        heads = (self.markov_head, self.candidate_selector, self.embed_proj)
+        return super().beyond(tokens) if all(head is None for head in heads) else None
 
     @property
     def sequential(self) -> bool:
-        """Whether what a row says depends on the token before what it guesses."""
-        heads = (self.markov_head, self.candidate_selector, self.confidence_head)
+        """Whether what a row says depends on the tokens before what it guesses."""
+        heads = (self.markov_head, self.candidate_selector, self.embed_proj, self.confidence_head)
         return any(head is not None for head in heads)
 
-    def corrected(self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V_d] of rows [..., h], once the tokens before what they guess are known, int64 [...]."""
+    @property
+    def state_size(self) -> int:
+        """Width of what it knows of the tokens before the last one; 0: nothing."""
+        recurrent = self.config.markov_rank if self.config.markov_kind == "rnn" else 0
+        return recurrent or self.config.gru_size
+
+    def corrected(
+        self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor, levels: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of rows, once the tokens before what they guess are known.
+
+        Args:
+            logits: [n, V_d].
+            hidden: [n, h].
+            previous: int64 [n], the token before.
+            levels: int64 [n], how many of the block come before that one; 0: it is the last committed one.
+            state: [n, state size], what was returned for that token's row; zeros for the last committed one.
+
+        Returns:
+            The logits, and the states of these rows.
+        """
         if self.markov_head is not None:
-            logits = logits + self.markov_head(hidden, previous).to(logits)
+            added, state = self.markov_head(hidden, previous, state)
+            logits = logits + added.to(logits)
         if self.candidate_selector is not None:
             logits = self.candidate_selector(logits, hidden, previous)
-        return logits
+        if self.prefix_gru is not None and self.embed_proj is not None:
+            state = self.prefix_gru(self.embed(previous)[:, None], state[None].contiguous())[1][0]
+            added = self.embed_proj(torch.cat((hidden, state), dim=-1)).to(logits)
+            logits = torch.where((levels >= self.config.gru_from)[:, None], logits + added, logits)
+        return logits, state
 
     def confidence(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
         """Of the same: how sure each row is, [...]; None: nobody says."""

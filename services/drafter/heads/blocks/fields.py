@@ -13,6 +13,7 @@ from typing import Any
 from services.drafter.heads.blocks.config import BlockConfig, shapes_of
 from services.drafter.heads.blocks.part_fields import (
     convolution_fields,
+    gru_fields,
     guesses_from_anchor,
     markov_fields,
     selector_fields,
@@ -48,8 +49,7 @@ _SELECTOR = "candidate_selector.hidden_projection.weight"
 _OF_TRAINING = ("verifier_norm.", "verifier_lm_head.")
 # Fields of ``dflash_config`` and of the whole that are honoured with one of these values alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "projector_type": (None, "dspark", "dflash"),
-    "shift_label": (None, False),
+    "projector_type": (None, "dspark", "domino", "dflash"),
     "draft_shift": (None, False),
     "use_swa": (None, False),
     "attention_sink_bias": (None, False),
@@ -90,7 +90,7 @@ def parse_blocks(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         ConfigurationError: it cannot draft for the target; names the field or tensor, its value and what is allowed.
     """
     # Some name the mask as other kinds do.
-    refuse_others(config, where, "DFlash", "DFlash2", "DSpark", *PARALLEL)
+    refuse_others(config, where, "DFlash", "DFlash2", "Domino", "DSpark", *PARALLEL)
     if kind_said(config) == "DFlash2" and _SELECTOR not in shapes:
         raise refused_tensor(where, _SELECTOR, "missing", "DFlash2 needs it")
     fields = HeadFields.of(config, where)
@@ -114,6 +114,7 @@ def parse_blocks(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         **markov_fields(fields, shapes),
         **selector_fields(fields, shapes),
         **convolution_fields(fields, shapes),
+        **gru_fields(fields, shapes),
     )
     check_tensors(shapes, shapes_of(made, shapes), where)
     return made

@@ -1,4 +1,4 @@
-"""Reads what later drafters add to DFlash's block: DSpark's heads on its rows, DFlash2's selector and convolutions."""
+"""Reads what later drafters add to DFlash's block: heads of DSpark and Domino on its rows, and DFlash2's parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _OF_DSPARK = ("markov_head.", "confidence_head.")
 
 
 def guesses_from_anchor(fields: HeadFields, shapes: Shapes) -> bool:
-    """Whether the last token's row guesses, too: in DSpark, unless it says otherwise."""
+    """Whether the last token's row guesses, too: in DSpark unless it says otherwise, and with shifted labels (Domino)."""
+    if fields.flag("shift_label"):
+        return True
     said = fields.flag("sample_from_anchor")
     return any(name.startswith(_OF_DSPARK) for name in shapes) if said is None else said
 
@@ -22,17 +24,40 @@ def markov_fields(fields: HeadFields, shapes: Shapes) -> dict[str, Any]:
         ConfigurationError: a field contradicts the tensors.
     """
     rank = _as_held(fields, "markov_rank", shapes.get("markov_head.markov_w1.weight", (0, 0))[-1])
-    kind, gated = fields.fields.get("markov_head_type"), "markov_head.gate_proj.weight" in shapes
-    if rank and kind not in (None, "gated" if gated else "vanilla"):
-        raise fields.refuse("markov_head_type", kind, "gated, as the tensors say" if gated else "vanilla or gated")
+    shown = {"gate_proj": "gated", "joint_proj": "rnn"}
+    found = next((kind for name, kind in shown.items() if f"markov_head.{name}.weight" in shapes), "vanilla")
+    kind = fields.fields.get("markov_head_type")
+    if rank and kind not in (None, found):
+        raise fields.refuse("markov_head_type", kind, f"{found}, as the tensors say")
     confidence = fields.shown_by("confidence_head.proj.weight", shapes, "enable_confidence_head")
     with_markov = confidence and fields.flag("confidence_head_with_markov") is not False and rank > 0
     return {
         "markov_rank": rank,
-        "markov_gated": gated,
+        "markov_kind": found,
         "confidence": confidence,
         "confidence_with_markov": with_markov,
     }
+
+
+def gru_fields(fields: HeadFields, shapes: Shapes) -> dict[str, Any]:
+    """Domino's part of ``BlockConfig``. Its sizes may stand in other configurations, too, where nothing has them.
+
+    Raises:
+        ConfigurationError: a field contradicts the tensors, or they are missing.
+    """
+    size = shapes.get("prefix_gru.weight_hh_l0", (0, 0))[-1]
+    if fields.fields.get("projector_type") != "domino" and not size:
+        return {}
+    inner = shapes.get("embed_proj.0.weight", (0,))[0]
+    for name, held in (("gru_hidden_dim", size), ("emb_dim", inner)):
+        if not held or fields.number(name, held) != held:
+            raise fields.refuse(name, fields.fields.get(name), f"{held}, as the tensors say")
+    first = fields.fields.get("pure_draft_prefix_len")
+    # The speculators library's default differs from the others'.
+    first = int("speculators_model_type" in fields.fields) if first is None else first
+    if type(first) is not int or first < 0:
+        raise fields.refuse("pure_draft_prefix_len", first, "a whole number, 0 or more")
+    return {"gru_size": size, "gru_inner_size": inner, "gru_from": first}
 
 
 def selector_fields(fields: HeadFields, shapes: Shapes) -> dict[str, Any]:

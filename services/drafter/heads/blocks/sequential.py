@@ -1,4 +1,4 @@
-"""Heads on a block's rows that know the token before: DSpark's two (2607.05147), and the selector of DFlash2."""
+"""Heads on a block's rows that know the tokens before: those of DSpark (2607.05147), DFlash2 and Domino (2605.29707)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from services.drafter.heads.blocks.config import BlockConfig
 
 
 class MarkovHead(nn.Module):
-    """Adds W2 W1[previous token] to a row's logits: a transition matrix of low rank. Gated, W1's row is weighed first by the
-    block's row: sigmoid(G [row ; W1[previous]]) * W1[previous]."""
+    """Adds W2 e to a row's logits, where e = W1[previous token]: a transition matrix of low rank.
+
+    Gated, the row weighs e first: sigmoid(G [row ; e]) * e. Recurrent, e is the output of a cell over the block's tokens.
+    """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        layer, rank = config.layer, config.markov_rank
+        layer, rank, kind = config.layer, config.markov_rank, config.markov_kind
         self.markov_w1 = nn.Embedding(layer.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, layer.draft_vocab_size, bias=False)
-        self.gate_proj = nn.Linear(layer.hidden_size + rank, rank) if config.markov_gated else None
+        self.gate_proj = nn.Linear(layer.hidden_size + rank, rank) if kind == "gated" else None
+        self.joint_proj = nn.Linear(layer.hidden_size + 2 * rank, 3 * rank) if kind == "rnn" else None
 
-    def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Of rows [..., h] and the tokens before what they guess, int64 [...]: what is added to the logits, [..., V_d]."""
+    def forward(
+        self, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of rows [..., h], the tokens before what they guess, int64 [...], and the states before these, [..., r]: what is
+        added to the logits, [..., V_d], and the states after. Only the recurrent one has states."""
         before = self.markov_w1(previous)
         if self.gate_proj is not None:
             before = torch.sigmoid(self.gate_proj(torch.cat((hidden, before), dim=-1))) * before
-        added: torch.Tensor = self.markov_w2(before)
-        return added
+        if self.joint_proj is not None:
+            gate, new, out = self.joint_proj(torch.cat((state, before, hidden), dim=-1)).chunk(3, dim=-1)
+            gate = torch.sigmoid(gate)
+            state, before = gate * state + (1 - gate) * torch.tanh(new), torch.tanh(out)
+        return self.markov_w2(before), state
 
 
 class ConfidenceHead(nn.Module):
@@ -59,3 +68,13 @@ class CandidateSelector(nn.Module):
         wanted = self.predecessor_codebook[previous] * self.hidden_projection(hidden)
         scores = likeliest + (self.successor_codebook[tokens] @ wanted[..., None])[..., 0].to(likeliest)
         return torch.full_like(logits, -torch.inf).scatter(-1, tokens, scores)
+
+
+def gru_output(config: BlockConfig) -> nn.Sequential:
+    """Domino: of a row and the state of the tokens before, [n, h + gru size], what is added to the logits, [n, V_d]."""
+    layer, inner = config.layer, config.gru_inner_size
+    return nn.Sequential(
+        nn.Linear(layer.hidden_size + config.gru_size, inner, bias=False),
+        nn.SiLU(),
+        nn.Linear(inner, layer.draft_vocab_size, bias=False),
+    )

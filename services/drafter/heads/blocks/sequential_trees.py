@@ -49,6 +49,30 @@ class _Level:
         return np.full(len(self.nodes), self.session.tokens[-1]) if at_root.any() else self.growth.tokens(self.nodes)
 
 
+class _States:
+    """What a drafter knows of the paths to nodes whose children it has given."""
+
+    def __init__(self, size: int, like: torch.Tensor) -> None:
+        # The first row stands before the last committed token.
+        self._rows = torch.zeros(1, size, dtype=like.dtype, device=like.device)
+        self._at: dict[tuple[int, int], int] = {}
+
+    def before(self, level: Sequence[_Level]) -> torch.Tensor:
+        """[nodes, size], those of the nodes' parents."""
+        found = []
+        for each in level:
+            at_root = each.nodes == ROOT
+            parents = [None] if at_root.any() else each.growth.parents(each.nodes).tolist()
+            found += [0 if parent is None else self._at[each.place, parent] for parent in parents]
+        return self._rows[found]
+
+    def keep(self, level: Sequence[_Level], after: torch.Tensor) -> None:
+        """Keep [nodes, size], those of the nodes."""
+        nodes = ((each.place, node) for each in level for node in each.nodes.tolist())
+        self._at.update({node: row for row, node in enumerate(nodes, len(self._rows))})
+        self._rows = torch.cat((self._rows, after))
+
+
 class SequentialTrees:
     """Makes trees as ``LevelTrees`` does, for a drafter whose rows know the token before.
 
@@ -79,14 +103,15 @@ class SequentialTrees:
             _Level(place, each.session, growth, np.array([ROOT]))
             for place, (each, growth) in enumerate(zip(wanted, growths, strict=True))
         ]
+        states = _States(self._drafter.state_size, hidden)
         while level:
-            self._extend(level, rows, logits)
+            self._extend(level, rows, logits, states)
             level = [
                 _Level(each.place, each.session, each.growth, nodes) for each in level if len(nodes := each.growth.grow())
             ]
         return [growth.tree(self._name) for growth in growths]
 
-    def _extend(self, level: Sequence[_Level], rows: torch.Tensor, logits: torch.Tensor) -> None:
+    def _extend(self, level: Sequence[_Level], rows: torch.Tensor, logits: torch.Tensor, states: _States) -> None:
         """Give all nodes of a round their children, from [sessions, levels, ...] the blocks' rows and their logits."""
         depths = np.concatenate([each.growth.depths(each.nodes) for each in level])
         places = np.repeat([each.place for each in level], [len(each.nodes) for each in level])
@@ -94,7 +119,9 @@ class SequentialTrees:
         at = torch.from_numpy(places), torch.from_numpy(np.minimum(depths, self._levels - 1))
         own = rows[at]
         previous = torch.from_numpy(np.concatenate([each.previous for each in level])).to(own.device)
-        said = self._drafter.corrected(logits[at], own, previous)
+        levels = torch.from_numpy(depths).to(own.device)
+        said, after = self._drafter.corrected(logits[at], own, previous, levels, states.before(level))
+        states.keep(level, after)
         asked = [AskedRows(each.session, len(each.session.tokens) + each.growth.depths(each.nodes)) for each in level]
         tokens, logs = self._choice.of(said, asked, max(each.growth.children for each in level))
         logs[depths >= self._depth] = -np.inf

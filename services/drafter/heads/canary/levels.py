@@ -86,9 +86,14 @@ def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
             yield words, _trial_of_blocks(model.under(other))
 
     def corrected(tokens: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        ahead = torch.arange(1, 1 + rows.shape[1], device=tokens.device)
-        before = torch.arange(len(tokens), device=tokens.device)[:, None] + ahead
-        return model.corrected(logits, rows, tokens[before.clamp(max=len(tokens) - 1)])
+        everywhere = torch.arange(len(tokens), device=tokens.device)
+        state, made = rows.new_zeros(len(tokens), model.state_size), []
+        for level in range(rows.shape[1]):
+            before = tokens[(everywhere + 1 + level).clamp(max=len(tokens) - 1)]
+            depth = torch.full_like(everywhere, level)
+            said, state = model.corrected(logits[:, level], rows[:, level], before, depth, state)
+            made.append(said)
+        return torch.stack(made, dim=1)
 
     return LevelTrial(model, layer.state_layers, hidden, others, corrected)
 

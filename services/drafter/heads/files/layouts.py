@@ -114,6 +114,7 @@ _ODD = {
     "DFlash": _ODD_BLOCK,
     "DFlash2": _ODD_BLOCK,
     "DSpark": _ODD_BLOCK,
+    "Domino": _ODD_BLOCK,
     "P-EAGLE": "its tensors must be EAGLE-3's (midlayer.self_attn... or layers.0.hidden_norm.weight)",
 }
 # Configurations of other drafters: field, and what it means.
