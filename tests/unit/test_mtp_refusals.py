@@ -161,6 +161,12 @@ def test_the_targets_own_layer_drafts_where_it_is_asked_for(tmp_path: Path) -> N
         found(target, "router.strategy=mtp")
 
 
+def test_other_tensors_than_an_mtp_layers_are_refused(tmp_path: Path) -> None:
+    folder = HeadCheckpoint({"speculators_model_type": "mtp"}, {"a.weight": numbers(4, 4)}).write(tmp_path)
+    with refuses(ConfigurationError, "its tensors", "none of an MTP layer"):
+        inspect(folder, None)
+
+
 def test_a_folder_of_its_own_is_known_before_the_target_is_there(beside: Beside) -> None:
     early, known = inspect(beside.folder, None), inspect(beside.folder, beside.target)
     assert (early.source, early.layers) == (known.source, known.layers) == ("mtp", (-1,))

@@ -122,7 +122,6 @@ _NAMED = {
     "dflash": "DFlash",
     "dflash2": "DFlash2",
     "dspark": "DSpark",
-    "mtp": "MTP",
     "mlp": "MLP speculator",
     "independent": "independent draft model",
     "medusa": "Medusa",
@@ -175,7 +174,7 @@ def refuse_others(config: Mapping[str, Any], where: str) -> None:
     )
     if found is None:
         architectures = " ".join(map(str, config.get("architectures") or ())).lower()
-        found = next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
+        found = next((kind for word, kind in _NAMED.items() if word in architectures and word != "mlp"), None)
     if found is not None:
         raise ConfigurationError(
             f"{where} is a {found} checkpoint: {_ODD_MEDUSA if found == 'Medusa' else _NOT_YET}", about=where
