@@ -15,7 +15,7 @@ from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.session import FeatureSession
-from services.drafter.heads.state_head import HeadOutput
+from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
@@ -112,13 +112,12 @@ def same(one: TokenTree, other: TokenTree) -> None:
     assert one.scores == pytest.approx(other.scores, rel=1e-4)
 
 
-def after(own: FeatureHead, tokens: Sequence[int], states: KnownStates, path: Sequence[int]) -> HeadOutput:
+def after(own: StateHead, tokens: Sequence[int], states: KnownStates, path: Sequence[int]) -> HeadOutput:
     """What the head says after the text and ``path``: [h] each. Plainly, all rows anew, with its own states on the path."""
-    config = own.config
-    rows = [states.of(position, config.state_layers) for position in range(len(tokens) - 1)]
+    rows = [states.of(position, own.state_layers) for position in range(len(tokens) - 1)]
     numbers = [np.frombuffer(row.data, dtype="<f2").astype(np.float64) for row in rows if row is not None]
     assert len(numbers) == len(rows)
-    given = own.fuse(torch.from_numpy(np.array(numbers)))
+    given = own.fuse(torch.from_numpy(np.array(numbers)).to(own.missing_state))
     whole = [*tokens, *path]
     for count in range(len(path) + 1):
         embeddings = own.embed(torch.tensor(whole[1 : len(tokens) + count]))
@@ -128,7 +127,7 @@ def after(own: FeatureHead, tokens: Sequence[int], states: KnownStates, path: Se
     return HeadOutput(hidden=made.hidden[0, -1], state=made.state[0, -1])
 
 
-def log_q(own: FeatureHead, tokens: Sequence[int], states: KnownStates, path: Sequence[int] = ()) -> torch.Tensor:
+def log_q(own: StateHead, tokens: Sequence[int], states: KnownStates, path: Sequence[int] = ()) -> torch.Tensor:
     """[draft vocabulary], log-probabilities of the token after the text and ``path``."""
     return own.logits(after(own, tokens, states, path).hidden, own.vocabulary).log_softmax(-1)
 

@@ -80,7 +80,7 @@ async def test_under_the_rejection_rule(tiny_model: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     async with verifier(tiny_model, "real", "in_process", "fixed") as running:
         plain = await answers(running, PLAIN, {})
-        for sources in (BLEND, ("draft_model",), ("eagle3",)):
+        for sources in (BLEND, ("draft_model",), ("eagle3",), ("mtp",)):
             plan = plan_of(sources, acceptance="rejection")
             greedy = await answers(running, plan, {})
             assert {kind: tokens for kind, (tokens, _) in greedy.items()} == {kind: own for kind, (own, _) in plain.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,14 @@ def test_every_kind_of_layer_computes_what_transformers_does(tmp_path: Path, kin
 
     # Grouped products of experts take no float64.
     assert far(of_kind.target, of_kind.target, reference, torch.float32) < 1e-4
+
+
+def test_mimos_own_type_has_the_layers_of_qwen2(tmp_path: Path) -> None:
+    target = made.make_of_kind("qwen2", tmp_path / "target").target
+    own = made.add_to(shutil.copytree(target, tmp_path / "own"), {}, model_type="mimo")
+    expected = load_mtp(target, target).block.state_dict()
+    found = load_mtp(own, target).block.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], each) for name, each in expected.items())
 
 
 def test_other_tensors_belong_to_no_mtp_layer() -> None:

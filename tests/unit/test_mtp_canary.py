@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from services.drafter.catalogue import make_source
+from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
+from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.mtp.files import load_mtp
 from services.drafter.heads.mtp.head import MtpHead
 from speculation.errors import ConfigurationError
-from tests.mtp_layers import alone
+from tests.mtp_layers import alone, with_mtp
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.unit.test_canary import LAYERS, RIGHT, Trial
@@ -39,6 +45,17 @@ def test_the_other_order_is_refused_with_the_reason(trial: Trial, learnt: MtpHea
     assert said == "mtp_hidden_states_first must be true"
     with refuses(ConfigurationError, "HEAD", says="mtp_hidden_states_first must be false"):
         trial.check(swapped)
+
+
+def test_the_targets_own_is_tried_at_start_where_the_strategy_names_it(trial: Trial, tmp_path: Path) -> None:
+    whole = with_mtp(trial.folder, tmp_path / "whole")
+    tokens = torch.randint(4, 320, (200,), generator=torch.Generator().manual_seed(3))
+    states = torch.randn(200, trial.shape.hidden_size, generator=torch.Generator().manual_seed(3))
+    save_texts([CanaryText(tokens=tokens, answer=8, states={FINAL: states})], whole / TEXTS)
+    came_along = TrainedConfig(checkpoints={"mtp": whole}, target=whole, asked_for=False)
+    make_source("mtp", DrafterConfig(trained=came_along))
+    with refuses(ConfigurationError, whole):
+        make_source("mtp", DrafterConfig(trained=replace(came_along, default_strategy="mtp")))
 
 
 @pytest.mark.parametrize(("shift", "reason"), [(1, "of the token's own position"), (-1, "one position earlier")])

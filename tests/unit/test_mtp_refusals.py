@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers.models.gemma2.modeling_gemma2 import Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
 
 from cluster.models.drafters import draft_models
 from cluster.models.target import ResolvedModel
@@ -136,11 +136,19 @@ def test_embeddings_and_output_rows_of_the_target_may_come_along(beside: Beside)
 
 
 def test_attention_that_is_not_implemented_is_refused() -> None:
-    config = Gemma2Config(hidden_size=HIDDEN, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_hidden_layers=1)
+    config = gemma2.Gemma2Config(
+        hidden_size=HIDDEN, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_hidden_layers=1
+    )
     config._attn_implementation = ATTENTION
-    layer, rotary = Gemma2DecoderLayer(config, 0), Gemma2RotaryEmbedding(config)
+    layer, rotary = gemma2.Gemma2DecoderLayer(config, 0), gemma2.Gemma2RotaryEmbedding(config)
     with refuses(ConfigurationError, "softcap of Gemma2Attention in an MTP layer", 50.0):
         DecoderBlock(layer, rotary, HIDDEN, "layer")
+    mlp = gemma2.Gemma2MLP(config)
+    with refuses(ConfigurationError, "layer", says="Gemma2MLP: "):
+        DecoderBlock(mlp, rotary, HIDDEN, "layer")
+    mlp.forward = lambda rows, **others: rows
+    with refuses(ConfigurationError, "layer", says="Gemma2MLP does not attend"):
+        DecoderBlock(mlp, rotary, HIDDEN, "layer")
 
 
 def found(target: Path, *flags: str) -> dict[str, tuple[int, ...]]:
@@ -159,6 +167,12 @@ def test_the_targets_own_layer_drafts_where_it_is_asked_for(tmp_path: Path) -> N
     assert found(target, f"drafter.models=[{whole}]") == {"draft_model": ()}
     with refuses(ConfigurationError, "router.strategy", "mtp", "holds no MTP layer"):
         found(target, "router.strategy=mtp")
+
+
+def test_other_tensors_than_an_mtp_layers_are_refused(tmp_path: Path) -> None:
+    folder = HeadCheckpoint({"speculators_model_type": "mtp"}, {"a.weight": numbers(4, 4)}).write(tmp_path)
+    with refuses(ConfigurationError, "its tensors", "none of an MTP layer"):
+        inspect(folder, None)
 
 
 def test_a_folder_of_its_own_is_known_before_the_target_is_there(beside: Beside) -> None:

@@ -17,10 +17,9 @@ from services.drafter.heads.files.parallel_fields import is_parallel, with_masks
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer, read_target_shape
 from services.drafter.heads.medusa.config import is_medusa, named_by_authors, parse_medusa
-from services.drafter.heads.mtp.config import has_own_mtp, mtp_numbers, parse_mtp
+from services.drafter.heads.mtp.config import is_mtp, mtp_numbers, mtp_tensors, parse_mtp
 from services.drafter.heads.streams.config import KIND, parse_streams
 from services.model_files.folder import read_json, text_config
-from services.model_files.mtp_layers import find_mtp
 from services.model_files.weights.headers import read_shapes
 from services.model_files.weights.shared import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
@@ -72,7 +71,7 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
         check_tokenizer(folder, target)
     if config.get("model_type") == KIND:
         return _streams(folder, config, shapes, numbers, target)
-    if has_own_mtp(folder, shapes, target):
+    if is_mtp(folder, config, shapes, target):
         return _mtp(folder, config, shapes, target)
     if is_medusa(shapes):
         return _medusa(folder, config, shapes, numbers, target)
@@ -118,8 +117,7 @@ def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: in
 
 
 def _mtp(folder: Path, config: Mapping[str, Any], shapes: Shapes, target: Path | None) -> Checkpoint:
-    found, kept = find_mtp(shapes), 0
-    assert found is not None
+    found, kept = mtp_tensors(shapes, str(folder)), 0
     if target is not None:
         own, found = parse_mtp(config, shapes, read_target_shape(target), str(folder))
         kept = own.vocab_size * own.hidden_size

@@ -138,7 +138,6 @@ _NAMED = {
     "dflash": "DFlash",
     "domino": "Domino",
     "dspark": "DSpark",
-    "mtp": "MTP",
     "mlp": "MLP speculator",
     "independent": "independent draft model",
     "medusa": "Medusa",
@@ -204,7 +203,7 @@ def kind_said(config: Mapping[str, Any]) -> str | None:
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
     return (
         _NAMED.get(str(config.get("speculators_model_type") or config.get("spd_type") or ""))
-        or next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
+        or next((kind for word, kind in _NAMED.items() if word in architectures and word != "mlp"), None)
         or next((kind for field, kind in _OTHERS.items() if config.get(field) not in (None, False)), None)
     )
 

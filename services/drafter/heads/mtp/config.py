@@ -58,16 +58,33 @@ class MtpConfig:
         return (FINAL,)
 
 
-def has_own_mtp(folder: Path, shapes: Shapes, target: Path | None) -> bool:
-    """Whether the MTP layers among these tensors are what a folder draws on.
+def is_mtp(folder: Path, config: Mapping[str, Any], shapes: Shapes, target: Path | None) -> bool:
+    """Whether a folder drafts by its MTP layer.
 
-    They are in the target's own folder, and where there is nothing else; another whole model is a draft model.
+    The target's own folder does, and one with nothing else; another whole model is a draft model.
     """
     found = find_mtp(shapes)
     if found is None:
-        return False
+        return config.get("speculators_model_type") == "mtp"
     others = [name for name in shapes if name not in found.every and ".layers." in f".{name}"]
     return not others or (target is not None and folder.resolve() == target.resolve())
+
+
+def mtp_tensors(shapes: Shapes, where: str) -> MtpTensors:
+    """The MTP layers among tensors of the checkpoint at ``where``.
+
+    Raises:
+        ConfigurationError: there are none of a known layout.
+    """
+    if (found := find_mtp(shapes)) is not None:
+        return found
+    raise ConfigurationError(
+        place=f"cannot load the MTP layer at {where}",
+        field="its tensors",
+        value="none of an MTP layer",
+        verb="are",
+        allowed="named as by DeepSeek (eh_proj), MiMo (mtp_layers), Qwen (mtp.fc) or ERNIE (mtp_linear_proj)",
+    )
 
 
 def mtp_numbers(found: MtpTensors, shapes: Shapes) -> int:
@@ -95,15 +112,7 @@ def parse_mtp(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, wh
     own = config.get("transformer_layer_config")
     own = own if isinstance(own, dict) else text_config(dict(config))
     fields = HeadFields.of({**own, **config}, where)
-    found = find_mtp(shapes)
-    if found is None:
-        raise ConfigurationError(
-            place=f"cannot load the MTP layer at {where}",
-            field="its tensors",
-            value="none of an MTP layer",
-            verb="are",
-            allowed="named as by DeepSeek (eh_proj), MiMo (mtp_layers), Qwen (mtp.fc) or ERNIE (mtp_linear_proj)",
-        )
+    found = mtp_tensors(shapes, where)
     _check_fields(fields, found, target)
     _check_joint(found, shapes, target.hidden_size, where)
     layer = dict(own)

@@ -23,5 +23,6 @@ def make(config: DrafterConfig) -> FeatureSource:
     folder, target = trained.weights_of(NAME)
     use_threads(THREADS)
     head = load_mtp(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
-    check_checkpoint(head, folder, target, asked_for=trained.asked_for)
+    # The target's own layer is asked for by the strategy's name.
+    check_checkpoint(head, folder, target, asked_for=trained.asked_for or trained.default_strategy == NAME)
     return FeatureSource(NAME, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
