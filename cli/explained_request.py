@@ -214,7 +214,7 @@ def print_explanation(explained: Explanation, *, as_json: bool) -> None:
         "strategy": plan.strategy,
         "num_speculative_tokens": plan.max_nodes,
         "effort": plan.effort,
-        "drafter": explained.drafter or "all that suit the request",
+        "drafter": explained.drafter or "none is named",
     }
     table = Table(title="What would be done", title_justify="left")
     for column in ("field", "value", "said by"):

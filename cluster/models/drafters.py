@@ -44,7 +44,7 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
     found: dict[str, Checkpoint] = {}
     for each in [NamedModel(folder=folder) for folder in bundled(model.name)] if named is None else named:
         try:
-            checkpoint = inspect(_resolved(each.folder), target)
+            checkpoint = inspect(each.folder.expanduser().resolve(), target)
         except ConfigurationError as error:
             if named is not None:
                 raise
@@ -77,10 +77,6 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
         own = streams.layers if form == "cheaper" else ()
         found[source] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
-
-
-def _resolved(folder: Path) -> Path:
-    return folder.expanduser().resolve()
 
 
 def _streams(found: Iterable[str], form: str) -> str:

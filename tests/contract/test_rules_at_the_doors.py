@@ -156,6 +156,7 @@ def test_a_request_is_explained_before_it_is_sent(tiny_model: Path, tmp_path: Pa
         "strategy": "the rule by-header",
         "num_speculative_tokens": "the request",
         "effort": "the strategy",
+        "drafter": "the strategy",
     }
     other = json.loads(explained("key=batch"))
     assert (other["rule"], other["said_by"]["strategy"]) == (None, "router.strategy")
