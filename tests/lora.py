@@ -24,6 +24,7 @@ def make_adapter(
     targets: Sequence[str] = ALL,
     ranks: Mapping[str, int] | None = None,
     size: float = 0.3,
+    dtype: torch.dtype = torch.float32,
     **fields: Any,
 ) -> Path:
     """An adapter of all modules of ``model`` whose names end in ``targets``.
@@ -40,7 +41,9 @@ def make_adapter(
         if name.rpartition(".")[2] in targets:
             own = (ranks or {}).get(name, rank)
             outputs, inputs = module.weight.shape if isinstance(module, torch.nn.Linear) else module.weight.T.shape
-            down, up = (torch.randn(shape, generator=generator) * size for shape in ((own, inputs), (outputs, own)))
+            down, up = (
+                torch.randn(shape, generator=generator).mul(size).to(dtype) for shape in ((own, inputs), (outputs, own))
+            )
             tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
     folder.mkdir(parents=True)
     save_file(tensors, folder / WEIGHTS)

@@ -67,7 +67,17 @@ static struct linear random_linear(int64_t inputs, int64_t outputs) {
 
 static struct low_rank random_low_rank(int64_t inputs, int64_t outputs, int64_t at, int64_t begin) {
     enum { RANK = 2 * COLUMNS };
-    return (struct low_rank){many(inputs * RANK), many(RANK * (outputs + COLUMNS)), inputs, RANK, outputs, at, begin};
+    return (struct low_rank){many(inputs * RANK), many(RANK * (outputs + COLUMNS)), 0.5f, 0, inputs, RANK, outputs, at, begin};
+}
+
+/* The upper halves of as many floats, which are bfloat16 numbers. */
+static uint16_t *many_halves(int64_t count) {
+    uint16_t *made = malloc((size_t)count * 2);
+    for (int64_t i = 0; i < count; i++) {
+        const float number = drawn();
+        memcpy(made + i, (const char *)&number + 2, 2);
+    }
+    return made;
 }
 
 static void layers(void) {
@@ -113,7 +123,10 @@ static void layers(void) {
         [TO_GATE_UP] = {{random_low_rank(HIDDEN, INTERMEDIATE, 0, 0)}, 1},
         [TO_DOWN] = {{random_low_rank(INTERMEDIATE, HIDDEN, 0, 0)}, 1},
     }};
-    const struct adapter other = {.place = {[TO_GATE_UP] = {{random_low_rank(HIDDEN, INTERMEDIATE, INTERMEDIATE, 0)}, 1}}};
+    struct low_rank in_halves = random_low_rank(HIDDEN, INTERMEDIATE, INTERMEDIATE, 0);
+    in_halves.halves = 1;
+    in_halves.down = many_halves(HIDDEN * RANK), in_halves.up = many_halves(RANK * INTERMEDIATE);
+    const struct adapter other = {.place = {[TO_GATE_UP] = {{in_halves}, 1}}};
     const struct span spans[] = {{&one, 0, 3}, {&other, 3, 1}, {&one, 20, 50}};
     const struct adapted adapted = {spans, 3, many(ROWS_AT_ONCE * WIDE), WIDE};
     outrider_layer(&layer, &pass, &attention, &room, &adapted, ROWS_AT_ONCE, in, out);

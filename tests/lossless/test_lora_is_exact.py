@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.low_rank_kernel import AddLowRank, LowRank, PackedLowRank
 from services.verifier.kv_cache.pool import BLOCK
@@ -31,13 +32,13 @@ NAMES = ("", "one", "two")
 
 @pytest.fixture(scope="module")
 def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of two adapters: the second one has other ranks, other modules, and another scale."""
+    """Of two adapters: the second one has other ranks, other modules, another scale, and numbers of another type."""
     folder = tmp_path_factory.mktemp("adapters")
     ranks = {"model.layers.0.self_attn.q_proj": 19}
     targets = ("q_proj", "v_proj", "up_proj")
     return {
         "one": make_adapter(folder / "one", tiny_model, seed=1),
-        "two": make_adapter(folder / "two", tiny_model, seed=2, rank=3, ranks=ranks, targets=targets, use_rslora=True,
+        "two": make_adapter(folder / "two", tiny_model, seed=2, rank=3, ranks=ranks, targets=targets, use_rslora=True, dtype=torch.bfloat16,
                             alpha_pattern={"v_proj": 4}),
     }  # fmt: skip
 
@@ -61,7 +62,7 @@ def layers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path, folders: dict[str, Path]) -> TransformersTarget:
+def target(tiny_model: Path, folders: dict[str, Path], layers: str) -> TransformersTarget:
     return target_with(tiny_model, folders)
 
 
@@ -85,8 +86,13 @@ def alone(target: TransformersTarget, text: list[int]) -> dict[str, torch.Tensor
     return {name: alone_in(target, name, text) for name in NAMES}
 
 
+def test_layers_are_computed_as_the_case_says(target: TransformersTarget, layers: str) -> None:
+    decoder = target._part.model.get_decoder()
+    assert {isinstance(layer.forward, FusedLayer) for layer in decoder.layers} == {layers == "whole layers"}
+
+
 def test_a_server_with_one_adapter_gives_the_same_bits(
-    tiny_model: Path, folders: dict[str, Path], text: list[int], alone: dict[str, torch.Tensor], layers: str
+    tiny_model: Path, folders: dict[str, Path], text: list[int], alone: dict[str, torch.Tensor]
 ) -> None:
     for name in ("one", "two"):
         only = target_with(tiny_model, {name: folders[name]})
@@ -186,19 +192,22 @@ def test_what_is_loaded_again_is_not_what_was(
     target.unload_adapter("again")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rank", "inputs", "outputs"), [(1, 5, 3), (16, 64, 32), (19, 70, 261), (256, 40, 515)])
-def test_a_product_is_its_formula_and_no_row_changes_another(rank: int, inputs: int, outputs: int) -> None:
+def test_a_product_is_its_formula_and_no_row_changes_another(
+    rank: int, inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
     kernels = library("auto")
     assert kernels is not None
     generator = torch.Generator().manual_seed(rank)
-    down, up = (torch.randn(shape, generator=generator) for shape in ((rank, inputs), (outputs, rank)))
+    down, up = (torch.randn(shape, generator=generator).to(dtype) for shape in ((rank, inputs), (outputs, rank)))
     given, before = (torch.randn(33, count, generator=generator) for count in (inputs, outputs + 4))
-    add, packed = AddLowRank(kernels), PackedLowRank(LowRank(down=down, up=up))
+    add, packed = AddLowRank(kernels), PackedLowRank(LowRank(down=down, up=up, scale=0.3))
     together = before.clone()
     # A part of wider rows, as those of layers that share a product.
     add(packed, given, together[:, 2 : 2 + outputs])
     expected = before.double()
-    expected[:, 2 : 2 + outputs] += given.double() @ down.double().T @ up.double().T
+    expected[:, 2 : 2 + outputs] += 0.3 * given.double() @ down.double().T @ up.double().T
     assert torch.allclose(together.double(), expected, atol=1e-5 * float(expected.abs().max()))
     assert torch.equal(together[:, :2], before[:, :2]) and torch.equal(together[:, 2 + outputs :], before[:, 2 + outputs :])
     for row in range(33):

@@ -33,7 +33,7 @@ class StoredAdapter:
     Attributes:
         where: its folder.
         digest: SHA-256 of what changes its products: its weights and its configuration.
-        products: by the name of the base model's linear layer, float32; scaled.
+        products: by the name of the base model's linear layer, as stored.
     """
 
     where: str
@@ -58,7 +58,7 @@ def read_adapter(folder: Path, linears: Mapping[str, Sizes]) -> StoredAdapter:
         for module in modules:
             down, up = (tensors.get_tensor(f"{_PREFIX}{module}{part}") for part in (_DOWN, _UP))
             _check(module, down, up, config, linears, folder)
-            products[module] = LowRank(down=down.float(), up=up.float() * config.scale_of(module))
+            products[module] = LowRank(down=down, up=up, scale=config.scale_of(module))
         _check_complete(products, config, linears, folder)
     for module, product in products.items():
         if not torch.isfinite(product.down).all() or not torch.isfinite(product.up).all():

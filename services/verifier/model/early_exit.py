@@ -70,8 +70,7 @@ class EarlyExit:
         """Whether each edge, from a row to a token, stays."""
         rows = sorted({row for row, _ in edges})
         own = states[rows]
-        adapter = self._pruning.adapter
-        own = own + nn.functional.linear(nn.functional.linear(own, adapter.down), adapter.up)
+        own = own + self._pruning.adapter.of(own)
         logs = self._head(self._norm(own[None]))[0].float().log_softmax(-1)
         at = {row: place for place, row in enumerate(rows)}
         chances = logs[[at[row] for row, _ in edges], [token for _, token in edges]].exp()

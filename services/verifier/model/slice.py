@@ -127,10 +127,10 @@ class ModelSlice:
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs: Graphs | None = None
+        self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
-        self.adapters: LoraAdapters | None = None
         if config.adapts:
             assert self.library is not None
             self.adapters = LoraAdapters(self.model, linears, self.library)

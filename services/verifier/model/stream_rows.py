@@ -217,5 +217,4 @@ def _add(
     adapter: LowRank, main: int, module: nn.Module, given: tuple[torch.Tensor, ...], made: torch.Tensor
 ) -> torch.Tensor:
     stream_rows = given[0][..., main:, :]
-    added = nn.functional.linear(nn.functional.linear(stream_rows, adapter.down), adapter.up)
-    return torch.cat((made[..., :main, :], made[..., main:, :] + added), dim=-2)
+    return torch.cat((made[..., :main, :], made[..., main:, :] + adapter.of(stream_rows)), dim=-2)

@@ -3,10 +3,12 @@
 #define OUTRIDER_LOW_RANK_H
 #include "vectors.h"
 
-/* up * (down * x), beside one linear layer. Mirrored by low_rank_kernel.py. */
+/* up * scale * (down * x), beside one linear layer. Mirrored by low_rank_kernel.py. */
 struct low_rank {
-    const float *down; /* [inputs, rank] */
-    const float *up;   /* [outputs / COLUMNS, rank, COLUMNS] */
+    const void *down; /* [inputs, rank], floats, or bfloat16 numbers if `halves` */
+    const void *up;   /* [outputs / COLUMNS, rank, COLUMNS], likewise */
+    float scale;
+    int32_t halves;
     int64_t inputs, rank, outputs; /* the rank in whole COLUMNS; it and the last outputs are filled up with zeros */
     int64_t at;                    /* where its outputs begin in a row of `out` */
     int64_t begin;                 /* where its inner numbers begin in a row of `inner` */

@@ -16,7 +16,7 @@ _COLUMNS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LowRank:
-    """Adds up * down * x to what a linear layer makes of x.
+    """Adds up * scale * (down * x) to what a linear layer makes of x.
 
     Attributes:
         down: [rank, inputs].
@@ -25,10 +25,16 @@ class LowRank:
 
     down: torch.Tensor
     up: torch.Tensor
+    scale: float = 1.0
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
         """The same there."""
-        return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
+        down, up = (each.to(device, dtype).contiguous() for each in (self.down, self.up))
+        return LowRank(down=down, up=up, scale=self.scale)
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """What is added for these rows, [..., inputs]: [..., outputs]."""
+        return functional.linear(functional.linear(rows, self.down) * self.scale, self.up)
 
 
 class LowRankStruct(ctypes.Structure):
@@ -36,12 +42,14 @@ class LowRankStruct(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("down", "up")],
+        ("scale", ctypes.c_float),
+        ("halves", ctypes.c_int32),
         *[(name, ctypes.c_int64) for name in ("inputs", "rank", "outputs", "at", "begin")],
     ]
 
 
 class PackedLowRank:
-    """A low-rank product as the kernel reads it.
+    """A low-rank product as the kernel reads it: bfloat16 numbers as they are, others as floats.
 
     Args:
         at: where its outputs begin in a row of outputs.
@@ -55,12 +63,13 @@ class PackedLowRank:
         (rank, inputs), outputs = product.down.shape, product.up.shape[0]
         missing = -rank % _COLUMNS
         self.rank = rank + missing
-        self._down = functional.pad(product.down.detach().float().T, (0, missing)).contiguous()
-        panels = functional.pad(product.up.detach().float(), (0, missing, 0, -outputs % _COLUMNS)).unflatten(
-            0, (-1, _COLUMNS)
-        )
+        halves = product.down.dtype == product.up.dtype == torch.bfloat16
+        down, up = (each.detach() if halves else each.detach().float() for each in (product.down, product.up))
+        self._down = functional.pad(down.T, (0, missing)).contiguous()
+        panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).unflatten(0, (-1, _COLUMNS))
         self._up = panels.transpose(1, 2).contiguous()
-        self.struct = LowRankStruct(self._down.data_ptr(), self._up.data_ptr(), inputs, self.rank, outputs, at, begin)
+        pointers = self._down.data_ptr(), self._up.data_ptr()
+        self.struct = LowRankStruct(*pointers, product.scale, halves, inputs, self.rank, outputs, at, begin)
 
 
 class AddLowRank:
