@@ -36,7 +36,9 @@ async def take_weights_of_others(take: Callable[[str, str], Awaitable[None]]) ->
         answers = await handle.broadcast("replaced_weights").results_async(timeout_s=_ANSWER_S, return_exceptions=True)
     except (TimeoutError, DeploymentUnavailableError, RayError) as error:
         raise Unavailable(f"the other verifiers do not say which weights they serve ({error})") from error
-    found = {answer for answer in answers if isinstance(answer, tuple) and answer[0]}
-    for folder, digest in found:
+    told = {answer for answer in answers if isinstance(answer, tuple)}
+    if not told:
+        raise Unavailable("the other verifiers do not say which weights they serve")
+    for folder, digest in told - {("", "")}:
         log.info("the other verifiers serve the weights in %s", folder)
         await take(folder, digest)

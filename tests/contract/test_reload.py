@@ -500,3 +500,23 @@ def test_what_is_not_replaced_so_far_is_refused_by_name(field: str, value: objec
     config = replace(TargetConfig(model_path="/model"), **{field: value})  # type: ignore[arg-type]
     with refuses(ConfigurationError, field=f"verifier.{field}", value=value):
         check_supported(config)
+
+
+async def test_a_verifier_takes_the_weights_of_another_one(versions: Versions) -> None:
+    flag = f"verifier.weights_from=['{versions.folder}']"
+    async with pipeline(versions.folder / "a", flag) as first, pipeline(versions.folder / "a", flag) as second:
+        assert await first.verifier.replaced_weights() == ("", "")
+        order = ReloadOrder(reload_id="r", step="read", folder=str(versions.folder / "b"), within_s=10.0)
+        await first.verifier.reload(order)
+        asked = asyncio.create_task(first.verifier.replaced_weights())
+        for step in ("pause", "replace", "keep"):
+            await asyncio.sleep(0.01)
+            assert not asked.done()
+            await first.verifier.reload(replace(order, step=step))
+        folder, digest = await asked
+        assert folder == str((versions.folder / "b").resolve())
+        with pytest.raises(ConfigurationError, match="are not those that the other verifiers have read"):
+            await second.verifier.take_weights(folder, "another")
+        versions.check(0, await answered(second.router, wanted(0)), "a")
+        await second.verifier.take_weights(folder, digest)
+        versions.check(0, await answered(second.router, wanted(0)), "b")

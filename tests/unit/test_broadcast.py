@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from cluster.ray import serve_link
+from cluster.ray import serve_link, shared_weights
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.messages import ReloadOrder
@@ -115,3 +116,55 @@ async def test_a_step_that_all_have_taken_gives_their_digest() -> None:
     link = ServeVerifierLink(Handle("verifier", 3, answers, log), None)  # type: ignore[arg-type]
     assert await link.reload(ORDER) == "a" * 64
     assert [each.partition("(")[0] for each in log] == ["verifier.reload"]
+
+
+@pytest.mark.parametrize(
+    ("running", "answers", "taken"),
+    [
+        # The first one of a service asks nobody.
+        (0, RuntimeError("nobody is there"), []),
+        (2, [("", ""), ("", "")], []),
+        (2, [("/b", "d"), ("/b", "d")], [("/b", "d")]),
+        # One of them has just started, too, and the other one does not answer.
+        (3, [("", ""), RayError(), ("/b", "d")], [("/b", "d")]),
+    ],
+)
+async def test_a_new_replica_takes_the_weights_of_the_others(
+    running: int, answers: Any, taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def states(application: str) -> dict[str, dict[str, int]]:
+        assert application == "outrider"
+        return {"verifier": {"starting": 1, "running": running}}
+
+    found: list[tuple[str, str]] = []
+
+    async def take(folder: str, digest: str) -> None:
+        found.append((folder, digest))
+
+    here = SimpleNamespace(app_name="outrider", deployment="verifier")
+    serve = SimpleNamespace(
+        get_replica_context=lambda: here,
+        get_deployment_handle=lambda name, app_name: Handle(f"{app_name}.{name}", running, answers, []),
+    )
+    monkeypatch.setattr(shared_weights, "serve", serve)
+    monkeypatch.setattr(shared_weights, "replicas", states)
+    await shared_weights.take_weights_of_others(take)
+    assert found == taken
+
+
+async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states(application: str) -> dict[str, dict[str, int]]:
+        return {"verifier": {"running": 2}}
+
+    async def take(folder: str, digest: str) -> None:
+        raise AssertionError
+
+    for answers in (TimeoutError(), DeploymentUnavailableError("d"), [RayError(), RayError()]):
+        serve = SimpleNamespace(
+            get_replica_context=lambda: SimpleNamespace(app_name="outrider", deployment="verifier"),
+            get_deployment_handle=lambda name, app_name, answers=answers: Handle(name, 2, answers, []),
+        )
+        monkeypatch.setattr(shared_weights, "serve", serve)
+        monkeypatch.setattr(shared_weights, "replicas", states)
+        with pytest.raises(Unavailable, match="do not say"):
+            await shared_weights.take_weights_of_others(take)
