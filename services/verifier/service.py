@@ -22,6 +22,7 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.identity import of_one_arithmetic
+from services.verifier.kernels.gpu_choice import DEFINITION
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages.upstream import Launch
@@ -175,5 +176,6 @@ def arithmetic_of(target: TransformersTarget, config: TargetConfig) -> str:
         weights = ""
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
-    told = (weights, config.dtype, target.device.type, config.attention_backend, multiplied, target.exact)
+    device = target.device.type if target.device.type == "cpu" else (target.device.type, DEFINITION)
+    told = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]

@@ -31,10 +31,12 @@ _SMALL: dict[str, Any] = {
 # Fewer GPUs, in the same arrangement: one and two verifiers of several ranks on one node, and one verifier over two nodes.
 _ARRANGED: dict[str, dict[str, Any]] = {
     "eight-h100-tp8": {
-        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 2}},
+        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}},
+        "groups": {"verifier": {"gpus": 2}},
     },
     "eight-h100-two-tp4": {
-        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 4}},
+        "settings": {"verifier": {"tensor_parallel_size": 2, "num_cpus": 1}},
+        "groups": {"verifier": {"gpus": 4}},
     },
     "multi-node": {
         "settings": {
