@@ -24,6 +24,7 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.identity import Identity, with_adapter
+from services.verifier.kernels.gpu_choice import DEFINITION
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
 from services.verifier.reloading import Reloading
@@ -221,7 +222,8 @@ def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str
     """
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
-    told = (weights, config.dtype, target.device.type, config.attention_backend, multiplied, target.exact)
+    device = target.device.type if target.device.type == "cpu" else (target.device.type, DEFINITION)
+    told = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 

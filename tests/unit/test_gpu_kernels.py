@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
+from services.verifier import service
 from services.verifier.attention.calls import Call
 from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
+from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import (
     KernelContest,
     MakeLayer,
@@ -28,6 +31,7 @@ from services.verifier.kernels.gpu_choice import (
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from services.verifier.service import arithmetic_of
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
@@ -235,3 +239,15 @@ def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
         made += target.forward([Rows(request_id="one", context=0, tokens=tuple(range(9)), logits=9)])
         target.shutdown()
     assert torch.allclose(*made, atol=1e-4)
+
+
+def test_an_answer_does_not_go_on_where_kernels_compute_by_another_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TargetConfig(model_path="nowhere", dtype="bfloat16", device="cuda")
+    targets = [
+        cast(TransformersTarget, SimpleNamespace(kernels=Choice(linears="triton"), device=torch.device(device), exact=True))
+        for device in ("cuda", "cpu")
+    ]
+    before = [arithmetic_of(target, config) for target in targets]
+    monkeypatch.setattr(service, "DEFINITION", service.DEFINITION + 1)
+    after = [arithmetic_of(target, config) for target in targets]
+    assert before[0] != after[0] and before[1] == after[1]

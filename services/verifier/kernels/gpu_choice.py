@@ -37,7 +37,10 @@ MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 Shapes = Mapping[tuple[int, int], int]
 Timer = Callable[[Callable[[], object]], float]
 
-_FORMAT = 1
+# Of what our kernels for GPUs compute (docs/gpus.md, "What is definition"): another number with each change of it, so that
+# no answer goes on at a verifier with other bits.
+DEFINITION = 2
+_FORMAT = 2
 _REPEATS = 5
 # Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change.
 _COMPARED = (1, 3, 16, 17, 33, 64, 65, 130)
