@@ -7,7 +7,7 @@ from cluster.process.garbage import begin_serving, end_serving
 
 def looks() -> int:
     """How often new objects were looked through."""
-    return gc.get_stats()[0]["collections"]
+    return int(gc.get_stats()[0]["collections"])
 
 
 def test_objects_of_a_few_steps_are_not_looked_through_but_garbage_is_found() -> None:
