@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.ray import serve_link
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
-from speculation.errors import Unavailable
+from speculation.adapters import AdapterOrder
+from speculation.errors import ConfigurationError, NotBegun, NotFound, Unavailable
 
 Answers = list[BaseException | None] | Exception
 
@@ -80,3 +83,27 @@ async def test_the_drafters_are_told_after_the_verifiers_whatever_becomes_of_tho
     assert log == ["verifier.forget('one',)", "drafter.forget('one',)"]
     well = ServeVerifierLink(Handle("verifier", 1, [None], log), drafters)  # type: ignore[arg-type]
     await well.forget("one")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "answers", "error"),
+    [
+        (2, ["d", "d"], None),
+        (2, ["d", "other"], ConfigurationError),
+        (2, ["d", NotFound("lora_name", "one", "two")], NotFound),
+        # Serve leaves out, without a word, whom it cannot reach.
+        (2, ["d"], Unavailable),
+        (2, DeploymentUnavailableError("d"), NotBegun),
+        (2, TimeoutError(), Unavailable),
+    ],
+)
+async def test_all_verifiers_load_an_adapter(replicas: int, answers: Any, error: type[Exception] | None) -> None:
+    log: list[str] = []
+    link = ServeVerifierLink(Handle("verifier", replicas, answers, log), None)  # type: ignore[arg-type]
+    order = AdapterOrder(order_id="o", step="load", name="one", folder="/adapters/one")
+    if error is None:
+        assert await link.adapt(order) == "d"
+    else:
+        with pytest.raises(error):
+            await link.adapt(order)
+    assert len(log) == 1 and log[0].startswith("verifier.adapt(b'")
