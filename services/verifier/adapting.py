@@ -85,12 +85,15 @@ class Adapting:
         folder = self._allowed(order.folder)
         # A thread of its own, since torch's threads in it go with it.
         async with self._one_load:
-            known = order.name in self._target.adapters
+            if order.name not in self._target.adapters:
+                self._loaded_by[order.name] = order.order_id
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
                 loading = asyncio.get_running_loop().run_in_executor(reader, self._target.load_adapter, order.name, folder)
-                digest = await loading
-        if not known:
-            self._loaded_by[order.name] = order.order_id
+                try:
+                    digest = await asyncio.shield(loading)
+                finally:
+                    # Whoever stops to wait has it undone, which must find what was loaded.
+                    await asyncio.wait([loading])
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,22 @@ async def test_what_was_there_before_stays_where_one_cannot_load_it() -> None:
     with pytest.raises(ConfigurationError):
         await changes.load("one", "/adapters/one")
     assert [each.target.adapters for each in verifiers] == [{"one": "d"}, {}]
+
+
+async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
+    class Slow(Adapters):
+        def load_adapter(self, name: str, folder: Path) -> str:
+            time.sleep(0.05)
+            return super().load_adapter(name, folder)
+
+    changes, verifiers = service_of(Slow(), Adapters())
+    loading = asyncio.create_task(changes.load("one", "/adapters/one"))
+    await asyncio.sleep(0.01)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await asyncio.sleep(0.06)
+    assert [each.target.adapters for each in verifiers] == [{}, {}]
 
 
 async def test_an_answer_under_way_is_waited_for_and_no_other_begins() -> None:

@@ -11,7 +11,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.ray import serve_link, shared_weights
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
-from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+from speculation.adapters import AdapterOrder
+from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, NotFound, OutriderError, Unavailable
 from speculation.messages import ReloadOrder
 
 Answers = list[BaseException | None] | Exception
@@ -168,3 +169,27 @@ async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers
         monkeypatch.setattr(shared_weights, "replicas", states)
         with pytest.raises(Unavailable, match="do not say"):
             await shared_weights.take_weights_of_others(take)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "answers", "error"),
+    [
+        (2, ["d", "d"], None),
+        (2, ["d", "other"], ConfigurationError),
+        (2, ["d", NotFound("lora_name", "one", "two")], NotFound),
+        # Serve leaves out, without a word, whom it cannot reach.
+        (2, ["d"], Unavailable),
+        (2, DeploymentUnavailableError("d"), NotBegun),
+        (2, TimeoutError(), Unavailable),
+    ],
+)
+async def test_all_verifiers_load_an_adapter(replicas: int, answers: Any, error: type[Exception] | None) -> None:
+    log: list[str] = []
+    link = ServeVerifierLink(Handle("verifier", replicas, answers, log), None)  # type: ignore[arg-type]
+    order = AdapterOrder(order_id="o", step="load", name="one", folder="/adapters/one")
+    if error is None:
+        assert await link.adapt(order) == "d"
+    else:
+        with pytest.raises(error):
+            await link.adapt(order)
+    assert len(log) == 1 and log[0].startswith("verifier.adapt(b'")
