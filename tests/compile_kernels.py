@@ -23,7 +23,7 @@ from services.verifier.kernels.triton.device import (
     tree_attend,
     write_rows,
 )
-from tests.triton_compiler import compile_for
+from tests.triton_compiler import compile_for, resources
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
 # Numbers as they are in models of today. Strides are those of eight heads of 128; of others they are multiples of 16, too.
@@ -134,6 +134,7 @@ def main() -> None:
                 "wgmma": ptx.count("wgmma.mma_async"),
                 "mma": ptx.count("mma.sync"),
                 "shared": made.metadata.shared,
+                **resources(made.asm["cubin"]),
                 # Reads of two bytes by a thread.
                 "halves": len(re.findall(r"ld\.global[.\w:]*\.b16", ptx)),
                 # Consecutive terms of a sum that a thread holds of an operand: two where their order is kept.

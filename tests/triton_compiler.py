@@ -6,11 +6,15 @@ Works with TRITON_INTERPRET=0 alone: interpreted kernels cannot be compiled.
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -36,6 +40,16 @@ class _Driver:
 def compile_for(capability: int) -> None:
     """Let kernels be compiled for a compute capability, such as 90."""
     driver.set_active(_Driver(capability))
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes of its stack, to which it moves what has no room in them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {name: int(re.findall(rf"{word}:(\d+)", told)[0]) for name, word in (("registers", "REG"), ("stack", "STACK"))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,11 @@
-"""The first checks on a GPU: eight gates in under nine minutes, on a machine with torch, Triton and transformers alone.
+"""The first checks on a GPU: nine gates in under nine minutes, on a machine with torch, Triton and transformers alone.
 
     python -m benchmarks.gpu_check [--out FOLDER] [--only G3,G4] [--layers 32] [--seconds 520] [--least-rows 64]
 
 G1 ceilings, G2 linear layers, G3 how the chip adds, G4 attention, G5 a whole model's bits, G6 the cost of a pass, G7
-captured passes, G8 plain decoding in a loop. Writes gpu_check.json and gpu_check.md, after each gate. Exits with 0 if no
-gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device cpu all of it runs over a tiny model in
-Triton's interpreter, and says nothing of a GPU: products are numpy's there, and nothing is judged by its speed.
+captured passes, G8 plain decoding in a loop, G9 draws. Writes gpu_check.json and gpu_check.md, after each gate. Exits with
+0 if no gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device cpu all of it runs over a tiny
+model in Triton's interpreter, and says nothing of a GPU: products are numpy's there, and nothing is judged by its speed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.captured_gate import captured_passes
 from benchmarks.gpu_check.ceilings import ceilings, how_it_adds
 from benchmarks.gpu_check.decoding_gate import decoding
+from benchmarks.gpu_check.drawing_gate import drawing
 from benchmarks.gpu_check.layer_gate import linear_layers, routes_of, shapes_of
 from benchmarks.gpu_check.model_gates import same_bits, step_costs
 from benchmarks.gpu_check.sizes import CheckSizes, sizes_on
@@ -92,6 +93,7 @@ def gates_of(sizes: CheckSizes, device: str, least_rows: int) -> list[GpuGate]:
         GpuGate(name="G6", asks="the cost of a pass", run=costs, seconds=90),
         GpuGate(name="G7", asks="captured passes", run=lambda: captured_passes(model(), **sizes.text), seconds=60),
         GpuGate(name="G8", asks="decoding in a loop", run=lambda: decoding(model(), **sizes.decoded), seconds=60),
+        GpuGate(name="G9", asks="draws", run=lambda: drawing(device, **sizes.drawn), seconds=20),
     ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class CheckSizes:
         text: of G5 and G7, arguments of ``differing_rows`` and ``captured_passes``.
         passes: that G6 times.
         decoded: of G8, arguments of ``decoding``.
+        drawn: of G9, arguments of ``drawing``.
     """
 
     model: Size
@@ -41,6 +42,7 @@ class CheckSizes:
     text: dict[str, int]
     passes: Sequence[Pass] = PASSES
     decoded: dict[str, Any]
+    drawn: dict[str, int]
 
     @property
     def few_layers(self) -> Size:
@@ -62,5 +64,6 @@ def sizes_on(device: str, layers: int) -> CheckSizes:
             attended={"length": 24, "depth": 3, "others": 3, "shapes": [(2, 16, None)]},
             text={"length": 9, "depth": 2, "others": 2, "vocabulary": 40}, passes=((1, 256, 1), (64, 256, 1)),
             decoded={"requests": (1, 2), "prompt": 5, "steps": 2, "vocabulary": 40},
+            drawn={"draws": 150, "vocabulary": 20},
         )  # fmt: skip
-    return CheckSizes(model=llama_8b(layers), attended={"shapes": SHAPES}, text={}, decoded={})
+    return CheckSizes(model=llama_8b(layers), attended={"shapes": SHAPES}, text={}, decoded={}, drawn={})

@@ -25,6 +25,7 @@ from benchmarks.gpu_check.bare_model import BareModel, CapturedPass
 from benchmarks.gpu_check.captured_gate import captured_passes
 from benchmarks.gpu_check.ceilings import how_it_adds, judge_ceilings
 from benchmarks.gpu_check.decoding_gate import judge_decoding
+from benchmarks.gpu_check.drawing_gate import drawing
 from benchmarks.gpu_check.layer_gate import CUBLAS, TRITON, judge_layers, linear_layers, shapes_of
 from benchmarks.gpu_check.model_gates import PASSES, judge_bits, judge_costs, same_bits
 from benchmarks.gpu_check.needs import unmet
@@ -32,6 +33,7 @@ from benchmarks.gpu_check.packings import bushy_tree, rows_of, starts_of, tree
 from benchmarks.gpu_check.sizes import llama_8b
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
+from services.verifier.choosing.device_choice import winners_by_torch
 from services.verifier.kernels.triton.row_products import RowLinear
 from services.verifier.kernels.triton.virtual_groups import VirtualGroup, pack
 from services.verifier.model.gpu_here import without_kernels
@@ -285,6 +287,22 @@ def test_all_of_it_on_a_cpu(tmp_path: Path) -> None:
         assert {name for name, gate in gates.items() if gate["result"] == "not measured"} == {"G1", "G6"} & set(gates)
         assert {gate["result"] for gate in gates.values()} <= {"pass", "not measured"}, gates
     assert "verdicts on speed are for GPUs" in (tmp_path / "gpu_check.md").read_text()
+
+
+def test_draws_by_another_law_or_noise_are_seen() -> None:
+    assert drawing("cpu", 2000, 50, winners=winners_by_torch).result == "pass"
+
+    def hot(logits: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return winners_by_torch(0.8 * logits, *given)
+
+    wrong = drawing("cpu", 2000, 50, winners=hot)
+    assert wrong.result == "fail" and wrong.figures["differ"] > 0 and wrong.figures["standard_deviations"] > 5
+
+    def other_seeds(logits: torch.Tensor, least: torch.Tensor, seeds: Sequence[int], *given: Any) -> Any:
+        return winners_by_torch(logits, least, [seed + 10**6 for seed in seeds], *given)
+
+    wrong = drawing("cpu", 2000, 50, winners=other_seeds)
+    assert wrong.result == "fail" and wrong.figures["standard_deviations"] < 5
 
 
 def test_tokens_that_depend_on_the_load_are_seen() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from services.model_files.weights.stored_blocks import StoredLinear
-from services.verifier.stages.stage_ranks import StageRanks
-
-Linear = nn.Linear | StoredLinear
+if TYPE_CHECKING:
+    # Not imported: a bare machine (benchmarks/gpu_check) lacks what they need.
+    from services.model_files.weights.stored_blocks import StoredLinear
+    from services.verifier.stages.stage_ranks import StageRanks
 
 
 class ShardedLinear(nn.Module):
@@ -19,7 +21,7 @@ class ShardedLinear(nn.Module):
         gathers: whether rows arrive in shards as well, such as what a rank's heads have made.
     """
 
-    def __init__(self, own: Linear, shards: StageRanks, *, gathers: bool) -> None:
+    def __init__(self, own: nn.Linear | StoredLinear, shards: StageRanks, *, gathers: bool) -> None:
         super().__init__()
         self.own: nn.Module = own
         self.shards, self._gathers = shards, gathers
