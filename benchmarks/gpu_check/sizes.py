@@ -42,7 +42,7 @@ class CheckSizes:
     text: dict[str, int]
     passes: Sequence[Pass] = PASSES
     decoded: dict[str, Any]
-    drawn: dict[str, int]
+    drawn: dict[str, Any]
 
     @property
     def few_layers(self) -> Size:
