@@ -66,7 +66,7 @@ class PackedLowRank:
         halves = product.down.dtype == product.up.dtype == torch.bfloat16
         down, up = (each.detach() if halves else each.detach().float() for each in (product.down, product.up))
         self._down = functional.pad(down.T, (0, missing)).contiguous()
-        panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).unflatten(0, (-1, _COLUMNS))
+        panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).view(-1, _COLUMNS, self.rank)
         self._up = panels.transpose(1, 2).contiguous()
         pointers = self._down.data_ptr(), self._up.data_ptr()
         self.struct = LowRankStruct(*pointers, product.scale, halves, inputs, self.rank, outputs, at, begin)
