@@ -13,9 +13,6 @@ from tests import mtp_layers as made
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
 from tests.service import pipeline
 
-# Qwen3-Next is not served.
-SERVED = [kind for kind in made.KINDS if kind != "qwen3_next"]
-
 
 def without_mtp(target: Path, folder: Path) -> Path:
     """A copy of the target without its MTP layer."""
@@ -28,7 +25,7 @@ def without_mtp(target: Path, folder: Path) -> Path:
 
 
 @pytest.mark.examples(6)
-@pytest.mark.parametrize("kind", ["qwen2", *(kind for kind in SERVED if kind != "qwen2")])
+@pytest.mark.parametrize("kind", ["qwen2", *(kind for kind in made.KINDS if kind != "qwen2")])
 async def test_its_own_layer_drafts(tmp_path: Path, kind: str) -> None:
     target = made.make_of_kind(kind, tmp_path / "target").target
     async with pipeline(without_mtp(target, tmp_path / "without"), "drafter.models=[]") as running:
