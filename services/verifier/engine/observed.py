@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from services.verifier.model.target_port import StreamSpec
-from speculation.sources import SOURCES
+from speculation.sources import spec_of
 from speculation.types import Plan
 
 
@@ -26,7 +26,7 @@ def observed_by(plan: Plan, sources: tuple[str, ...], streams: StreamSpec | None
     Args:
         streams: those that the request's rows may have in a pass; None: none.
     """
-    specs = [SOURCES[name] for name in sources if name in SOURCES]
+    specs = [spec for name in sources if (spec := spec_of(name)) is not None]
     if len(sources) == len(plan.sources):
         # The prompt's rows have no streams.
         others = streams is None or len(plan.observe_layers) > streams.rows
