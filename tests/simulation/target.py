@@ -7,6 +7,7 @@ that is lost, given out twice or shared with another text shows in the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
@@ -53,6 +54,7 @@ class LawfulTarget:
     exact = True
     choosing_s = 0.0
     eos_token_ids = frozenset({EOS})
+    adapters: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -48,13 +48,13 @@ class Verifier:
         self.adapt = self.adapting.obey
 
     async def answer(self, adapter: str, until: asyncio.Event, *, committed: tuple[int, ...] = ()) -> list[object]:
-        async def events() -> AsyncGenerator[Progress | Finished, None]:
+        async def events(_: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
             yield Progress(token_ids=(1,))
             await until.wait()
             yield Finished(reason=FinishReason.STOP)
 
         wanted: GenerationRequest = replace(request("r", [1]), adapter=adapter, committed=committed)
-        return [event async for event in self.adapting.answering(wanted, events())]
+        return [event async for event in self.adapting.answering(wanted, events, "arithmetic")]
 
 
 def service_of(*targets: Adapters) -> tuple[AdapterChanges, list[Verifier]]:

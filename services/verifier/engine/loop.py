@@ -360,9 +360,8 @@ class DecodingLoop:
         if request.used:
             self._drafting.rate(request, verdict)
         request.commit(verdict.committed)
-        events = request.events
-        events.add(progress_of(part, verdict, figures))
-        self._told.append(events)
+        request.say(progress_of(part, verdict, figures))
+        self._told.append(request.events)
         if verdict.finish_reason is not None:
             request.finish(verdict.finish_reason)
             self._release(request)

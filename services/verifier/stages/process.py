@@ -159,6 +159,7 @@ def spec_from_json(text: str) -> StageSpec:
     if config["kernels_dir"] is not None:
         config["kernels_dir"] = Path(config["kernels_dir"])
     config["observed_layers"] = tuple(config["observed_layers"])
+    config["lora_folders"] = tuple(Path(folder) for folder in config["lora_folders"])
     return StageSpec(**{**fields, "config": TargetConfig(**config)})
 
 
