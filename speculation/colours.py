@@ -28,7 +28,7 @@ COLOURS: dict[str, str] = {
     "streaming": "#098db2",
     "medusa": "#b156b7",
     "mtp": "#d14a5f",
-    "peagle": "#d04b61",
+    "peagle": "#2e8f7a",
     "dflash": "#bd5087",
     GRAMMAR: "#038fa6",
 }

@@ -52,7 +52,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-def wanted(number: int, *, whole: bool = False, tokens: int = 80) -> ClientRequest:
+def wanted(number: int, *, whole: bool = False, tokens: int = 250) -> ClientRequest:
     asked = ASKED[number % len(ASKED)]
     sampling = RequestedSampling(**{"max_tokens": tokens, "ignore_eos": True, **asked.get("sampling", {})})
     return ClientRequest(input=f"{TEXT} {number}", sampling=sampling, strategy=asked["strategy"], tenant="t", whole=whole)

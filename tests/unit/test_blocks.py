@@ -350,9 +350,7 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
 
 @pytest.mark.parametrize(
     ("kind", "fields"),
-    [
-        ("MTP", {"speculators_model_type": "mtp"}),
-    ],
+    [],
 )
 def test_other_kinds_are_named(tmp_path: Path, target: Path, kind: str, fields: dict[str, object]) -> None:
     folder = made.dflash(**fields).write(tmp_path)

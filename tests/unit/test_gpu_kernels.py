@@ -247,7 +247,7 @@ def test_an_answer_does_not_go_on_where_kernels_compute_by_another_definition(mo
         cast(TransformersTarget, SimpleNamespace(kernels=Choice(linears="triton"), device=torch.device(device), exact=True))
         for device in ("cuda", "cpu")
     ]
-    before = [arithmetic_of(target, config) for target in targets]
+    before = [arithmetic_of(target, config, "weights") for target in targets]
     monkeypatch.setattr(service, "DEFINITION", service.DEFINITION + 1)
-    after = [arithmetic_of(target, config) for target in targets]
+    after = [arithmetic_of(target, config, "weights") for target in targets]
     assert before[0] != after[0] and before[1] == after[1]
