@@ -30,7 +30,7 @@ _LARGEST_COUNT = 2**16 - 1
 _SHORTEST_MATCH = 2
 
 
-# Positions of the corpus whose keys are in one trie, unless a single token has more. A build holds some 250 bytes of each.
+# Positions of the corpus whose keys are in one trie, unless a single token has more. A build holds some 450 bytes of each.
 _SHARD = 4_000_000
 
 
