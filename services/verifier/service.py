@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from services.metrics.registry import DROPPED, Metrics, Values
-from services.model_files.folder import model_fingerprint, weights_digest
+from services.model_files.folder import weights_digest
 from services.tracing.log_names import log_name
 from services.verifier.adapting import Adapting
 from services.verifier.checks.pass_costs import costs_of
@@ -228,10 +228,9 @@ def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str
 
 
 def _named_weights(config: TargetConfig) -> str:
-    """A digest of the weights; of those of several processes, each of which reads its own part, a quick one."""
-    digest = weights_digest if config.processes == 1 else model_fingerprint
+    """A digest of every byte of the weights, so that it is the same however many processes share them."""
     try:
-        return digest(Path(config.model_path))
+        return weights_digest(Path(config.model_path))
     except ConfigurationError:
         # Targets of tests have no files.
         return ""

@@ -285,11 +285,11 @@ async def test_every_answer_is_the_same(model: Path) -> None:
     """Greedy and drawn, under every strategy of texts, by two ranks; so an answer may move from one to the other."""
     wanted, made = {}, {}
     async with pipeline(model) as running:
-        arithmetic = running.verifier._arithmetic
+        arithmetic = running.verifier.loop.identity.arithmetic
         for number in range(3):
             wanted[number] = await whole_target.ask(running, "autoregressive", number, temperature=float(number % 2))
     async with pipeline(model, "verifier.tensor_parallel_size=2") as running:
-        assert running.verifier._arithmetic == arithmetic
+        assert running.verifier.loop.identity.arithmetic == arithmetic
         for strategy in ("auto", "blend", "suffix", "autoregressive"):
             for number in range(3):
                 made[number] = await whole_target.ask(running, strategy, number, temperature=float(number % 2))
