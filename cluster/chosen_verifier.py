@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
-from cluster.same_adapter import same_adapter
+from cluster.same_answer import same_adapter, same_weights
 from speculation.adapters import AdapterOrder
-from speculation.errors import ConfigurationError, NotBegun, OutriderError, ResourceExhausted, Unavailable
+from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import (
     Finished,
     GenerationRequest,
@@ -132,25 +132,4 @@ class ChosenVerifier:
 
     async def reload(self, order: ReloadOrder) -> str:
         """At every one."""
-        return agreed(await asyncio.gather(*(each.reload(order) for each in self._verifiers), return_exceptions=True))
-
-
-def agreed(answers: Sequence[str | BaseException]) -> str:
-    """What all verifiers have answered to a step of a reload.
-
-    Raises:
-        OutriderError: one could not take it, or they have read different weights.
-    """
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    found = sorted({answer for answer in answers if isinstance(answer, str)})
-    if not found:
-        raise Unavailable("no verifier answers; try again")
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"the verifiers do not see the same weights in that folder (their checksums begin with "
-            f"{', '.join(each[:12] for each in found)}): all of them must reach the same files",
-            about="folder",
-        )
-    return found[0]
+        return same_weights(await asyncio.gather(*(each.reload(order) for each in self._verifiers), return_exceptions=True))

@@ -14,12 +14,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.chosen_verifier import agreed
 from cluster.ray.callers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
 from cluster.ray.verifier_choice import attempt_of, session_of
-from cluster.same_adapter import same_adapter
+from cluster.same_answer import same_adapter, same_weights
 from services.links import serialised
 from speculation import limits
 from speculation.adapters import AdapterOrder
@@ -173,7 +172,7 @@ class ServeVerifierLink:
             raise Unavailable(f"not all of {total} verifiers answered within {order.patience_s:g} s") from None
         except Exception as error:
             raise translate(error) from None
-        found = agreed([translate(each) if isinstance(each, Exception) else each for each in answers])
+        found = same_weights([translate(each) if isinstance(each, Exception) else each for each in answers])
         if len(answers) < total:
             raise Unavailable(f"{total - len(answers)} of {total} verifiers did not answer; try again")
         return found

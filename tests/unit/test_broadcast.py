@@ -179,6 +179,7 @@ async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers
         (2, ["d", NotFound("lora_name", "one", "two")], NotFound),
         # Serve leaves out, without a word, whom it cannot reach.
         (2, ["d"], Unavailable),
+        (0, [], Unavailable),
         (2, DeploymentUnavailableError("d"), NotBegun),
         (2, TimeoutError(), Unavailable),
     ],
