@@ -74,7 +74,7 @@ async def until_used(loop: DecodingLoop, task: asyncio.Task[list[int]], used: in
             assert (await collect(loop, wanted(tokens)))[0] == expected
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_who_is_gone_is_not_waited_for(number: signal.Signals) -> None:
     async with under_way(400) as (drafter, loop, task):

@@ -100,7 +100,7 @@ async def answers(loop: DecodingLoop, plan: Plan) -> list[list[int]]:
     return [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in wanted))]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "moods", [("random", "good"), pytest.param(("good", "random"), marks=pytest.mark.exhaustive)], ids="-".join
 )

@@ -15,6 +15,7 @@ FOX = ({"role": "system", "content": "quick"}, {"role": "user", "content": "the 
 LONG: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "question",
     [

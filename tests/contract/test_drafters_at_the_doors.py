@@ -92,6 +92,7 @@ def test_a_rule_names_one(service: HttpService) -> None:
     assert text == chat(service, strategy="autoregressive")[0]
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -63,6 +63,7 @@ def test_both_write_to_one_folder(tiny_model: Path, tmp_path: Path) -> None:
         assert build.verifier_config(settings, model).costs_dir == Path("/shared/costs")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not _CAN_MOUNT or os.geteuid() != 0, reason="only root may mount, and not in every container")
 def test_they_start_where_the_models_volume_is_read_only(tiny_model: Path, tmp_path: Path) -> None:
     volume, own = tmp_path / "volume", tmp_path / "own"

@@ -99,6 +99,7 @@ async def test_it_drafts_and_changes_no_token(
             assert await answer(running, "prompt_lookup") == plain
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("wrong", ["token", "authority", "role"])
 async def test_a_stranger_gets_no_text(tiny_model: Path, tls: list[str], wrong: str, tmp_path: Path) -> None:
     model, port = ResolvedModel(name="tiny", path=tiny_model), free_port()

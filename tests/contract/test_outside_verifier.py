@@ -112,6 +112,7 @@ async def process(model: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
         await running.wait()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["killed", "asked to stop"])
 async def test_one_that_goes_in_mid_answer_costs_no_token(tiny_model: Path, tls: list[str], ends: str) -> None:
@@ -144,6 +145,7 @@ async def test_one_that_goes_in_mid_answer_costs_no_token(tiny_model: Path, tls:
         assert (await running.router.service_state()).components == {"verifier": {"running": 1, "not answering": 1}}
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("wrong", ["token", "authority", "role"])
 async def test_a_stranger_is_refused(tiny_model: Path, tls: list[str], tmp_path: Path, wrong: str) -> None:
     model, token, theirs = ResolvedModel(name="tiny", path=tiny_model), TOKEN, tls

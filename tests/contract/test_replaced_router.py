@@ -59,6 +59,7 @@ async def status(settings: Settings, path: str) -> int:
         return (await client.get(f"http://127.0.0.1:{settings.server.ops_port}{path}")).status_code
 
 
+@pytest.mark.exhaustive
 async def test_a_router_is_replaced_while_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_entry, "_TRY_AGAIN_S", 0.01)
     settings, router = settings_with("server.drain_grace_s=60"), ScriptedRouter("x")
@@ -83,6 +84,7 @@ async def test_a_router_is_replaced_while_it_drains(monkeypatch: pytest.MonkeyPa
     await stopped(second)
 
 
+@pytest.mark.exhaustive
 async def test_two_services_on_one_port_are_refused() -> None:
     settings = settings_with()
     ours = [await opened(settings), await opened(settings)]

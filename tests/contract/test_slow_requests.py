@@ -83,6 +83,7 @@ async def test_after_an_answer_as_at_the_beginning() -> None:
         assert answer.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.exhaustive
 async def test_a_body_that_does_not_end_is_answered() -> None:
     async with served() as address:
         answer, _ = await trickled(address, before=HEAD + b"content-length: 100000\r\n\r\n" + BODY)
@@ -117,6 +118,7 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     return False
 
 
+@pytest.mark.exhaustive
 async def test_only_connections_beyond_the_limit_are_closed() -> None:
     async with served(LATER_S, max_connections=3) as address:
         known = await opened(address)
@@ -171,6 +173,7 @@ async def test_where_descriptors_run_out_connections_wait_and_the_log_says_so_on
             each.close()
 
 
+@pytest.mark.exhaustive
 async def test_silent_connections_do_not_keep_supervisors_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_listener, "_ARRIVES_S", LATER_S)
     monkeypatch.setattr(ops_listener, "_MOST_CONNECTIONS", 4)

@@ -116,6 +116,7 @@ def test_plan_and_hash_key() -> None:
     assert "at least 16" in outrider("hash-key", stdin="short\n").stderr
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None:
     command = [
         str(Path(sys.executable).parent / "outrider"),

@@ -36,7 +36,7 @@ def test_one_that_cannot_be_used_stops_the_start(
         assert not done.stdout
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 def test_they_draft_for_the_command_line(outrider_here: Command, tiny_model: Path, place: str) -> None:
     texts = set()

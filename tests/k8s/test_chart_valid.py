@@ -17,6 +17,7 @@ from tests.k8s.schemas import check
 pytestmark = needs_helm
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("values", CASES)
 def test_every_manifest_is_valid_to_the_last_field(values: Any) -> None:
     made = render(values)

@@ -36,7 +36,7 @@ def _publish_and_follow(port: int, reader: str, publisher: str, folder: Path) ->
         wrong.live()
 
 
-@pytest.mark.examples(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "password", ["""quote " and ' and \\ and $HOME and `id`""", "a/b@c:d#e?f%20", "two words", "plain", "grün"]
 )

@@ -160,6 +160,7 @@ def greedy(target: TransformersTarget, prompt: list[int], count: int) -> list[in
     return made
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "kind", [kind if kind in MOST else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS]
 )
@@ -208,6 +209,7 @@ def test_layers_of_models_that_are_built_otherwise(kernels: Kernels, kind: str) 
     assert inexact(layer) == []
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_widths_and_threads_that_fill_no_vectors(tmp_path: Path, kernels: Kernels, threads: int) -> None:
     """SiLU over 1,000 columns: what a thread computes of them ends anywhere."""

@@ -68,7 +68,7 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
             assert await drafted(running, blended, sampling) == expected, name
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("link", ["grpc", "in_process"])
 async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
     tiny_model: Path, tmp_path: Path, link: str
@@ -100,7 +100,7 @@ async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Pa
             assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("form", STREAM_FORMS, ids=str)
 async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form: tuple[int, ...]) -> None:
@@ -117,7 +117,7 @@ async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form
         assert await drafted(running, plan, certain) == expected
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("link", ["grpc", "in_process"])
 async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""
@@ -128,6 +128,7 @@ async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: P
             assert await drafted(running, plan_of((name,), acceptance="rejection"), sampling) == expected, name
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("temperature", [0.6, 1.5])
 def test_sampled_chains_are_lossless_under_rejection(length: int, temperature: float) -> None:

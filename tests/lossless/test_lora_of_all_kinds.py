@@ -69,6 +69,7 @@ def check_together(target: TransformersTarget, text: list[int], alone: dict[str,
         target.close(f"of {name}")
 
 
+@pytest.mark.examples(4)
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 @pytest.mark.parametrize("kind", [*TYPES, *[pytest.param(kind, marks=pytest.mark.exhaustive) for kind in FURTHER]])
 def test_models_of_all_types(kind: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Gathering(ModelDouble):
         return super().draft(batch)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.8, "top_p": 0.9, "seed": 3}, {}], ids=str)
 async def test_a_model_source_changes_no_token(

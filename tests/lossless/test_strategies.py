@@ -180,38 +180,40 @@ def _cases() -> list[ParameterSet]:
     """Every strategy on both links in `make test`, greedily and sampled; all combinations in `make test-all`."""
     always = [("dense", "in_process", 0), ("dense", "grpc", 2)]
     forms = (("dense", "in_process"), ("dense", "grpc"), ("experts made of copies", "in_process"))
+    batches = [(model, link, at, True) for model, link in forms for at in range(len(SAMPLING))]
+    # Every strategy is alone, too, on one link and one kind of model, greedily and sampled. What else varies here
+    # reaches the rows of a batch one by one, or not at all.
+    alone = [(*forms[0], at, False) for at in (0, 2)]
     return [
         pytest.param(
             model,
             link,
-            sampling,
-            marks=() if (model, link, at) in always else pytest.mark.exhaustive,
-            id=f"{model}-{link}-{sampling}",
+            SAMPLING[at],
+            together,
+            marks=() if together and (model, link, at) in always else pytest.mark.exhaustive,
+            id=f"{model}-{link}-{SAMPLING[at]}{'' if together else '-alone'}",
         )
-        for model, link in forms
-        for at, sampling in enumerate(SAMPLING)
+        for model, link, at, together in [*batches, *alone]
     ]
 
 
-@pytest.mark.parametrize(("model", "link", "sampling"), _cases(), indirect=["model"])
-async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampling: dict[str, object], link: str) -> None:
+@pytest.mark.parametrize(("model", "link", "sampling", "together"), _cases(), indirect=["model"])
+async def test_every_strategy_on_every_link(
+    model: Path, tiny_model: Path, sampling: dict[str, object], link: str, together: bool
+) -> None:
     plain = await plain_answers(model, sampling)
-    # Every strategy is alone and in a batch on one link and one kind of model, greedily and sampled. What else varies here
-    # reaches the rows of a batch one by one, or not at all.
-    alone = link == "in_process" and model == tiny_model and sampling in SAMPLING[:4:2]
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
     # One service answers by all of them, as users' services do.
     async with verifier(model, "real", link, "fixed") as running:
         assert await said(running, PLAIN, sampling, together=True) == plain
         for sources in [*((source,) for source in SOURCES), blend]:
             plan = plan_of(sources, strategy="auto" if sources == blend else "any")
-            for together in (False, True) if alone else (True,):
-                assert await said(running, plan, sampling, together=together) == plain, (sources, together)
+            assert await said(running, plan, sampling, together=together) == plain, sources
         for form in STREAM_FORMS if model == tiny_model else ():
             plan = replace(plan_of((*STRATEGIES["blend"], "streaming")), observe_layers=form)
-            assert await said(running, plan, sampling, together=True) == plain, form
+            assert await said(running, plan, sampling, together=together) == plain, form
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
-    assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
+    assert await answers(model, "random", link, garbage, sampling, together=together) == plain, "random"
 
 
 _TRAINED = WHERE_TRAINED["auto"]
@@ -221,8 +223,9 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
 @pytest.mark.parametrize(
     ("link", "sampling", "chosen"),
     [
-        pytest.param("in_process", SAMPLING[0], _SOME, id="in process, greedily"),
-        pytest.param("grpc", SAMPLING[2], _SOME, id="over gRPC, sampled"),
+        pytest.param("in_process", SAMPLING[2], _SOME[:1], id="all"),
+        pytest.param("in_process", SAMPLING[0], _SOME, marks=pytest.mark.exhaustive, id="in process, greedily"),
+        pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
         *(
             pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
             for link in ("in_process", "grpc")
@@ -243,6 +246,7 @@ async def test_several_trained_sources_in_one_tree(
             assert len(set(trained) & running.loop.stats.nodes_by_source.keys()) > 1, trained
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("sampling", [SAMPLING[0], SAMPLING[2]], ids=["greedily", "sampled"])
 async def test_streams_in_the_pass_beside_other_models(tiny_model: Path, sampling: dict[str, object]) -> None:
     plain = await plain_answers(tiny_model, sampling)
@@ -271,7 +275,7 @@ def with_generation_config(tiny_model: Path, folder: Path, **content: object) ->
     return copy
 
 
-@pytest.mark.examples(4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 4}, {}], ids=str
 )
@@ -303,7 +307,7 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
                 assert await said(running, plan, sampling, together=together) == plain, (drafter, together)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(8)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("sampling", SAMPLING[:4], ids=str)
 async def test_two_origins_in_one_tree(tiny_model: Path, sampling: dict[str, object], link: str) -> None:

@@ -100,6 +100,7 @@ def test_features_are_what_the_output_layer_reads(tiny_model: Path, target: Tran
     assert torch.equal(head(states).argmax(-1), expected.argmax(-1))
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("size", [1, 7, 63, 64, 65, LENGTH])
 def test_any_chunking_of_the_prompt(target: TransformersTarget, text: list[int], alone: torch.Tensor, size: int) -> None:
     assert target.open("chunked", LENGTH)

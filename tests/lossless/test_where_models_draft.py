@@ -68,7 +68,7 @@ async def compare(
     raise AssertionError(f"{model} hardly drafts under {strategy}: {nodes}")
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 async def test_every_strategy_in_both_places(target: Path, place: str, plain: list[list[list[int]]]) -> None:
     async with pipeline(target, *flags(target, place, *MODELS)) as running:
@@ -110,7 +110,7 @@ async def test_pruning_without_a_pass_to_prune_is_refused(target: Path) -> None:
             raise AssertionError("it was served")
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 @pytest.mark.parametrize("model", ["eagle3", "draft_model"])
 async def test_the_blend_with_another_model(target: Path, place: str, model: str, plain: list[list[list[int]]]) -> None:

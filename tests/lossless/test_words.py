@@ -34,7 +34,7 @@ async def answers(running: VerifierService, plan: Plan, sampling: dict[str, Any]
     return {name: tokens for name, (tokens, _, _) in zip(RULES, found, strict=True)}
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_every_source_gives_the_tokens_of_plain_decoding(tiny_model: Path, link: str) -> None:
     async with verifier(tiny_model, "real", link, "fixed") as running:

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.xdist_group("page")]
 MESSAGE = "one two three one two three one two three one two"
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(("strategy", "temperature"), [("autoregressive", 0.0), ("blend", 0.0), ("suffix", 1.0)])
 def test_it_shows_the_answer_as_it_is_without_a_page(
     open_page: Open, service: HttpService, strategy: str, temperature: float

@@ -181,6 +181,7 @@ def test_the_live_state_is_shown(open_page: Open) -> None:
         assert page.inner_text("#health") == "2 verifiers ready"
 
 
+@pytest.mark.exhaustive
 def test_a_verifier_that_dies_is_seen_and_so_is_the_next_one(open_page: Open) -> None:
     router = scripted()
     with scripted_service(router) as url:

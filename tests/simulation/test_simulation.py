@@ -46,6 +46,7 @@ def test_a_seed_is_one_run() -> None:
         assert first == second
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in _RARE else []) for name in PLANTED]
 )

@@ -220,7 +220,7 @@ async def took(drafter: NeighbourDrafter, slower: float, requests: int = 1, roun
     return found, link
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("requests", [1, 4])
 @pytest.mark.parametrize("slower", [0.25, 0.1, 0.5])
 @pytest.mark.parametrize("delay", [0.0005, 0.004, 0.014])
@@ -248,6 +248,7 @@ def test_one_that_slows_nothing_is_asked_all_the_time() -> None:
     assert len(drafter.asked) > 0.7 * 600
 
 
+@pytest.mark.exhaustive
 def test_many_at_once_ask_for_nothing_at_first_where_drafts_bring_nothing() -> None:
     """One alone asks; sixteen that share the cores with their drafter do not, and are drafted for all the same if it pays."""
     _, alone = run(took(NeighbourDrafter(lambda: 0.0005, "random"), 0.25, 1, rounds=3))

@@ -49,11 +49,13 @@ def test_a_load_is_measured_and_every_answer_is_the_text(name: str) -> None:
         assert found.best.tokens > load.requests
 
 
+@pytest.mark.exhaustive
 def test_requests_end_and_begin_in_a_soak() -> None:
     found = soak(HostLoad(requests=2, prompt=40), passes=700, stretches=4)
     assert [passes for passes, _ in found.memory] == [350, 525, 700]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["2", "2x4:blend"])
 def test_requests_leave_nothing_that_only_a_look_for_garbage_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that serves looks for it seldom (``cluster.process.garbage``)."""

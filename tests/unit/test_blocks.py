@@ -123,6 +123,7 @@ LAYOUTS: dict[str, tuple[Callable[[], HeadCheckpoint], Formula]] = {
 }
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, layout: str) -> None:
     make_it, formula = LAYOUTS[layout]

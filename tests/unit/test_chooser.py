@@ -33,7 +33,7 @@ def kernels(request: pytest.FixtureRequest) -> Library | None:
     return found
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_every_choice_is_the_laws(seed: int, kernels: Library | None) -> None:
     check_all(range(seed, seed + 1), kernels)
@@ -74,6 +74,7 @@ WRONG = {
 }
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_chooser_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, replacement = WRONG[wrong]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from services.drafter.stopping.classifier import FEATURES, Classifier, ClassifierCard, read_classifier
 from services.drafter.stopping.interface import StopPolicy
@@ -104,6 +105,7 @@ def test_a_separable_set_is_learnt() -> None:
     assert quality(trained, blind, theta=0.5).f1 < found.f1 - 0.02
 
 
+@pytest.mark.exhaustive
 def test_confidence_is_calibrated_on_noisy_labels() -> None:
     trained = train_classifier(toy(8000, 0, noise=0.2), toy(2000, 1, noise=0.2), DiscoRecipe())
     test = toy(4000, 2, noise=0.2)

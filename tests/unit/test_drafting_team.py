@@ -54,10 +54,12 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grown
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("over", ["torch", "kernels"])
 def test_a_draft_model_is_read_without_a_team_of_threads(target: Path, over: str) -> None:
     assert further_threads(target, over, "") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_team_is_noticed(target: Path) -> None:
     assert further_threads(target, "kernels", "planted") > 0

@@ -55,6 +55,7 @@ def test_with_the_targets_own_distribution_its_choice_comes_first(temperature: f
         report(session, path)
 
 
+@pytest.mark.exhaustive
 def test_a_chain_is_drawn_from_what_it_says() -> None:
     own = source(form=TreeForm(steps=3), draw=draw_with(np.random.default_rng(0)))
     model, tokens, held = head(EAGLE), text(8), known(range(7))

@@ -320,6 +320,7 @@ def test_what_is_asked_for_at_which_load() -> None:
         assert fewer < more
 
 
+@pytest.mark.exhaustive
 def test_the_report_says_it_all(compared: ComparedFleets, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_fleet_report(compared, tmp_path)

@@ -39,6 +39,7 @@ def test_the_choices_are_those_of_the_law(seed: int) -> None:
     assert found == chooser_for(batch).outcomes(batch, logits)
 
 
+@pytest.mark.exhaustive
 def test_a_row_that_the_device_does_not_know_is_asked_of_the_law() -> None:
     # Nothing is chosen after the node, and nobody asks: the walk does not reach it.
     batch = [Rows(request_id="r", context=5, tokens=(1, 2), parents=(-1,), logits=2)]

@@ -158,6 +158,7 @@ async def test_what_is_remembered_of_forgetting_is_bounded() -> None:
     assert len(forgetting._answers) == 2 * 1024
 
 
+@pytest.mark.exhaustive
 async def test_a_verifier_whose_drafter_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.3)
     drafter, ports = DrafterService(DrafterConfig()), [1]

@@ -84,6 +84,7 @@ def test_the_table_of_the_page(make: Make) -> None:
     assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
 
 
+@pytest.mark.exhaustive
 def test_stages_and_ranks_are_chosen(make: Make) -> None:
     given = [f"model={make('70B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
     settings = load(None, given)

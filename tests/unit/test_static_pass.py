@@ -42,6 +42,7 @@ KINDS = (
 )
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", ["plain", *KINDS])
 def test_the_same_logits(tmp_path: Path, kind: str) -> None:
     folder = tmp_path

@@ -85,6 +85,7 @@ async def test_without_a_chat_template_prompts_are_needed(model: Path, files: li
     assert progress.done == 3
 
 
+@pytest.mark.exhaustive
 async def test_own_prompts_are_saved_under_way(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_prompts, "_SAVE_EVERY", 2)
     kept: list[int] = []

@@ -120,6 +120,7 @@ RULES = [
 ]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", RULES, ids=["allowed", "bad words", "both"])
 async def test_no_drafter_changes_a_token(rule: dict[str, object], temperature: float) -> None:

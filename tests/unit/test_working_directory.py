@@ -10,6 +10,7 @@ from cluster.checks.working_directory import check_working_directory
 from speculation.errors import ConfigurationError
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("name", ["requests.py", "numpy/__init__.py", "random.py", "grpc.py", "yaml.py"])
 def test_the_name_of_a_library_is_told_in_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
