@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster import build
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings, load
 
 # Between components of one run; they serve on loopback alone.
@@ -80,7 +81,8 @@ async def _retrieval(place: _Place) -> object:
 
     service = RetrievalService(build.retrieval_config(place.settings, place.model))
     await service.start()
-    return await serve_retrieval(place.observing.retrieval(service), place.spec.address, TOKEN)
+    tls = server_tls(place.settings, "retrieval")
+    return await serve_retrieval(place.observing.retrieval(service), place.spec.address, TOKEN, tls)
 
 
 async def _drafter(place: _Place) -> object:
@@ -90,12 +92,12 @@ async def _drafter(place: _Place) -> object:
 
     link = None
     if place.spec.upstream:
-        link = GrpcRetrievalLink(place.spec.resolve, TOKEN)
+        link = GrpcRetrievalLink(place.spec.resolve, TOKEN, caller_tls(place.settings, "drafter"))
         await link.start()
     service = DrafterService(build.drafter_config(place.settings, place.model), link)
     await service.start()
-    silence_s = place.settings.drafter.session_silence_s
-    return await serve_drafter(place.observing.drafter(service), place.spec.address, TOKEN, silence_s)
+    silence_s, tls = place.settings.drafter.session_silence_s, server_tls(place.settings, "drafter")
+    return await serve_drafter(place.observing.drafter(service), place.spec.address, TOKEN, silence_s, tls)
 
 
 async def _verifier(place: _Place) -> object:
@@ -103,11 +105,13 @@ async def _verifier(place: _Place) -> object:
     from services.links.grpc_verifier import serve_verifier
     from services.verifier.service import VerifierService
 
-    origins = await build.origins(place.settings, place.model, GrpcDraftLink(place.spec.resolve, TOKEN))
+    link = GrpcDraftLink(place.spec.resolve, TOKEN, caller_tls(place.settings, "verifier"))
+    origins = await build.origins(place.settings, place.model, link)
     config = build.verifier_config(place.settings, place.model)
     service = VerifierService(config, origins, metrics=place.observing.metrics)
     await service.start()
-    return await serve_verifier(place.observing.verifier(service), place.spec.address, TOKEN)
+    tls = server_tls(place.settings, "verifier")
+    return await serve_verifier(place.observing.verifier(service), place.spec.address, TOKEN, tls)
 
 
 async def _router(place: _Place) -> object:
@@ -116,7 +120,8 @@ async def _router(place: _Place) -> object:
     from services.links.grpc_verifier import GrpcVerifierLink
     from services.router.service import RouterService
 
-    links = [GrpcVerifierLink(f"127.0.0.1:{port}", TOKEN) for port in place.spec.upstream]
+    tls = caller_tls(place.settings, "router")
+    links = [GrpcVerifierLink(f"127.0.0.1:{port}", TOKEN, tls) for port in place.spec.upstream]
     service = RouterService(build.router_config(place.settings, place.model), ChosenVerifier(links), place.observing.metrics)
     observed = place.observing.router(service, place.model.name)
     return await open_entry(observed, place.settings, place.observing)

@@ -49,7 +49,13 @@ class Cell:
 
 # What goes on beside a fault: more users than there is room for, or what a component reads again is replaced meanwhile.
 OVERLOAD = "overload"
-RELOADS = {"router": ("new keys", "new certificate"), "retrieval": ("new index",)}
+NEW_COMPONENT_CERTIFICATES = "new component certificates"
+RELOADS = {
+    "router": ("new keys", "new certificate"),
+    "retrieval": ("new index", NEW_COMPONENT_CERTIFICATES),
+    "drafter": (NEW_COMPONENT_CERTIFICATES,),
+    "verifier": (NEW_COMPONENT_CERTIFICATES,),
+}
 _MID = ("in mid-stream",)
 
 ALL = [
@@ -59,8 +65,7 @@ ALL = [
         itertools.product(("redis",), ("killed", *OF_NETWORKS), MOMENTS),
         itertools.product(CHAIN, (*OF_PROCESSES, *LACKS, *OF_NETWORKS), _MID, (OVERLOAD,)),
         itertools.product(("redis",), ("killed", *OF_NETWORKS), _MID, (OVERLOAD, "new index")),
-        itertools.product(("router",), ("frozen", *LACKS), _MID, RELOADS["router"]),
-        itertools.product(("retrieval",), ("frozen", *LACKS), _MID, RELOADS["retrieval"]),
+        *(itertools.product((role,), ("frozen", *LACKS), _MID, what) for role, what in RELOADS.items()),
     )
 ]
 

@@ -4,7 +4,7 @@
 
     users -> relay -> 2 routers -> a relay each -> 2 verifiers -> relay -> drafter -> relay -> retrieval -> relay -> Redis
 
-The routers' ports speak TLS, and ask for keys.
+The routers' ports speak TLS, and ask for keys. The others know each other by certificates.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ from benchmarks.soak.published_index import publish
 from benchmarks.soak.service_processes import ServiceProcesses
 from cluster.models.target import ResolvedModel
 from services.access.key_records import hash_key, new_key
+from services.links.tls.component_files import CALLERS, name_of
 from speculation.errors import Unavailable
+from tests.chaos.cells import CHAIN, NEW_COMPONENT_CERTIFICATES
+from tests.component_certificates import tls_flags, write_certificates
 
 TEXTS = ("the quick brown fox jumps over the lazy dog " * 4, "()*+" * 30)
 # Keys are looked at every second, certificates every five, Redis is tried again after at most thirty.
@@ -34,18 +37,19 @@ class Reloads:
     def __init__(self, folder: Path, model: ResolvedModel, redis: MortalRedis) -> None:
         self.key = new_key()
         self._folder, self._model, self._redis = folder, model, redis
-        self._authority = trustme.CA()
+        self._authority, self._components_authority = trustme.CA(), trustme.CA()
         self._other_key = self._old_key = new_key()
         self._version = ""
         self._turns = 0
         self._write_keys()
         self._write_certificate()
+        self._write_component_certificates()
 
     @property
     def flags(self) -> list[str]:
         """The settings that name the files."""
         files = {"keys_file": "keys.yaml", "tls_certificate": "server.pem", "tls_key": "server.key"}
-        return [f"server.{name}={self._folder / file}" for name, file in files.items()]
+        return [*(f"server.{name}={self._folder / file}" for name, file in files.items()), *tls_flags(self._folder)]
 
     @property
     def roots(self) -> bytes:
@@ -58,13 +62,15 @@ class Reloads:
         return ssl.create_default_context(cadata=self.roots.decode())
 
     async def replace(self, what: str) -> None:
-        """Replace what ``what`` names: "new keys", "new certificate" or "new index"."""
+        """Replace what ``what`` names: one of ``RELOADS``."""
         self._turns += 1
         if what == "new keys":
             self._old_key, self._other_key = self._other_key, new_key()
             self._write_keys()
         elif what == "new certificate":
             self._write_certificate()
+        elif what == NEW_COMPONENT_CERTIFICATES:
+            self._write_component_certificates()
         else:
             self._version = await self._publish((*TEXTS, f"text number {self._turns}"))
 
@@ -90,9 +96,18 @@ class Reloads:
         (self._folder / "server.key").write_bytes(issued.private_key_pem.bytes())
         (self._folder / "server.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
 
+    def _write_component_certificates(self) -> None:
+        for role in CHAIN:
+            write_certificates(self._folder, self._components_authority, role)
+
     async def unused(self, what: str, service: ServiceProcesses) -> list[str]:
         """Where what was replaced is not in use after a while, a line each; users' calls are all that happens meanwhile."""
-        looks = {"new keys": self._keys_unused, "new certificate": self._certificate_unused, "new index": self._index_unused}
+        looks = {
+            "new keys": self._keys_unused,
+            "new certificate": self._certificate_unused,
+            "new index": self._index_unused,
+            NEW_COMPONENT_CERTIFICATES: self._component_certificates_unused,
+        }
         clock = asyncio.get_running_loop().time
         ends_at = clock() + IN_USE_S
         left = await looks[what](service)
@@ -126,18 +141,23 @@ class Reloads:
         left = []
         for number, router in enumerate(service.processes["router"]):
             for port, protocol in ((router.port, "h2"), (service.web_ports[number], "http/1.1")):
-                if await asyncio.to_thread(self._shown, port, protocol) != wanted:
+                context = self.context()
+                context.set_alpn_protocols([protocol])
+                if await asyncio.to_thread(_shown, port, context, "localhost") != wanted:
                     left.append(f"router {number}: the old certificate is shown at {protocol}")
         return left
 
-    def _shown(self, port: int, protocol: str) -> bytes | None:
-        context = self.context()
-        context.set_alpn_protocols([protocol])
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=_CALL_S) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as wrapped,
-        ):
-            return wrapped.getpeercert(binary_form=True)
+    async def _component_certificates_unused(self, service: ServiceProcesses) -> list[str]:
+        left = []
+        for role, callers in CALLERS.items():
+            wanted = ssl.PEM_cert_to_DER_cert((self._folder / f"{role}.pem").read_text())
+            context = ssl.create_default_context(cafile=self._folder / "authority.pem")
+            context.load_cert_chain(self._folder / f"{callers[0]}.pem", self._folder / f"{callers[0]}.key")
+            context.set_alpn_protocols(["h2"])
+            for number, process in enumerate(service.processes[role]):
+                if await asyncio.to_thread(_shown, process.port, context, name_of(role)) != wanted:
+                    left.append(f"{role} {number}: the old certificate is shown to components")
+        return left
 
     async def _index_unused(self, service: ServiceProcesses) -> list[str]:
         left = []
@@ -145,3 +165,12 @@ class Reloads:
             if f"outrider_index_info{{{self._version}}}" not in await process.numbers():
                 left.append(f"retrieval {number}: the index in use is not the one that is live")
         return left
+
+
+def _shown(port: int, context: ssl.SSLContext, name: str) -> bytes | None:
+    """The certificate that a server shows, in DER."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=_CALL_S) as plain,
+        context.wrap_socket(plain, server_hostname=name) as wrapped,
+    ):
+        return wrapped.getpeercert(binary_form=True)

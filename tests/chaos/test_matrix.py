@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.soak.relay import Relay
 from tests.chaos import history
-from tests.chaos.cells import ALL, ASKED, CHAIN, OVERLOAD, Cell, Plan, plain_answers
+from tests.chaos.cells import ALL, ASKED, CHAIN, NEW_COMPONENT_CERTIFICATES, OVERLOAD, Cell, Plan, plain_answers
 from tests.chaos.history import AFTERWARDS, DONE, FAILED, FAULT, TOKENS, UNSETTLED, History, Record, violations
 from tests.chaos.in_processes import arranged
 from tests.chaos.matrix import replay
@@ -35,6 +35,8 @@ CELLS = [
     Cell("verifier", "killed", "in mid-stream", OVERLOAD),
     Cell("router", "no descriptors", "in mid-stream", "new keys"),
     Cell("router", "no threads", "in mid-stream", "new certificate"),
+    Cell("drafter", "no descriptors", "in mid-stream", NEW_COMPONENT_CERTIFICATES),
+    Cell("verifier", "frozen", "in mid-stream", NEW_COMPONENT_CERTIFICATES),
     Cell("router", "killed", "in mid-stream"),
 ]
 # gRPC's own time limit of a ping is a minute.
