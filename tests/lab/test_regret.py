@@ -79,6 +79,9 @@ def test_every_strategy_is_held_against_auto_and_no_answer_changes() -> None:
     assert found.slowness[PLAIN] == pytest.approx([1.0] * 4, abs=0.06)
     best = [min(several) for several in zip(found.slowness[PLAIN], found.slowness["suffix"], strict=True)]
     assert [own / other - 1 for own, other in zip(found.slowness[AUTO], best, strict=True)] == pytest.approx(found.each())
+    # One strategy for all is the best of each for one answer alone, and no better for several.
+    assert [found.against_one([number]) for number in range(4)] == pytest.approx(found.each())
+    assert found.against_one() < max(found.each())
     # The second one repeats itself.
     assert found.over_plain()[1] < 0.8
     rows = regret_table({"small": found}).rows
