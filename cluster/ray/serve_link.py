@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 from ray import serve
@@ -164,18 +165,7 @@ class ServeVerifierLink:
         Raises:
             OutriderError: one could not take the step, or did not answer.
         """
-        total = await _count(self._handle)
-        asked = self._handle.broadcast("reload", serialised.write_reload(order))
-        try:
-            answers = await asked.results_async(timeout_s=order.patience_s, return_exceptions=True)
-        except TimeoutError:
-            raise Unavailable(f"not all of {total} verifiers answered within {order.patience_s:g} s") from None
-        except Exception as error:
-            raise translate(error) from None
-        found = same_weights([translate(each) if isinstance(each, Exception) else each for each in answers])
-        if len(answers) < total:
-            raise Unavailable(f"{total - len(answers)} of {total} verifiers did not answer; try again")
-        return found
+        return await self._everywhere("reload", serialised.write_reload(order), order.patience_s, same_weights)
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests, at every replica.
@@ -192,18 +182,30 @@ class ServeVerifierLink:
 
     async def adapt(self, order: AdapterOrder) -> str:
         """As ``VerifierPort.adapt``: at every replica."""
-        within_s = order.within_s + limits.ADAPT_S
+        written, within_s = serialised.write_adapting(order), order.within_s + limits.ADAPT_S
+        return await self._everywhere("adapt", written, within_s, partial(same_adapter, order))
+
+    async def _everywhere(self, method: str, order: bytes, within_s: float, judged: Callable[[list[Any]], str]) -> str:
+        """Give an order to every replica.
+
+        Args:
+            judged: says what all have answered, errors among them; raises one where there is one.
+
+        Raises:
+            OutriderError: one could not follow it, or did not answer.
+        """
         try:
             total = await asyncio.wait_for(_count(self._handle), limits.FORGET_S)
-            told = self._handle.broadcast("adapt", serialised.write_adapting(order))
+            told = self._handle.broadcast(method, order)
             answers = await told.results_async(timeout_s=within_s, return_exceptions=True)
         except TimeoutError:
             raise Unavailable(f"not all verifiers have answered within {within_s:g} s; try again") from None
         except Exception as error:
             raise translate(error) from None
+        found = judged([translate(each) if isinstance(each, Exception) else each for each in answers])
         if len(answers) < total:
             raise Unavailable(f"{total - len(answers)} of {total} verifiers did not answer; try again")
-        return same_adapter(order, [translate(each) if isinstance(each, Exception) else each for each in answers])
+        return found
 
 
 def translate(error: Exception) -> OutriderError:
