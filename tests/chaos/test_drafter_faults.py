@@ -90,6 +90,7 @@ async def test_who_is_gone_is_not_waited_for(number: signal.Signals) -> None:
         assert waited < DEADLINE_S * steps / 4
 
 
+@pytest.mark.exhaustive
 async def test_frozen_and_thawed_is_used_again() -> None:
     async with under_way(450) as (drafter, loop, task):
         drafter.signal(signal.SIGSTOP)

@@ -122,7 +122,7 @@ async def answers(loop: DecodingLoop, plan: Plan) -> list[list[int]]:
     return [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in wanted))]
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(24)
 @pytest.mark.parametrize("kind", ["in_process", "grpc"])
 @pytest.mark.parametrize("model", [Headed, Right])
 @pytest.mark.parametrize("chaos", [left_alone, delayed, stuck, raising, gone], ids=lambda chaos: chaos.__name__)

@@ -35,6 +35,7 @@ def client(service: HttpService) -> Iterator[Client]:
         yield made
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_replay_takes_the_passes_of_the_real_answer(client: Client, temperature: float) -> None:
     asked = {**ASKED, "temperature": temperature}

@@ -92,7 +92,7 @@ def test_a_rule_names_one(service: HttpService) -> None:
     assert text == chat(service, strategy="autoregressive")[0]
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(8)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -71,6 +71,7 @@ async def test_a_failed_request_ends_a_load(tiny: Path) -> None:
             await keep_in_flight(client, too_long, shape)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_round_compares_every_answer(tiny: Path, temperature: float) -> None:
     cell = GridCell(on="process", at_once=3, kind="open", temperature=temperature, length="short")
@@ -112,6 +113,7 @@ async def test_a_planted_wrong_token_is_found(tiny: Path, monkeypatch: pytest.Mo
     assert judge(turns).word == "no"
 
 
+@pytest.mark.exhaustive
 async def test_a_strategy_that_is_refused_fails_its_turn_alone(tiny: Path) -> None:
     plan = RoundPlan(strategies=("retrieval", "blend"), seconds=0.2, lead_s=5.0)
     async with served(tiny) as (address, _), outrider.AsyncClient(address) as client:

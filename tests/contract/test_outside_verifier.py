@@ -72,6 +72,7 @@ async def answer(running: Routing, wanted: ClientRequest) -> list[int]:
     return [token for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 
 
+@pytest.mark.exhaustive
 async def test_it_verifies_and_changes_no_token(tiny_model: Path, tls: list[str]) -> None:
     model, port = ResolvedModel(name="tiny", path=tiny_model), free_port()
     async with build.in_process(settings_of(), model) as alone:

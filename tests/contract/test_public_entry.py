@@ -180,6 +180,7 @@ async def test_a_full_server_is_well_and_says_when_to_come_again() -> None:
             await client.close()
 
 
+@pytest.mark.exhaustive
 async def test_live_and_ready_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DESCRIBE_S", 0.2)
     router = FakeRouter()

@@ -326,6 +326,7 @@ async def test_without_memory_for_a_second_copy_nothing_is_loaded(
         await refused(router, versions, str(versions.folder / "b"), ConfigurationError, says="no room")
 
 
+@pytest.mark.exhaustive
 async def test_answers_that_do_not_end_in_time_go_on_with_the_old_weights(versions: Versions) -> None:
     asked = Asked(whole=lambda number: False)
     async with serving(versions, "in process", between=lambda _, verifier: Between(verifier, asked.before)) as router:
@@ -365,6 +366,7 @@ async def test_verifiers_change_together_or_not_at_all(versions: Versions, step:
             versions.check(number, await answered(router, wanted(number)), "a")
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("lost", [1, 9])
 async def test_new_weights_that_are_not_confirmed_are_told_again(
     versions: Versions, lost: int, monkeypatch: pytest.MonkeyPatch
@@ -387,6 +389,7 @@ async def test_new_weights_that_are_not_confirmed_are_told_again(
             versions.check(number, await answered(router, wanted(number)), "b")
 
 
+@pytest.mark.exhaustive
 async def test_two_verifiers_serve_the_new_weights(versions: Versions) -> None:
     async with serving(versions, "in process", "over gRPC") as router:
         await router.reload(str(versions.folder / "b"), "finish", 60.0)
@@ -418,6 +421,7 @@ async def test_one_reload_at_a_time(versions: Versions) -> None:
         await first
 
 
+@pytest.mark.exhaustive
 async def test_a_held_type_that_differs_is_refused(versions: Versions, tmp_path: Path) -> None:
     """A served model that keeps bfloat16 as it is stored takes no float32, but for one that holds float32 both are fine."""
     for version in ("a", "b"):
@@ -507,6 +511,7 @@ def test_what_is_not_replaced_so_far_is_refused_by_name(field: str, value: objec
         check_supported(config)
 
 
+@pytest.mark.exhaustive
 async def test_a_verifier_takes_the_weights_of_another_one(versions: Versions) -> None:
     flag = f"verifier.weights_from=['{versions.folder}']"
     async with pipeline(versions.folder / "a", flag) as first, pipeline(versions.folder / "a", flag) as second:

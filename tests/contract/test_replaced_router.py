@@ -97,6 +97,7 @@ async def test_two_services_on_one_port_are_refused() -> None:
     await stopped(other)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ["port", "http_port"])
 async def test_programs_that_would_share_the_port_are_noticed(name: str) -> None:
     settings = settings_with()
@@ -110,6 +111,7 @@ async def test_programs_that_would_share_the_port_are_noticed(name: str) -> None
     await stopped(await opened(settings))
 
 
+@pytest.mark.exhaustive
 async def test_many_come_at_once() -> None:
     settings = settings_with()
     entries = await asyncio.gather(*(opened(settings) for _ in range(6)))

@@ -16,6 +16,7 @@ from tests.openai_types import check, events_of
 from tests.scripted_router import ScriptedRouter
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("padding", [64, 256])
 async def test_sizes_of_events_tell_nothing(padding: int) -> None:
     """Steps of one to twelve tokens look alike, unless a request wants them as they are."""

@@ -147,6 +147,7 @@ async def test_no_address_keeps_others_out() -> None:
             writer.close()
 
 
+@pytest.mark.exhaustive
 async def test_where_descriptors_run_out_connections_wait_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     async with served(LATER_S) as address:
         host, port = address.rsplit(":", 1)
@@ -194,6 +195,7 @@ async def test_silent_connections_do_not_keep_supervisors_out(monkeypatch: pytes
     await listener.stop()
 
 
+@pytest.mark.exhaustive
 async def test_a_long_answer_is_no_slow_request() -> None:
     config = HttpConfig(port=0, arrives_s=ARRIVES_S, public=PublicServerConfig(port=0))
     router = ScriptedRouter("0123456789")

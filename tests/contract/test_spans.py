@@ -97,6 +97,7 @@ async def test_a_request_is_two_spans(tiny_model: Path) -> None:
         assert not any(word in span.to_json() for word in SECRET.split())
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_traces_needs_no_collector_to_answer(tiny_model: Path) -> None:
     settings = load(
         flags=tiny_settings(f"tracing.otlp_endpoint=http://127.0.0.1:{free_port()}", "server.ops_port=null"), environ={}

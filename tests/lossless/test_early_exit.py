@@ -49,6 +49,7 @@ def targets(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterat
         yield (*(TransformersTarget(config, None, each) for each in weights), TransformersTarget(config))
 
 
+@pytest.mark.examples(3)
 def test_no_bit_of_another_row_changes(targets: tuple[TransformersTarget, ...]) -> None:
     pruning, _, bare = targets
     for batch in batches(pruning.vocab_size):

@@ -224,6 +224,7 @@ def test_widths_and_threads_that_fill_no_vectors(tmp_path: Path, kernels: Kernel
         torch.set_num_threads(before)
 
 
+@pytest.mark.examples(4)
 def test_a_mixture_of_copies_says_what_the_dense_model_says(tmp_path: Path, tiny_model: Path, kernels: Kernels) -> None:
     target = served(make_mixture(tiny_model, tmp_path / "mixture"), kernels)
     mixed = same_bits(target)

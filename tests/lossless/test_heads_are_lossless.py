@@ -51,7 +51,7 @@ async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, o
     return [tokens for tokens, _, _ in results]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize(
     "sampling",

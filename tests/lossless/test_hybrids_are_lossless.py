@@ -120,6 +120,7 @@ async def test_drafts_change_no_token(folder: Path, link: str, sampling: int) ->
         assert await said(running, GUIDED, asked, committed=half) == [answer[17:] for answer in plain]
 
 
+@pytest.mark.exhaustive
 async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = InProcessDraftLink(DrafterService(DrafterConfig()))
     monkeypatch.setattr(admission, "_HEADROOM", 0)

@@ -105,7 +105,7 @@ def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
     assert len({tuple(answers[1]) for answers in plain.values()}) == len(NAMES)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
 async def test_all_in_one_batch(

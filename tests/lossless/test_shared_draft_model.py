@@ -12,6 +12,7 @@ from tests.service import pipeline
 from tests.tiny import make_tiny_model
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["kernels", "torch"])
 async def test_the_tokens_of_plain_decoding(tmp_path: Path, dtype: str) -> None:
     target = make_tiny_model(tmp_path / "target")

@@ -246,7 +246,7 @@ async def test_several_trained_sources_in_one_tree(
             assert len(set(trained) & running.loop.stats.nodes_by_source.keys()) > 1, trained
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampling", [SAMPLING[0], SAMPLING[2]], ids=["greedily", "sampled"])
 async def test_streams_in_the_pass_beside_other_models(tiny_model: Path, sampling: dict[str, object]) -> None:
     plain = await plain_answers(tiny_model, sampling)
@@ -296,6 +296,7 @@ async def test_a_models_own_processors_under_every_strategy(
     assert await answers(folder, "random", "in_process", garbage, asked, together=True) == plain, "random"
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str) -> None:
     sampling: dict[str, object] = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
@@ -317,6 +318,7 @@ async def test_two_origins_in_one_tree(tiny_model: Path, sampling: dict[str, obj
     assert await answers(tiny_model, "both", link, plan, sampling, together=True) == plain
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
 @pytest.mark.parametrize("model", ["dense", "experts made of copies"], indirect=True)
 async def test_greedy_equals_transformers_generate(model: Path, penalty: float) -> None:
@@ -344,7 +346,7 @@ async def test_what_has_no_effect_here_may_say_anything(tiny_model: Path, tmp_pa
         assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == plain
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(9)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "processors",

@@ -133,6 +133,7 @@ def plain(batch: Sequence[Rows]) -> list[Rows]:
     return [replace(rows, ends=(), layers=(0, -1)) for rows in batch]
 
 
+@pytest.mark.examples(3)
 def test_no_bit_of_another_row_changes(targets: tuple[TransformersTarget, TransformersTarget]) -> None:
     """Logits, hidden states, keys and values: as without streams, and as in a target that has none."""
     target, bare = targets

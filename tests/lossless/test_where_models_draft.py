@@ -81,7 +81,7 @@ async def test_every_strategy_in_both_places(target: Path, place: str, plain: li
         assert bool(running.drafter._models) == (place == "drafter")
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 @pytest.mark.parametrize(("form", "below"), [("one_pass", 0.002), ("one_pass", 0), ("cheaper", 0)])
 async def test_streams_in_the_targets_pass(
@@ -110,7 +110,7 @@ async def test_pruning_without_a_pass_to_prune_is_refused(target: Path) -> None:
             raise AssertionError("it was served")
 
 
-@pytest.mark.examples(4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 @pytest.mark.parametrize("model", ["eagle3", "draft_model"])
 async def test_the_blend_with_another_model(target: Path, place: str, model: str, plain: list[list[list[int]]]) -> None:

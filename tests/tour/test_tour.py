@@ -41,6 +41,7 @@ def test_a_chapter_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Try " in shown.out.split("\n\n")[-2], "it ends with something to try"
 
 
+@pytest.mark.exhaustive
 def test_draws_have_the_right_frequencies_and_repeat(capsys: pytest.CaptureFixture[str]) -> None:
     sampling.draws_follow_the_distribution()
     sampling.draws_repeat()

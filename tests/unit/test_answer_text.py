@@ -285,6 +285,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=8), st.sampled_from(NAMES), st.sampled_from(["", *THOUGHTS]), st.booleans(), st.data())
 @settings(max_examples=400, deadline=None)
+@pytest.mark.exhaustive
 def test_cuts_change_nothing(pieces: list[str], form: str, thoughts: str, cut: bool, data: st.DataObject) -> None:
     text = "".join(pieces)
     cuts = data.draw(st.lists(st.integers(0, max(0, len(text))), max_size=12))
@@ -300,7 +301,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(16)
 @pytest.mark.parametrize("form", NAMES)
 def test_time_grows_as_the_text_does(form: str) -> None:
     def once(text: str, step: int) -> float:

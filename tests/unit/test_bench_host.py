@@ -33,6 +33,7 @@ def test_the_text_is_said_along_every_path() -> None:
     assert 0 not in text
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ["3", "2x4:blend"])
 def test_a_load_is_measured_and_every_answer_is_the_text(name: str) -> None:
     load = read_load(name)

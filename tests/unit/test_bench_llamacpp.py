@@ -144,6 +144,7 @@ def test_nothing_but_what_is_measured_is_asked_for(engine: Engine, peer: Any) ->
     assert not greedy["cache_prompt"]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     ("status", "script", "says"),
     [

@@ -116,6 +116,7 @@ def test_a_head_that_guesses_in_parallel_is_judged_by_its_masks(trial: Trial) ->
     assert trial.check(changed(head, mask_token_id=None)).second < 0.5
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("family", ["eagle", "fspad", "eagle3"])
 def test_a_head_that_does_what_it_was_trained_for_passes(trial: Trial, family: Family) -> None:
     result = trial.check(trial.head(family, INNER if family == "eagle3" else RIGHT))
@@ -124,6 +125,7 @@ def test_a_head_that_does_what_it_was_trained_for_passes(trial: Trial, family: F
     assert result.likely_fault is None
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     ("rows", "refusal"),
     [

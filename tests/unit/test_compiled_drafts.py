@@ -98,6 +98,7 @@ def prompt(draw: Random, kinds: int) -> tuple[int, ...]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([2, 5, 30, 3000]), st.sampled_from([BLEND, BLEND[:1], BLEND[1:]]))
+@pytest.mark.exhaustive
 def test_trees_and_weights_are_the_references(seed: int, kinds: int, names: tuple[str, ...]) -> None:
     draw = Random(seed)
     groups = TextGroup(CONFIG), TextGroup(CONFIG)

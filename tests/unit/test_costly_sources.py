@@ -265,7 +265,7 @@ def mean(numbers: list[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("plan", [BOTH, ALONE], ids=["beside text", "alone"])
 @pytest.mark.parametrize(("draft_s", "right"), [(0.03, 3), (0.004, 0), (0.2, 3)])
 def test_a_model_that_does_not_pay_costs_nothing(plan: Plan, draft_s: float, right: int) -> None:

@@ -28,7 +28,7 @@ def sampled(data: tuple[Path, DataManifest]) -> list[TrainingSequence]:
     ]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("kind", list(RECIPES))
 @pytest.mark.parametrize("counted", ["text", "likeliest"])
 def test_as_the_recipe_says(

@@ -120,6 +120,7 @@ def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch
         assert torch.allclose(found[0], expected[0], atol=1e-9) and torch.allclose(found[2], expected[2], atol=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_the_kernels_choices_are_the_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = _ours(monkeypatch), random.Random(12)
 

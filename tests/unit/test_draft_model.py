@@ -16,6 +16,7 @@ from tests.draft_model_sessions import PROMPT, VOCAB, Target, chain_of, commit, 
 from tests.draft_models import draft_beside
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("branches", [1, None, 3])
 def test_rolled_back_is_as_good_as_new(tiny_model: Path, branches: int | None) -> None:
     """Whatever path of a tree is accepted: a new session drafts the same."""

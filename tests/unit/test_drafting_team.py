@@ -54,7 +54,7 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grown
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("over", ["torch", "kernels"])
 def test_a_draft_model_is_read_without_a_team_of_threads(target: Path, over: str) -> None:
     assert further_threads(target, over, "") == 0

@@ -44,11 +44,13 @@ def test_tenfold_load_keeps_admitted_answers_fast(seed: int) -> None:
     check_overload(loaded(10, seed), loaded(0.9))
 
 
+@pytest.mark.exhaustive
 def test_without_the_bound_they_are_slow() -> None:
     with pytest.raises(AssertionError):
         check_overload(loaded(10, bound_s=None), loaded(0.9))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("factor", [0.0, 5.0], ids=["never waits", "five times too long"])
 def test_a_wrong_estimate_is_noticed(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     true: Callable[[Admission, GenerationRequest], float] = Admission._wait_s

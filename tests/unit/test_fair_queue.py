@@ -47,6 +47,7 @@ def test_a_tenants_lower_priorities_go_first() -> None:
     assert order[2:] == ["a0.0", "a-1.3", "a-1.5", "a0.2", "a0.6", "a2.7", "a5.1"]
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("length", [1, 5], ids=["as long", "five times as long"])
 def test_a_greedy_tenant_does_not_move_the_others_slowest_answers(length: int) -> None:
     usual = {"a": (0.25 * CAPACITY, TOKENS), "b": (0.25 * CAPACITY, TOKENS)}

@@ -2,6 +2,8 @@
 
 import gc
 
+import pytest
+
 from cluster.process.garbage import begin_serving, end_serving
 
 
@@ -10,6 +12,7 @@ def looks() -> int:
     return int(gc.get_stats()[0]["collections"])
 
 
+@pytest.mark.exhaustive
 def test_objects_of_a_few_steps_are_not_looked_through_but_garbage_is_found() -> None:
     usual = gc.get_threshold()
     begin_serving()

@@ -79,6 +79,7 @@ WRONG = {
 }
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_kernel_is_caught(wrong: str, tmp_path: Path) -> None:
     compiler, names = shutil.which("cc"), instruction_sets()

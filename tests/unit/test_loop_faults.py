@@ -44,7 +44,7 @@ class HangingTarget(ToyTarget):
         return super().finish()
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["begin", "finish"])
 async def test_a_pass_that_hangs_is_noticed_and_may_come_back(where: str, depth: int) -> None:

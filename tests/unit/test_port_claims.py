@@ -94,6 +94,7 @@ async def test_many_at_once_look_one_after_the_other(address: str) -> None:
 
 
 @others_here
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", ["listening", "silent", "full"])
 async def test_another_user_cannot_hold_up_a_start(address: str, kind: str) -> None:
     at = prefix(address)

@@ -134,6 +134,7 @@ def told_apart(watch: Watch, *, private: bool) -> tuple[float, set[tuple[tuple[f
     return right / PROMPTS, {tuple((round(at, 9), size) for at, size in trace) for own in traces for trace in own}
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("watch", [over_grpc, over_http])
 def test_prompts_are_told_apart_without_privacy_and_not_with_it(watch: Watch) -> None:
     without, _ = told_apart(watch, private=False)

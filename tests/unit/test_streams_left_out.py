@@ -68,6 +68,7 @@ def test_requests_without_streams_hold_no_row_and_read_no_state() -> None:
     assert world.drafts <= 2 * most_steps
 
 
+@pytest.mark.exhaustive
 def test_a_budget_that_leaves_nothing_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(self: CostlySources, live: LiveRequest, requests: int) -> tuple[str, ...]:
         return ()

@@ -54,7 +54,7 @@ GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60
 NESTED = "{%% set ns = namespace(x=[1], y=[1]) %%}{%% for i in range(60) %%}{%% set ns.x = [ns.x, ns.x] %%}{%% set ns.y = [ns.y, ns.y] %%}{%% endfor %%}%s"
 
 
-@pytest.mark.examples(10)
+@pytest.mark.examples(20)
 @pytest.mark.parametrize(
     "source",
     [

@@ -82,6 +82,7 @@ async def test_too_long_is_refused_before_it_is_tokenised(
         await router.tokenize(request)
 
 
+@pytest.mark.exhaustive
 def test_others_run_while_a_long_text_is_tokenised(tiny_model: Path) -> None:
     tokens = Tokens(str(tiny_model))
     text = "the quick brown fox " * 100_000

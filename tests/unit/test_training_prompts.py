@@ -52,6 +52,7 @@ def test_tasks_are_a_balanced_mix_from_the_beginning(model: Path, files: list[Pa
     assert [task.id for task in tasks_of(prompts, 3, 1)] != [task.id for task in tasks]
 
 
+@pytest.mark.exhaustive
 async def test_the_target_makes_its_own_prompts(model: Path, tmp_path: Path) -> None:
     options = replace(OPTIONS, own_prompts=8, samples=1, max_prompt_tokens=200)
     stopped = await make(tmp_path / "one", model, [], options, stop_at=30)
