@@ -27,7 +27,7 @@ class OutcomeTrees(Growing):
         run: its nodes that were run.
         most: most outcomes.
         max_nodes: most nodes of each draft.
-        steps: most rounds behind the outcomes' own.
+        steps: most rounds behind the outcomes' own; one more behind outcomes that were run before.
         width: most nodes of a round for one outcome, and most children of a node.
         least: nodes less likely than this are not drafted.
     """
@@ -59,7 +59,7 @@ class OutcomeTrees(Growing):
         # Candidates behind each outcome; and of each of these, and of the outcome itself, which outcome it is.
         self._below: dict[int, list[int]] = {}
         self._owner: dict[int, int] = {}
-        self.rows = len(leaves) + most * (1 + steps * width)
+        self.rows = len(leaves) + most * (1 + steps) * width
 
     def add(self, tokens: Indices, logs: Numbers) -> None:
         first = len(self.pool)
