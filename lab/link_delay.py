@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from rich.progress import track
 from rich.table import Table
@@ -137,8 +138,12 @@ async def service(
             await verifier.stop()
 
 
+_TENANTS = count()
+
+
 async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens: int) -> Measured:
-    """Answer all built-in prompts one after the other."""
+    """Answer all built-in prompts one after the other, for a tenant of whom nothing is remembered."""
+    tenant = f"tenant {next(_TENANTS)}"
     counts: Callable[[], tuple[float, ...]] = lambda: (  # noqa: E731
         stats.times.steps,
         getattr(stats.times, "waited", 0),
@@ -155,7 +160,7 @@ async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens
             input=(ChatMessage(role="user", content=prompt.turns[0]),),
             sampling=RequestedSampling(temperature=0, max_tokens=tokens, ignore_generation_config=True),
             strategy=strategy,
-            tenant="",
+            tenant=tenant,
         )
         found = [
             token async for event in router.generate(request) if isinstance(event, TextChunk) for token in event.token_ids
