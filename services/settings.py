@@ -26,6 +26,7 @@ class Setting:
         name: its key in its section of the settings; empty: the field's own name. Fields of several classes may share a
             setting.
         ge, gt, le: bounds: at least, greater than, at most.
+        multiple_of: what a number must be a multiple of.
         pattern: regular expression of a text, or of each text of a tuple.
         secret: whether no log may show it.
     """
@@ -36,6 +37,7 @@ class Setting:
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
+    multiple_of: int | None = None
     pattern: str | None = None
     secret: bool = False
 

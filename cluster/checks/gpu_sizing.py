@@ -67,8 +67,8 @@ class GpuPlan:
     """What one GPU holds, and how long passes take at least.
 
     Attributes:
-        weights, cache, drafters, graphs: bytes of the fullest GPU; ``graphs`` with CUDA's context, NCCL's buffers and what
-            comes and goes.
+        weights, cache, drafters, graphs: bytes of the fullest GPU; ``cache`` with the states of layers, ``graphs`` with
+            CUDA's context, NCCL's buffers and what comes and goes.
         cache_tokens: that the cache holds, over all requests.
         free: what is left of it.
         step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
@@ -119,7 +119,7 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
         )
     free = kind.memory - _CONTEXT_BYTES - drafters
     config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=kind.fp8, least=config.max_model_len or 1)
-    weights, cache = shape.weights(config), shape.cache(config)
+    weights, cache = shape.weights(config), shape.cache(config) + shape.states(config)
     graphs = graph_bytes(config, shape) + buffer_bytes(config, shape)
     moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" else 1)
     parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings

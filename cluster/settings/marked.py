@@ -27,6 +27,7 @@ def _field(mark: Setting, kind: Any, default: Any) -> tuple[Any, Any]:
         ge=mark.ge,
         gt=mark.gt,
         le=mark.le,
+        multiple_of=mark.multiple_of,
         pattern=pattern,
     )
     return kind, about

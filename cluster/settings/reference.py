@@ -28,7 +28,9 @@ environment, and that before the file. Unknown names are refused. `outrider plan
 # Defaults that the machine decides.
 _ELSEWHERE = {"cache_dir": "`$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`"}
 _KINDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "str", "object": "mapping", "null": "null"}
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_BOUNDS = {
+    "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<", "multipleOf": "a multiple of"
+}  # fmt: skip
 
 
 def page() -> str:

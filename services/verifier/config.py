@@ -101,6 +101,16 @@ class TargetConfig:
     enable_prefix_caching: Annotated[
         bool, Setting("whether requests of one API key share the KV cache of their common prefixes")
     ] = True
+    mamba_block_size: Annotated[
+        int,
+        Setting(
+            "of models whose layers have states, tokens, in blocks of 64, after which a state is kept each time, so that a "
+            "prompt that begins as an earlier one did begins there; kv_cache_tokens divided by it is how many are kept, "
+            "beside those of running requests",
+            ge=64,
+            multiple_of=64,
+        ),
+    ] = 512
     stages: Annotated[
         int, Setting("pipeline stages: processes that the model's layers are split over, each with its share", ge=1)
     ] = 1

@@ -118,6 +118,8 @@ def test_orders_survive_the_way() -> None:
     orders.open("b", 0, [7])
     orders.grow("b", [9])
     orders.keep("b", 3, [0, 2])
+    orders.load_state("a", 64, 5)
+    orders.save_state("b", 128, 6)
     batch = (
         Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
         Rows(request_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
@@ -127,9 +129,13 @@ def test_orders_survive_the_way() -> None:
     orders.close("unknown")
     orders.beat()
     read = list(read_orders(orders.take().tolist()))
-    assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE, Op.BEAT]
-    assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,), ()]
-    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[4][2]] == [
+    assert [op for op, _, _ in read] == [
+        Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.LOAD_STATE, Op.SAVE_STATE, Op.PASS, Op.CLOSE, Op.BEAT
+    ]  # fmt: skip
+    assert [arguments for _, arguments, _ in read] == [
+        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (), (1,), ()
+    ]  # fmt: skip
+    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[6][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), ()),
         ("0", 64, (8,), (), (2, -1)),
     ]

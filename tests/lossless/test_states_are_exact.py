@@ -233,22 +233,19 @@ def test_states_limit_how_many_requests_are_open(folder: Path, text: list[int], 
     assert torch.equal(target.forward([chain("e", 0, text[:40])])[0], alone[:40])
 
 
-def test_no_prefix_is_shared(opened: TransformersTarget, text: list[int]) -> None:
-    from services.verifier.model.target_port import Prefix
-
-    for name in "ab":
-        opened.open(name, 130, Prefix(tokens=text, tenant="t"))
-        assert opened.computed(name) == 0
-        opened.forward([chain(name, 0, text[:128])])
-        opened.keep(name, 0, range(128))
-
-
 def test_memory_counts_states(folder: Path, target: TransformersTarget) -> None:
     shape = shape_of(config_of(folder))
     states = target._part.states
     assert states is not None
     assert shape.state_values_per_request == sum(one[0].numel() for one in states.states) > 0
-    assert shape.states(config_of(folder, pass_requests=7)) == 7 * 4 * shape.state_values_per_request
+    slots = len(states.states[0])
+    assert shape.states(config_of(folder)) == slots * 4 * shape.state_values_per_request
+    # Of 1024 tokens of the cache, a state is kept every 512, and every 128.
+    sizes = [config_of(folder, pass_requests=7, mamba_block_size=every) for every in (512, 128)]
+    assert [shape.states(size) for size in sizes] == [each * 4 * shape.state_values_per_request for each in (9, 15)]
+    assert (
+        shape.states(config_of(folder, pass_requests=7, enable_prefix_caching=False)) == 28 * shape.state_values_per_request
+    )
 
 
 def test_weights_of_rwkv_are_divided_as_they_are_stored(tmp_path: Path) -> None:

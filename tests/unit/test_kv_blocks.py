@@ -10,6 +10,7 @@ import pytest
 
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.target_port import Prefix
 from tests.service import pipeline
@@ -146,6 +147,99 @@ def test_any_order_of_requests_loses_no_block() -> None:
     for owner in living:
         blocks.release(owner)
     assert blocks.available == 16
+
+
+def stepped(blocks: BlockAllocator, owner: str, tokens: list[int], tenant: str | None = "t") -> tuple[int, list[int]]:
+    """Open, and compute everything in one pass. Returns the blocks shared, and after how many tokens states are kept."""
+    shared = blocks.open(owner, len(tokens), tokens, tenant)
+    assert shared is not None
+    saved = blocks.save_states(owner, len(tokens))
+    blocks.seal(owner, tokens)
+    return shared, [length for length, _ in saved]
+
+
+def test_a_prefix_is_shared_up_to_a_kept_state() -> None:
+    blocks = BlockAllocator(24, KeptStates(4, 2 * BLOCK))
+    long = list(range(5 * BLOCK + 1))
+    assert stepped(blocks, "a", long) == (0, [2 * BLOCK, 4 * BLOCK])
+    assert stepped(blocks, "b", long) == (4, [])
+    # It is computed again from the border on, beside what is there.
+    assert blocks.blocks_of("b")[:4] == blocks.blocks_of("a")[:4]
+    assert blocks.blocks_of("b")[4] != blocks.blocks_of("a")[4]
+    # The block with its last token is not shared, and what is kept twice is given back.
+    assert stepped(blocks, "c", long[: 4 * BLOCK]) == (2, [4 * BLOCK])
+    assert stepped(blocks, "d", [7, *long]) == (0, [2 * BLOCK, 4 * BLOCK])
+    # All four are kept for texts in use.
+    assert stepped(blocks, "e", [8, *long]) == (0, [])
+
+
+def test_a_state_is_shared_after_its_pass_alone() -> None:
+    blocks = BlockAllocator(20, KeptStates(1, BLOCK))
+    blocks.open("a", len(TEXT), TEXT, "t")
+    assert blocks.save_states("a", BLOCK + 5) == [(BLOCK, 0)]
+    assert blocks.open("b", len(TEXT), TEXT, "t") == 0
+    # One that ends in mid-pass leaves nothing behind, and takes nothing away.
+    blocks.release("a")
+    assert blocks.save_states("b", BLOCK) == [(BLOCK, 0)]
+    blocks.seal("b", TEXT[:BLOCK])
+    assert blocks.open("c", len(TEXT), TEXT, "t") == 1
+    blocks.release("b")
+    blocks.release("c")
+    blocks.forget("t")
+    assert blocks.open("d", len(TEXT), TEXT, "t") == 0
+    assert blocks.save_states("d", BLOCK) == [(BLOCK, 0)]
+
+
+def test_the_state_idle_for_longest_gives_way() -> None:
+    blocks = BlockAllocator(20, KeptStates(2, BLOCK))
+    for owner, token in (("a", 1), ("b", 2), ("c", 3)):
+        stepped(blocks, owner, [token] * (BLOCK + 1))
+        blocks.release(owner)
+    assert [blocks.open(owner, BLOCK + 1, [token] * (BLOCK + 1), "t") for owner, token in (("d", 1), ("e", 2), ("f", 3))] == [
+        0, 1, 1
+    ]  # fmt: skip
+
+
+def test_any_order_of_requests_loses_no_slot() -> None:
+    source = random.Random(0)
+    kept = KeptStates(6, 2 * BLOCK)
+    blocks = BlockAllocator(24, kept)
+    living: dict[str, list[int]] = {}
+    # What a slot holds: the text up to its border.
+    held: dict[int, tuple[int, ...]] = {}
+    begun = 0
+    for number in range(3000):
+        action = source.random()
+        if living and action < 0.3:
+            owner = source.choice([*living])
+            blocks.release(owner)
+            del living[owner]
+        elif living and action < 0.6:
+            owner = source.choice([*living])
+            more = living[owner] + [source.randrange(2)] * source.randrange(1, 200)
+            if blocks.grow(owner, len(more)) is not None:
+                held |= {slot: tuple(more[:length]) for length, slot in blocks.save_states(owner, len(more))}
+                blocks.seal(owner, more)
+                living[owner] = more
+        elif action < 0.62:
+            blocks.forget(source.choice("ab"))
+        else:
+            text = [source.randrange(2)] * source.randrange(1, 400)
+            if (shared := blocks.open(str(number), len(text), text, source.choice("ab"))) is None:
+                continue
+            living[str(number)] = text
+            start = blocks.state_at_start(str(number))
+            assert (start is not None) == (shared > 0)
+            if start is not None:
+                begun += 1
+                assert held[start] == tuple(text[: shared * BLOCK])
+            held |= {slot: tuple(text[:length]) for length, slot in blocks.save_states(str(number), len(text))}
+            blocks.seal(str(number), text)
+    assert begun > 100
+    for owner in living:
+        blocks.release(owner)
+    blocks.forget_all()
+    assert sorted(kept._free) == list(range(6))
 
 
 async def say(running: object, tenant: str | None, prompt: list[int], salt: str = "") -> list[int]:

@@ -3,6 +3,8 @@
 A block that is full of committed tokens is *sealed* under a hash of its tenant and of all tokens up to its end. A request
 of the same tenant that begins with the same tokens shares the block. Sealed blocks that no request uses keep their content
 until the room is needed. The one idle for longest is evicted first, and of one text the end before the beginning.
+
+A model whose layers have states shares a prefix up to the last border at which its state is kept (``kept_states``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK
 
 
@@ -23,20 +26,28 @@ class _Owner:
     """A request's blocks.
 
     ``digests``: of its sealed blocks, shared ones included; None: its blocks are never shared. ``root``: the digest of its
-    tenant; ``start``: what its blocks' digests are chained to.
+    tenant; ``start``: what its blocks' digests are chained to. ``stepped``: how many of its tokens its state has seen.
+    ``saved``: slots of its states after so many tokens, at the ends of blocks that are not sealed yet.
     """
 
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] | None = None
     root: bytes = b""
     start: bytes = b""
+    stepped: int = 0
+    saved: dict[int, int] = field(default_factory=dict)
 
 
 class BlockAllocator:
-    """Hands out ``total`` blocks; computes nothing and touches no tensor."""
+    """Hands out ``total`` blocks; computes nothing and touches no tensor.
 
-    def __init__(self, total: int) -> None:
+    Args:
+        states: kept ones of a model whose layers have states; None: no layer has.
+    """
+
+    def __init__(self, total: int, states: KeptStates | None = None) -> None:
         self.total = total
+        self._states = states
         self._free = list(range(total))
         self._owners: dict[str, _Owner] = {}
         self._users: dict[int, int] = {}
@@ -105,7 +116,11 @@ class BlockAllocator:
                     break
                 made.digests.append(digest)
             made.blocks = [self._sealed[digest] for digest in made.digests]
+            if self._states is not None:
+                reach = self._states.reach(made.blocks)
+                del made.digests[reach:], made.blocks[reach:]
         shared = len(made.blocks)
+        made.stepped = shared * BLOCK
         # Idle blocks that it shares are no longer available to others, either.
         taken = sum(block in self._idle for block in made.blocks) + max(0, -(-rows // BLOCK) - shared)
         if taken + spare > self.available:
@@ -135,12 +150,18 @@ class BlockAllocator:
     def seal(self, owner: str, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` are committed and computed: other requests may now share the blocks that they fill."""
         own = self._owners[owner]
-        if own.digests is None or len(tokens) < BLOCK * (len(own.digests) + 1):
+        if own.digests is None:
             return
-        done = len(own.digests)
-        last = own.digests[-1] if own.digests else own.start
+        if len(tokens) >= BLOCK * (len(own.digests) + 1):
+            self._seal_blocks(own, own.digests, tokens)
+        if own.saved:
+            self._seal_states(own, own.digests)
+
+    def _seal_blocks(self, own: _Owner, digests: list[bytes], tokens: Sequence[int]) -> None:
+        done = len(digests)
+        last = digests[-1] if digests else own.start
         for number, digest in enumerate(_digests(last, tokens[done * BLOCK :]), done):
-            own.digests.append(digest)
+            digests.append(digest)
             block = own.blocks[number]
             # If another request has sealed the same text first, this block stays private.
             if digest not in self._sealed:
@@ -148,9 +169,53 @@ class BlockAllocator:
                 self._digest_of[block] = digest
                 self._root_of[block] = own.root
 
+    def _seal_states(self, own: _Owner, digests: list[bytes]) -> None:
+        assert self._states is not None
+        for length in [length for length in own.saved if length <= BLOCK * len(digests)]:
+            slot, block = own.saved.pop(length), self._sealed.get(digests[length // BLOCK - 1])
+            if block is None:
+                # It was another request's, which is gone.
+                self._states.give_back(slot)
+            else:
+                self._states.put(block, slot)
+
+    def state_at_start(self, owner: str) -> int | None:
+        """The slot of the kept state that ``owner``, just opened, begins from; None: it shares no block, or needs none."""
+        own = self._owners[owner]
+        if self._states is None or not own.stepped:
+            return None
+        return self._states.slot_of(own.blocks[own.stepped // BLOCK - 1])
+
+    def save_states(self, owner: str, length: int) -> list[tuple[int, int]]:
+        """Say which states to keep in the pass after which the state of ``owner`` has seen ``length`` tokens.
+
+        Returns:
+            After how many tokens, and in which slots.
+        """
+        own = self._owners[owner]
+        if self._states is None or own.digests is None:
+            return []
+        made = []
+        for border in self._states.borders(own.stepped, length):
+            if not self._has_state(own.digests, border) and (slot := self._states.take(self._idle)) is not None:
+                own.saved[border] = slot
+                made.append((border, slot))
+        own.stepped = length
+        return made
+
+    def _has_state(self, digests: list[bytes], length: int) -> bool:
+        """Whether the state after so many tokens is kept, as far as they are sealed."""
+        assert self._states is not None
+        number = length // BLOCK
+        block = self._sealed.get(digests[number - 1]) if number <= len(digests) else None
+        return block is not None and self._states.slot_of(block) is not None
+
     def release(self, owner: str) -> None:
         """Take back the blocks of ``owner``, which may have none."""
         own = self._owners.pop(owner, None)
+        for slot in own.saved.values() if own else ():
+            assert self._states is not None
+            self._states.give_back(slot)
         for block in reversed(own.blocks if own else []):
             self._users[block] -= 1
             if self._users[block]:
@@ -190,6 +255,8 @@ class BlockAllocator:
 
     def _unseal(self, block: int) -> None:
         del self._sealed[self._digest_of.pop(block)], self._root_of[block]
+        if self._states is not None:
+            self._states.drop(block)
 
     def _take_run(self, count: int) -> list[int]:
         """``count`` free blocks: the first run of neighbours, or the lowest ones if there is none."""

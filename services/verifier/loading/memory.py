@@ -39,6 +39,11 @@ def state_slots(config: TargetConfig) -> int:
     return max(config.pass_requests, _CHECKED)
 
 
+def kept_states(config: TargetConfig) -> int:
+    """How many states of prefixes are kept beside them."""
+    return config.cache_tokens // config.mamba_block_size if config.enable_prefix_caching else 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """What a model's size depends on.
@@ -101,8 +106,9 @@ class Shape:
         return self.cache_values_per_token * config.cache_tokens * arithmetic_dtype(config).itemsize / parts
 
     def states(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's states of requests."""
-        return self.state_values_per_request * state_slots(config) * torch.float32.itemsize / config.stages
+        """Bytes of the largest stage's states, of requests and kept ones."""
+        slots = state_slots(config) + kept_states(config)
+        return self.state_values_per_request * slots * torch.float32.itemsize / config.stages
 
 
 def graph_bytes(config: TargetConfig, shape: Shape) -> float:
@@ -157,17 +163,25 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
     less = [config.pass_requests >> halvings for halvings in range(1, config.pass_requests.bit_length())]
     requests = next((count for count in less if fits(replace(config, pass_requests=count))), None)
+    rarer = [config.mamba_block_size << doublings for doublings in range(1, kept_states(config).bit_length())]
+    every = next((count for count in rarer if fits(replace(config, mamba_block_size=count))), None)
     smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
     dtypes = [dtype for dtype in smaller if fits(replace(config, dtype=dtype))]
     ways = [f"kv_cache_tokens: {tokens}"] if tokens else []
     ways += [f"dtype: {dtype}" for dtype in dtypes]
     ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
     ways += [f"max_num_seqs: {requests}"] if requests else []
+    ways += [f"mamba_block_size: {every}"] if every else []
     further, states = graph_bytes(config, shape) + buffer_bytes(config, shape), shape.states(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.cache_tokens})"
-        + (f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs)," if states else "")
+        + (
+            f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs) and "
+            f"{kept_states(config)} prefixes (mamba_block_size),"
+            if states
+            else ""
+        )
         + (f", {further / _GIB:.1f} GiB of captured passes and buffers," if further else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "

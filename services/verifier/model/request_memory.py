@@ -28,6 +28,16 @@ class RequestMemory:
         if self.states is not None:
             self.states.keep(owner, context, rows)
 
+    def load_state(self, owner: str, length: int, kept: int) -> None:
+        """As ``StatePool.load``, where layers have states."""
+        if self.states is not None:
+            self.states.load(owner, length, kept)
+
+    def save_state(self, owner: str, length: int, kept: int) -> None:
+        """As ``StatePool.save``, where layers have states."""
+        if self.states is not None:
+            self.states.save(owner, length, kept)
+
     def forget(self, owner: str) -> None:
         """Drop what is held of ``owner``, which may hold nothing."""
         self.pool.forget(owner)

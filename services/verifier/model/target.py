@@ -20,9 +20,10 @@ from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
 from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.load_model import split_layers
-from services.verifier.loading.memory import state_slots
+from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.loading.model_config import check_files, read_config
 from services.verifier.loading.model_size import check_memory
 from services.verifier.loading.peft_folder import read_adapter
@@ -93,7 +94,7 @@ class TransformersTarget:
             log.warning("%s", note)
         log.info("the key-value cache holds %d tokens", config.cache_tokens)
         if config.enable_prefix_caching and self._has_states:
-            log.info("no prefixes are shared: the model has layers with a state, which is kept where a request stands alone")
+            log.info("of prefixes, %d states are kept, every %d tokens", kept_states(config), config.mamba_block_size)
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
         self.choosing_s = 0.0
@@ -123,7 +124,8 @@ class TransformersTarget:
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
             part.memory.clear()
-            self.blocks = BlockAllocator(self.pool.total_blocks)
+            states = KeptStates(kept_states(config), config.mamba_block_size) if self._has_states else None
+            self.blocks = BlockAllocator(self.pool.total_blocks, states)
             self._earlier.join(part)
             self.exact = is_exact(self)
         except BaseException:
@@ -197,7 +199,7 @@ class TransformersTarget:
         if self._has_states and self.blocks.owners >= state_slots(self._config):
             return False
         given = Prefix(tokens=()) if prefix is None else prefix
-        tenant = None if prefix is None or not self._shares_prefixes() else prefix.tenant
+        tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
         digest = self.adapters[given.adapter] if given.adapter else ""
         shared = self.blocks.open(
             request_id, rows, given.tokens, tenant, spare=-(-spare // BLOCK), salt=given.salt, adapter=digest
@@ -207,16 +209,15 @@ class TransformersTarget:
         blocks = self.blocks.blocks_of(request_id)
         self._part.memory.assign(request_id, blocks, len(blocks) - shared)
         self._earlier.open(request_id, shared, blocks)
+        if (kept := self.blocks.state_at_start(request_id)) is not None:
+            self._part.memory.load_state(request_id, shared * BLOCK, kept)
+            self._earlier.load_state(request_id, shared * BLOCK, kept)
         if self._part.adapters is not None:
             self._part.adapters.assign(request_id, given.adapter)
         if tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
         return True
-
-    def _shares_prefixes(self) -> bool:
-        """Not of models with states: a state is kept at one length alone, where its request stands."""
-        return self._config.enable_prefix_caching and not self._has_states
 
     def grow(self, request_id: str, rows: int) -> int:
         taken = self.blocks.grow(request_id, rows)
@@ -268,9 +269,17 @@ class TransformersTarget:
             self.blocks.seal(request_id, tokens)
 
     def begin(self, batch: Sequence[Rows]) -> None:
+        if self._has_states:
+            self._save_states(batch)
         self._earlier.begin(batch)
         self._under_way.append(batch)
         self._rows.update((rows.request_id, rows) for rows in batch)
+
+    def _save_states(self, batch: Sequence[Rows]) -> None:
+        for rows in batch:
+            for length, kept in self.blocks.save_states(rows.request_id, rows.context + rows.chain):
+                self._part.memory.save_state(rows.request_id, length, kept)
+                self._earlier.save_state(rows.request_id, length, kept)
 
     def finish(self) -> list[Outcome]:
         batch = self._under_way[0]

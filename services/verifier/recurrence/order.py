@@ -26,12 +26,14 @@ class Line:
             not seen them, so it steps over them first.
         chain: number of rows that follow them, one after the other.
         parents: of the nodes behind the chain, as in ``Rows.parents``.
+        saved: behind how many of these accepted and chained rows the state is kept, ascending, and in which slots.
     """
 
     slot: int
     accepted: int
     chain: int
     parents: Sequence[int]
+    saved: Sequence[tuple[int, int]] = ()
 
 
 class Paths(NamedTuple):

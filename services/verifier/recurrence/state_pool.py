@@ -3,6 +3,8 @@
 A request's state stands at the end of its last chain, since chains are always kept. The nodes of a tree step from it without
 changing it; what they were given is noted. Those that are accepted become the first rows of the request's next pass: the
 state steps over them again, in the same order, so it gets the same bits as if they had been decoded alone.
+
+Copies of states are kept for requests that begin with the same tokens. Which ones is decided in ``kv_cache``.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import torch
 
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import Library
-from services.verifier.loading.memory import state_slots
+from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.model.target_port import Rows
+from services.verifier.recurrence.cuts import cut
 from services.verifier.recurrence.order import Line, Order
 from services.verifier.recurrence.recurrence import Recurrence
 from speculation.errors import ConfigurationError, Internal
@@ -45,6 +48,8 @@ class _Held:
         nodes: of its last pass; its own begin with number ``first``.
         context: of its last pass; ``chain``: the length of its chain.
         accepted: numbers of the nodes that follow the state.
+        loaded: slot of the kept state that it begins from.
+        saved: after how many tokens its state is kept in its next pass, and in which slots.
     """
 
     slot: int
@@ -54,21 +59,27 @@ class _Held:
     context: int = 0
     chain: int = 0
     accepted: list[int] = field(default_factory=list)
+    loaded: int | None = None
+    saved: list[tuple[int, int]] = field(default_factory=list)
 
 
 class StatePool:
-    """States of at most ``slots`` requests.
+    """States of at most ``slots`` requests, and at most ``kept`` copies, which are numbered from 0 on.
 
     Args:
         shapes: of one request's state in each layer, in the order in which the model calls the layers.
         library: compiled kernels that may compute them.
     """
 
-    def __init__(self, shapes: Sequence[Shape], *, slots: int, device: torch.device, library: Library | None) -> None:
+    def __init__(
+        self, shapes: Sequence[Shape], *, slots: int, kept: int = 0, device: torch.device, library: Library | None
+    ) -> None:
         self.device = device
         self._library = library
         self.shapes = tuple(shapes)
-        self.states = [torch.zeros(slots, *shape, device=device) for shape in shapes]
+        # The copies lie behind the requests' states.
+        self.states = [torch.zeros(slots + kept, *shape, device=device) for shape in shapes]
+        self._first_kept = slots
         self._free = list(range(slots))
         self._held: dict[str, _Held] = {}
 
@@ -76,6 +87,15 @@ class StatePool:
         """Give ``owner`` a slot, if it has none yet."""
         if owner not in self._held:
             self._held[owner] = _Held(slot=self._free.pop())
+
+    def load(self, owner: str, length: int, kept: int) -> None:
+        """Let ``owner``, new here, begin from a kept state, which has seen its first ``length`` tokens."""
+        held = self._held[owner]
+        held.length, held.loaded = length, self._first_kept + kept
+
+    def save(self, owner: str, length: int, kept: int) -> None:
+        """Keep a copy of the state of ``owner`` after ``length`` tokens, which its next pass brings it to, or beyond."""
+        self._held[owner].saved.append((length, self._first_kept + kept))
 
     def forget(self, owner: str) -> None:
         """Take the slot from ``owner``, which may have none."""
@@ -103,6 +123,7 @@ class StatePool:
         Raises:
             Internal: a request's state does not stand where its rows begin.
         """
+        self._load_all()
         lines: list[Line] = []
         early: list[tuple[_Nodes, list[int]]] = []
         of_nodes: list[int] = []
@@ -117,15 +138,34 @@ class StatePool:
                 raise Internal(f"the state of {rows.request_id} is of {at} tokens, and its rows begin after {rows.context}")
             if held.nodes is not None and held.accepted:
                 early.append((held.nodes, held.accepted))
-            lines.append(Line(slot=held.slot, accepted=len(held.accepted), chain=rows.chain, parents=rows.parents))
+            begun = rows.context - len(held.accepted)
+            saved = [(length - begun, slot) for length, slot in held.saved]
+            lines.append(
+                Line(slot=held.slot, accepted=len(held.accepted), chain=rows.chain, parents=rows.parents, saved=saved)
+            )
+            held.saved = []
             held.context, held.chain, held.length = rows.context, rows.chain, rows.context + rows.chain
             held.nodes, held.first, held.accepted = nodes, len(of_nodes), []
             of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
             begin += len(rows.tokens)
         nodes.rows = torch.tensor(of_nodes, dtype=torch.int64, device=self.device)
-        order = Order(lines=lines, padding=padding, device=self.device, library=self._library)
         taken = [(source, torch.tensor(numbers, device=self.device)) for source, numbers in early]
-        return RunningSteps(self, order, nodes, taken)
+        parts = [
+            (
+                Order(lines=part.lines, padding=part.padding, device=self.device, library=self._library),
+                torch.tensor(part.rows, device=self.device),
+            )
+            for part in cut(lines, padding)
+        ]
+        return RunningSteps(self, parts, nodes, taken)
+
+    def _load_all(self) -> None:
+        """Before anything is kept in this pass, since a copy that was to be loaded may have lost its slot to it."""
+        for held in self._held.values():
+            if held.loaded is not None:
+                for states in self.states:
+                    states[held.slot] = states[held.loaded]
+                held.loaded = None
 
     def _reset(self, held: _Held) -> None:
         held.accepted = []
@@ -137,13 +177,22 @@ class RunningSteps:
     """Implements ``Steps`` for a pass that runs.
 
     Args:
+        parts: of the pass, as of ``cut``; with the numbers of their rows, [rows].
         nodes: gets what the pass's nodes are given.
         early: the accepted rows, as numbers of nodes of earlier passes, in the order of the requests.
     """
 
-    def __init__(self, pool: StatePool, order: Order, nodes: _Nodes, early: Sequence[tuple[_Nodes, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        pool: StatePool,
+        parts: Sequence[tuple[Order, torch.Tensor]],
+        nodes: _Nodes,
+        early: Sequence[tuple[_Nodes, torch.Tensor]],
+    ) -> None:
         self._pool = pool
-        self._order = order
+        self._parts = parts
+        # Where the rows of the pass lie among those that its parts make, one part after the other.
+        self._places = torch.cat([rows[order.accepted :] for order, rows in parts]).argsort()
         self._nodes = nodes
         self._early = early
 
@@ -159,8 +208,19 @@ class RunningSteps:
         rows = given.float()
         self._nodes.given.append(rows[self._nodes.rows])
         early = [nodes.given[layer][numbers] for nodes, numbers in self._early]
-        made = recurrence.compute(self._order, pool.states[layer], torch.cat([*early, rows]) if early else rows)
+        made = self._computed(recurrence, pool.states[layer], torch.cat([*early, rows]) if early else rows)
         return made.to(given.dtype)
+
+    def _computed(self, recurrence: Recurrence, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """As ``Recurrence.compute``, part by part; states are kept where lines end."""
+        whole = len(self._parts) == 1
+        made = []
+        for order, rows in self._parts:
+            made.append(recurrence.compute(order, states, given if whole else given[rows]))
+            for line in order.lines:
+                for _, slot in line.saved:
+                    states[slot] = states[line.slot]
+        return made[0] if whole else torch.cat(made)[self._places]
 
 
 def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | None) -> StatePool | None:
@@ -181,4 +241,10 @@ def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | 
             value=config.device,
             allowed="cpu",
         )
-    return StatePool(shapes, slots=state_slots(config), device=torch.device(config.device), library=library)
+    return StatePool(
+        shapes,
+        slots=state_slots(config),
+        kept=kept_states(config),
+        device=torch.device(config.device),
+        library=library,
+    )

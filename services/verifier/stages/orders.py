@@ -24,6 +24,8 @@ class Op(IntEnum):
     PASS = 5
     STOP = 6
     BEAT = 7
+    LOAD_STATE = 8
+    SAVE_STATE = 9
 
 
 class Orders:
@@ -47,6 +49,14 @@ class Orders:
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         """As ``Target.keep``."""
         self.numbers += (Op.KEEP, self._requests[request_id], context, len(rows), *rows)
+
+    def load_state(self, request_id: str, length: int, kept: int) -> None:
+        """As ``StatePool.load``."""
+        self.numbers += (Op.LOAD_STATE, self._requests[request_id], length, kept)
+
+    def save_state(self, request_id: str, length: int, kept: int) -> None:
+        """As ``StatePool.save``."""
+        self.numbers += (Op.SAVE_STATE, self._requests[request_id], length, kept)
 
     def close(self, request_id: str) -> None:
         """Close a request; unknown ones are fine."""
@@ -112,5 +122,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         elif op is Op.GROW:
             request, count = some(2)
             yield op, (request, *some(count)), ()
+        elif op in (Op.LOAD_STATE, Op.SAVE_STATE):
+            yield op, some(3), ()
         else:
             yield op, some(1 if op is Op.CLOSE else 0), ()

@@ -78,6 +78,10 @@ class Stage:
             context, rows = arguments[1], arguments[2:]
             memory.keep(request, context, rows)
             self._lengths[request] = context + len(rows)
+        elif op is Op.LOAD_STATE:
+            memory.load_state(request, *arguments[1:])
+        elif op is Op.SAVE_STATE:
+            memory.save_state(request, *arguments[1:])
         else:
             memory.forget(request)
             self._lengths.pop(request, None)

@@ -96,6 +96,14 @@ class EarlierStages(Protocol):
         """As ``Target.keep``."""
         ...
 
+    def load_state(self, request_id: str, length: int, kept: int) -> None:
+        """As ``StatePool.load``, of the request just opened."""
+        ...
+
+    def save_state(self, request_id: str, length: int, kept: int) -> None:
+        """As ``StatePool.save``."""
+        ...
+
     def close(self, request_id: str) -> None:
         """Close a request; unknown ones are fine."""
         ...
@@ -138,6 +146,10 @@ class NoStages:
     def grow(self, request_id: str, blocks: Sequence[int]) -> None: ...
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None: ...
+
+    def load_state(self, request_id: str, length: int, kept: int) -> None: ...
+
+    def save_state(self, request_id: str, length: int, kept: int) -> None: ...
 
     def close(self, request_id: str) -> None: ...
 
@@ -197,6 +209,12 @@ class Upstream:
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         self._orders.keep(request_id, context, rows)
+
+    def load_state(self, request_id: str, length: int, kept: int) -> None:
+        self._orders.load_state(request_id, length, kept)
+
+    def save_state(self, request_id: str, length: int, kept: int) -> None:
+        self._orders.save_state(request_id, length, kept)
 
     def close(self, request_id: str) -> None:
         self._orders.close(request_id)
