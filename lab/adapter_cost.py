@@ -2,7 +2,8 @@
 
     python -m lab.adapter_cost [--model FOLDER] [--rank 16] [--adapters 8] [--requests 16] [--context 256] [--repeats 40]
 
-The adapters are random and of all linear layers. Passes with and without take turns; times are medians in milliseconds.
+The adapters are random and of all linear layers but the output layer.
+Passes with and without take turns; times are medians in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from services.verifier.model.target_port import Prefix, Rows
 
 
 def random_adapter(adapters: LoraAdapters, rank: int, seed: int) -> StoredAdapter:
-    """An adapter of all linear layers."""
+    """An adapter of all linear layers but the output layer, as PEFT's all-linear."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * 0.01
 
     products = {
-        name: LowRank(down=drawn(rank, inputs), up=drawn(outputs, rank))
-        for name, (inputs, outputs) in adapters.sizes.items()
+        name: LowRank(down=drawn(rank, layer.inputs), up=drawn(layer.outputs, rank))
+        for name, layer in adapters.layers.items()
+        if ".layers." in name
     }
     return StoredAdapter(where="random", digest=f"{seed:064x}", products=products)
 

@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+OF_LINEAR, OF_EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WITH_ENDS = (*ALL, "embed_tokens", "lm_head")
 
 
 def make_adapter(
@@ -44,7 +46,8 @@ def make_adapter(
             down, up = (
                 torch.randn(shape, generator=generator).mul(size).to(dtype) for shape in ((own, inputs), (outputs, own))
             )
-            tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+            of_down, of_up = OF_EMBEDDING if isinstance(module, torch.nn.Embedding) else OF_LINEAR
+            tensors |= {f"base_model.model.{name}.{of_down}": down, f"base_model.model.{name}.{of_up}": up}
     folder.mkdir(parents=True)
     save_file(tensors, folder / WEIGHTS)
     told = {

@@ -23,7 +23,7 @@ MAX_RANK = 256
 _HARMLESS = frozenset(
     {
         "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-        "lora_dropout", "eva_config", "fan_in_fan_out", "loftq_config", "ensure_weight_tying", "runtime_config",
+        "lora_dropout", "eva_config", "fan_in_fan_out", "loftq_config", "runtime_config",
         "megatron_core", "qalora_group_size", "layers_pattern", "layers_to_transform",
     }
 )  # fmt: skip
@@ -42,6 +42,7 @@ class PeftConfig:
         targets, excluded: names, or the ends of names, of the modules that it adapts and leaves out; or a regular
             expression of whole names. No targets: they are not told.
         layers: those that it adapts; None: all.
+        ties_embeddings: a layer that shares its weight with the embedding that it adapts shares the product as well.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class PeftConfig:
     excluded: tuple[str, ...] | str
     layers: frozenset[int] | None
     layers_patterns: tuple[str, ...]
+    ties_embeddings: bool
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
@@ -117,10 +119,11 @@ class _Fields:
             excluded=self._names("exclude_modules"),
             layers=self._layers(),
             layers_patterns=self._list_of_names("layers_pattern"),
+            ties_embeddings=self._flag("ensure_weight_tying"),
         )
         known = {
             "peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
-            "target_modules", "exclude_modules",
+            "target_modules", "exclude_modules", "ensure_weight_tying",
         }  # fmt: skip
         for name, value in self._fields.items():
             if name not in known | _HARMLESS and value not in (None, False, [], {}, ""):

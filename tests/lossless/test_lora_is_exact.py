@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
@@ -20,7 +20,7 @@ from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import slice as model_slice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from tests.lora import make_adapter
+from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_target_is_exact import tree_around
 
 # One process, since the targets are shared.
@@ -37,7 +37,7 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ranks = {"model.layers.0.self_attn.q_proj": 19}
     targets = ("q_proj", "v_proj", "up_proj")
     return {
-        "one": make_adapter(folder / "one", tiny_model, seed=1),
+        "one": make_adapter(folder / "one", tiny_model, seed=1, targets=WITH_ENDS),
         "two": make_adapter(folder / "two", tiny_model, seed=2, rank=3, ranks=ranks, targets=targets, use_rslora=True, dtype=torch.bfloat16,
                             alpha_pattern={"v_proj": 4}),
     }  # fmt: skip
@@ -101,12 +101,19 @@ def test_a_server_with_one_adapter_gives_the_same_bits(
     assert torch.equal(alone_in(plain, "", text[:20]), alone[""][:20])
 
 
+def untied(model: Path) -> PreTrainedModel:
+    """The model, whose output layer has a copy of the embedding: PEFT merges an adapter of one into both otherwise."""
+    made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, tie_word_embeddings=False)
+    made.lm_head.weight = torch.nn.Parameter(made.get_input_embeddings().weight.detach().clone())
+    return made
+
+
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_logits_are_those_of_peft(
     tiny_model: Path, folders: dict[str, Path], text: list[int], alone: dict[str, torch.Tensor], name: str
 ) -> None:
     peft = pytest.importorskip("peft")
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    base = untied(tiny_model)
     adapted = peft.PeftModel.from_pretrained(base, folders[name]).eval()
     with torch.inference_mode():
         own = adapted(torch.tensor([text])).logits[0]

@@ -26,7 +26,7 @@ from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomRetriever, origin, request
-from tests.lora import make_adapter
+from tests.lora import WITH_ENDS, make_adapter
 
 pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
 
@@ -41,7 +41,7 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("adapters")
     ranks = {"model.layers.1.mlp.up_proj": 17}
     return {
-        "one": str(make_adapter(folder / "one", tiny_model, seed=1)),
+        "one": str(make_adapter(folder / "one", tiny_model, seed=1, targets=WITH_ENDS)),
         "two": str(make_adapter(folder / "two", tiny_model, seed=2, rank=3, ranks=ranks, targets=("q_proj", "up_proj"))),
     }
 

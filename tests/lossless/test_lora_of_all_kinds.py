@@ -19,14 +19,15 @@ from tests.lossless.architectures import make
 pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
 
 NAMES = ("", "one", "two")
-# A transposed layer; joint projections; layers with a state; experts that are no linear layers. And more of each.
+# A transposed layer; joint projections; layers with a state; experts that are no linear layers. And more of each, and
+# embeddings that scale their rows.
 TYPES = ("gpt2", "phi3", "lfm2", "mixtral")
-FURTHER = ("bloom", "cohere", "falcon", "gemma2", "glm4", "gpt_oss", "gptj", "nemotron", "olmo2", "opt", "phi", "qwen3", "qwen3_moe",
+FURTHER = ("bloom", "cohere", "falcon", "gemma2", "gemma3_text", "glm4", "gpt_oss", "gptj", "nemotron", "olmo2", "opt", "phi", "qwen3", "qwen3_moe",
            "starcoder2", "bamba", "jamba")  # fmt: skip
 
 
 def made(folder: Path, model: Path, **settings: object) -> tuple[TransformersTarget, Path]:
-    """A target with two adapters of all linear layers that may have one, and the first one's folder."""
+    """A target with two adapters of all layers that may have one, and the first one's folder."""
     config = TargetConfig(
         model_path=str(model),
         kv_cache_tokens=1024,
@@ -37,9 +38,9 @@ def made(folder: Path, model: Path, **settings: object) -> tuple[TransformersTar
     target = TransformersTarget(config)
     adapters = target._part.adapters
     assert adapters is not None
-    ends = {name.rpartition(".")[2] for name in adapters.sizes}
+    ends = {name.rpartition(".")[2] for name in adapters.layers}
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    others = {name.rpartition(".")[2] for name, _ in base.named_modules() if name not in adapters.sizes}
+    others = {name.rpartition(".")[2] for name, _ in base.named_modules() if name not in adapters.layers}
     targets = sorted(ends - others)
     for seed, name in enumerate(NAMES[1:], 1):
         where = make_adapter(folder / name, model, seed=seed, rank=2 + seed, targets=targets[:: 3 - seed], size=0.1)
@@ -70,7 +71,7 @@ def check_together(target: TransformersTarget, text: list[int], alone: dict[str,
 
 
 @pytest.mark.examples(4)
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Model has .tie_word_embeddings=True")
 @pytest.mark.parametrize("kind", [*TYPES, *[pytest.param(kind, marks=pytest.mark.exhaustive) for kind in FURTHER]])
 def test_models_of_all_types(kind: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")

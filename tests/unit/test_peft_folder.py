@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +12,43 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.model_files.peft_config import read_peft_config
-from services.verifier.loading.peft_folder import read_adapter
+from services.verifier.loading.peft_folder import AdaptableLayer, StoredAdapter, read_adapter
 from speculation.errors import ConfigurationError
 from tests.lora import CONFIG, WEIGHTS, make_adapter, read_config, write_config
 from tests.refusals import refuses
 
 LAYER = "model.layers.0.self_attn"
-SIZES = {
-    f"model.layers.{layer}.self_attn.{name}": (64, outputs)
+LAYERS = {
+    f"model.layers.{layer}.self_attn.{name}": AdaptableLayer(inputs=64, outputs=outputs)
     for layer in range(2)
     for name, outputs in (("q_proj", 64), ("v_proj", 32))
+}
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+WITH_ENDS = LAYERS | {
+    EMBEDDING: AdaptableLayer(inputs=9, outputs=64, is_embedding=True),
+    HEAD: AdaptableLayer(inputs=64, outputs=9, tied_to=EMBEDDING),
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An adapter of ``SIZES``, with rank 4."""
+    """An adapter of ``LAYERS``, with rank 4."""
     made = tmp_path / "adapter"
     made.mkdir()
     tensors = {}
-    for name, (inputs, outputs) in SIZES.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.ones(4, inputs)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.ones(outputs, 4)
+    for name, layer in LAYERS.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.ones(4, layer.inputs)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.ones(layer.outputs, 4)
     save_file(tensors, made / WEIGHTS)
     write_config(
         made, {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
     )
     return made
+
+
+def read(folder: Path, layers: Mapping[str, AdaptableLayer] = LAYERS) -> StoredAdapter:
+    """The adapter, for a model beside it."""
+    return read_adapter(folder, layers, folder.parent / "model")
 
 
 def change(folder: Path, **fields: Any) -> None:
@@ -47,13 +57,13 @@ def change(folder: Path, **fields: Any) -> None:
 
 def test_products_are_scaled_by_rank_and_alpha_of_each_module(folder: Path) -> None:
     change(folder, alpha_pattern={"layers.0.self_attn.q_proj": 2, "v_proj": 6})
-    products = read_adapter(folder, SIZES).products
-    assert products.keys() == SIZES.keys()
+    products = read(folder).products
+    assert products.keys() == LAYERS.keys()
     assert products[f"{LAYER}.q_proj"].scale == 0.5
     assert products["model.layers.1.self_attn.q_proj"].scale == 2.0
     assert products[f"{LAYER}.v_proj"].scale == 1.5
     change(folder, use_rslora=True, alpha_pattern={})
-    assert read_adapter(folder, SIZES).products[f"{LAYER}.q_proj"].scale == 8 / math.sqrt(4)
+    assert read(folder).products[f"{LAYER}.q_proj"].scale == 8 / math.sqrt(4)
 
 
 def test_ranks_that_differ_by_layer(tiny_model: Path, tmp_path: Path) -> None:
@@ -64,14 +74,14 @@ def test_ranks_that_differ_by_layer(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_weights_and_of_configuration(folder: Path) -> None:
-    first = read_adapter(folder, SIZES).digest
-    assert read_adapter(folder, SIZES).digest == first
+    first = read(folder).digest
+    assert read(folder).digest == first
     change(folder, lora_alpha=9)
-    second = read_adapter(folder, SIZES).digest
+    second = read(folder).digest
     tensors = load_file(folder / WEIGHTS)
     tensors[f"base_model.model.{LAYER}.q_proj.lora_A.weight"][0, 0] = 2
     save_file(tensors, folder / WEIGHTS)
-    assert len({first, second, read_adapter(folder, SIZES).digest}) == 3
+    assert len({first, second, read(folder).digest}) == 3
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,7 @@ def test_the_digest_is_of_weights_and_of_configuration(folder: Path) -> None:
 )
 def test_forms_of_target_modules(folder: Path, targets: object) -> None:
     change(folder, target_modules=targets)
-    assert len(read_adapter(folder, SIZES).products) == 4
+    assert len(read(folder).products) == 4
 
 
 @pytest.mark.parametrize(
@@ -96,9 +106,9 @@ def test_layers_that_are_left_out(folder: Path, fields: dict[str, Any]) -> None:
     tensors = {name: tensor for name, tensor in load_file(folder / WEIGHTS).items() if ".layers.1." in name}
     save_file(tensors, folder / WEIGHTS)
     with refuses(ConfigurationError, folder):
-        read_adapter(folder, SIZES)
+        read(folder)
     change(folder, **fields)
-    assert len(read_adapter(folder, SIZES).products) == 2
+    assert len(read(folder).products) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,7 +172,7 @@ def _name(part: str) -> str:
         (_tensors(lambda t: t.update({_name("A"): torch.ones(4, 63)})), "64 inputs"),
         (_tensors(lambda t: t.update({_name("B"): torch.ones(65, 4)})), "64 outputs"),
         (_tensors(lambda t: t.update({"base_model.model.lm_head.base_layer.weight": torch.ones(2, 2)})), "lm_head"),
-        (_tensors(lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)})), "embed_tokens"),
+        (_tensors(lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)})), "lora_embedding_B"),
         (_tensors(lambda t: t.update({f"base_model.model.{LAYER}.q_proj.lora_magnitude_vector": torch.ones(64)})), "magnitude"),
         (
             _tensors(
@@ -177,4 +187,71 @@ def _name(part: str) -> str:
 def test_files_that_are_not_of_this_model(folder: Path, damage: Callable[[Path], object], named: str) -> None:
     damage(folder)
     with refuses(ConfigurationError, says=named):
-        read_adapter(folder, SIZES)
+        read(folder)
+
+
+def with_embedding(folder: Path, *, head: bool = False, **others: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The embedding's product, and the output layer's as PEFT ties it, put into the adapter's file beside ``others``."""
+    generator = torch.Generator().manual_seed(1)
+    columns, up = torch.randn(4, 9, generator=generator), torch.randn(64, 4, generator=generator)
+    prefix = f"base_model.model.{EMBEDDING}.lora_embedding_"
+    made = {f"{prefix}A": columns, f"{prefix}B": up}
+    if head:
+        made |= {
+            f"base_model.model.{HEAD}.lora_{part}.weight": each.T.contiguous() for part, each in (("A", up), ("B", columns))
+        }
+    save_file({**load_file(folder / WEIGHTS), **made, **others}, folder / WEIGHTS)
+    return made
+
+
+def test_products_of_the_embedding_and_the_output_layer(folder: Path) -> None:
+    with_embedding(folder, head=True)
+    change(folder, alpha_pattern={"embed_tokens": 2})
+    products = read(folder, WITH_ENDS).products
+    assert products.keys() == WITH_ENDS.keys()
+    assert (products[EMBEDDING].scale, products[HEAD].scale) == (0.5, 2.0)
+    assert (products[EMBEDDING].down.shape, products[HEAD].up.shape) == ((4, 9), (9, 4))
+
+
+def test_an_embedding_has_no_product_of_a_linear_layer(folder: Path) -> None:
+    with_embedding(folder)
+    with refuses(ConfigurationError, says="no embedding"):
+        read(folder, {**WITH_ENDS, EMBEDDING: AdaptableLayer(inputs=9, outputs=64)})
+
+
+def test_what_target_modules_names_of_the_embedding_is_missed(folder: Path) -> None:
+    change(folder, target_modules=["q_proj", "v_proj", "embed_tokens"])
+    with refuses(ConfigurationError, says=f"names {EMBEDDING}"):
+        read(folder, WITH_ENDS)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_product_that_is_tied_is_in_the_file(folder: Path, tied: bool) -> None:
+    with_embedding(folder, head=tied)
+    read(folder, WITH_ENDS)
+    change(folder, ensure_weight_tying=True)
+    if tied:
+        assert HEAD in read(folder, WITH_ENDS).products
+        tensors = load_file(folder / WEIGHTS)
+        tensors[f"base_model.model.{HEAD}.lora_B.weight"][3, 2] += 1
+        save_file(tensors, folder / WEIGHTS)
+    with refuses(ConfigurationError, "ensure_weight_tying"):
+        read(folder, WITH_ENDS)
+
+
+@pytest.mark.parametrize("module", [EMBEDDING, HEAD])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_whole_weight_in_the_file_is_the_served_one(folder: Path, module: str, dtype: torch.dtype) -> None:
+    """PEFT writes it beside the product of an embedding or an output layer, and would put it in the model's place."""
+    weight = torch.randn(9, 64, generator=torch.Generator().manual_seed(2))
+    (folder.parent / "model").mkdir()
+    save_file({f"{EMBEDDING}.weight": weight}, folder.parent / "model" / "model.safetensors")
+    name = f"base_model.model.{module}.base_layer.weight"
+    with_embedding(folder, head=True, **{name: weight.to(dtype)})
+    assert read(folder, WITH_ENDS).products.keys() == WITH_ENDS.keys()
+    changed = weight.to(dtype)
+    changed[8, 63] += 1
+    for other in (changed, weight[:8].to(dtype).clone()):
+        with_embedding(folder, head=True, **{name: other})
+        with refuses(ConfigurationError, f"the tensor {name}"):
+            read(folder, WITH_ENDS)

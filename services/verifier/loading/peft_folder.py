@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from safetensors import safe_open
 from services.model_files.folder import reading
 from services.model_files.peft_config import CONFIG, PeftConfig, read_peft_config
 from services.model_files.weights.described import FLOATS
+from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import read_header
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from speculation.errors import ConfigurationError
@@ -20,10 +21,30 @@ from speculation.errors import ConfigurationError
 WEIGHTS = "adapter_model.safetensors"
 # In front of a module's name in the base model.
 _PREFIX = "base_model.model."
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+# Behind it: of a linear layer's product, of an embedding's, and of the layer's own weight.
+_OF_LINEAR = (".lora_A.weight", ".lora_B.weight")
+_OF_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
+_OWN = ".base_layer.weight"
 
-# Inputs and outputs of a linear layer.
-Sizes = tuple[int, int]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptableLayer:
+    """A layer of the served model that may be adapted.
+
+    Attributes:
+        inputs: the tokens, of an embedding.
+        tied_to: the embedding whose weight the layer shares; empty: it has its own.
+    """
+
+    inputs: int
+    outputs: int
+    is_embedding: bool = False
+    tied_to: str = ""
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """What PEFT calls the two parts of its product."""
+        return _OF_EMBEDDING if self.is_embedding else _OF_LINEAR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,7 +54,7 @@ class StoredAdapter:
     Attributes:
         where: its folder.
         digest: SHA-256 of what changes its products: its weights and its configuration.
-        products: by the name of the base model's linear layer, as stored.
+        products: by the name of the base model's layer, as stored. ``down`` of an embedding has a column for each token.
     """
 
     where: str
@@ -41,8 +62,8 @@ class StoredAdapter:
     products: Mapping[str, LowRank]
 
 
-def read_adapter(folder: Path, linears: Mapping[str, Sizes]) -> StoredAdapter:
-    """The adapter in ``folder``, for a model with these linear layers.
+def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path) -> StoredAdapter:
+    """The adapter in ``folder``, for the model in ``base``, which has these layers.
 
     Raises:
         ConfigurationError: a file is missing or damaged, the adapter is for another model, or it asks for what is not
@@ -55,58 +76,107 @@ def read_adapter(folder: Path, linears: Mapping[str, Sizes]) -> StoredAdapter:
     modules = _modules(header, folder)
     products: dict[str, LowRank] = {}
     with reading(f"load the adapter at {folder}", about=folder), safe_open(file, "pt") as tensors:
-        for module in modules:
-            down, up = (tensors.get_tensor(f"{_PREFIX}{module}{part}") for part in (_DOWN, _UP))
-            _check(module, down, up, config, linears, folder)
+        for module, parts in modules:
+            down, up = (tensors.get_tensor(f"{_PREFIX}{module}{part}") for part in parts)
             products[module] = LowRank(down=down, up=up, scale=config.scale_of(module))
-        _check_complete(products, config, linears, folder)
+            _check(module, parts, products[module], config, layers, folder)
+        _check_complete(products, config, layers, folder)
+        own = {module: f"{_PREFIX}{module}{_OWN}" for module in products}
+        held = {module: tensors.get_tensor(name) for module, name in own.items() if name in header}
     for module, product in products.items():
         if not torch.isfinite(product.down).all() or not torch.isfinite(product.up).all():
             raise _refused(folder, f"{module} holds infinite values or NaN: fetch the files again")
+    if config.ties_embeddings:
+        _check_tied(products, layers, folder)
+    _check_own_weights(held, layers, base, folder)
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with file.open("rb") as content:
         digest.update(hashlib.file_digest(content, "sha256").digest())
     return StoredAdapter(where=str(folder), digest=digest.hexdigest(), products=products)
 
 
-def _modules(header: Mapping[str, object], folder: Path) -> list[str]:
-    """Names of the modules that have both parts of a product; anything else in the file is refused."""
-    found = {name.removeprefix(_PREFIX).removesuffix(_DOWN) for name in header if name.endswith(_DOWN)}
-    wanted = {f"{_PREFIX}{module}{part}" for module in found for part in (_DOWN, _UP)}
-    if unknown := sorted(header.keys() - wanted):
+def _modules(header: Mapping[str, object], folder: Path) -> list[tuple[str, tuple[str, str]]]:
+    """Names of the modules that have both parts of a product, and the parts; anything else in the file is refused."""
+    found = [
+        (name.removeprefix(_PREFIX).removesuffix(parts[0]), parts)
+        for parts in (_OF_LINEAR, _OF_EMBEDDING)
+        for name in sorted(header)
+        if name.endswith(parts[0])
+    ]
+    wanted = {f"{_PREFIX}{module}{part}" for module, parts in found for part in parts}
+    if unknown := sorted(header.keys() - wanted - {f"{_PREFIX}{module}{_OWN}" for module, _ in found}):
+        kinds = ", or ".join(" and ".join(f"NAME{part}" for part in parts) for parts in (_OF_LINEAR, _OF_EMBEDDING))
         raise ConfigurationError(
             place=f"cannot load the adapter at {folder}",
             field=f"the tensor {unknown[0]}",
-            allowed=f"{_PREFIX}NAME{_DOWN} or {_PREFIX}NAME{_UP}, both of them: adapters of linear layers are served",
+            allowed=f"{kinds}, behind {_PREFIX}: adapters of linear layers and of embeddings are served",
         )
     if missing := sorted(wanted - header.keys()):
         raise _refused(folder, f"{WEIGHTS} holds no {missing[0]}: fetch the files again")
     if not found:
         raise _refused(folder, f"{WEIGHTS} holds no tensors")
-    return sorted(found)
+    return found
 
 
 def _check(
-    module: str, down: torch.Tensor, up: torch.Tensor, config: PeftConfig, linears: Mapping[str, Sizes], folder: Path
+    module: str,
+    parts: tuple[str, str],
+    product: LowRank,
+    config: PeftConfig,
+    layers: Mapping[str, AdaptableLayer],
+    folder: Path,
 ) -> None:
     """Check a product against the configuration and the model."""
-    if module not in linears:
-        raise _refused(
-            folder, f"it adapts {module}, and the served model has no linear layer of that name that takes all rows"
-        )
+    layer, down, up = layers.get(module), product.down, product.up
+    if layer is None or layer.parts != parts:
+        kind = "embedding" if parts == _OF_EMBEDDING else "linear layer"
+        raise _refused(folder, f"it adapts {module}, and the served model has no {kind} of that name that takes all rows")
     if not down.is_floating_point() or not up.is_floating_point():
         raise _refused(folder, f"{module} is stored as {down.dtype} and {up.dtype}: {', '.join(FLOATS)} are read")
-    inputs, outputs = linears[module]
-    rank = config.rank_of(module)
-    for name, found, wanted in ((_DOWN, down.shape, (rank, inputs)), (_UP, up.shape, (outputs, rank))):
+    rank, inputs = config.rank_of(module), "tokens" if layer.is_embedding else "inputs"
+    sizes = (rank, layer.inputs), (layer.outputs, rank)
+    for name, found, wanted in zip(parts, (down.shape, up.shape), sizes, strict=True):
         if tuple(found) != wanted:
-            why = f"rank {rank} in {CONFIG}, and {inputs} inputs and {outputs} outputs of the served model"
+            why = f"rank {rank} in {CONFIG}, and {layer.inputs} {inputs} and {layer.outputs} outputs of the served model"
             raise _refused(folder, f"{module}{name} is {tuple(found)}, and must be {wanted}, by {why}")
 
 
-def _check_complete(found: Mapping[str, object], config: PeftConfig, linears: Mapping[str, Sizes], folder: Path) -> None:
+def _check_tied(products: Mapping[str, LowRank], layers: Mapping[str, AdaptableLayer], folder: Path) -> None:
+    """Check that layers which share an embedding's weight have its product as well, transposed."""
+    for module, layer in layers.items():
+        of_embedding, own = products.get(layer.tied_to), products.get(module)
+        if of_embedding is None:
+            continue
+        if own is None or not (torch.equal(own.down, of_embedding.up.T) and torch.equal(own.up, of_embedding.down.T)):
+            raise ConfigurationError(
+                place=f"cannot load the adapter at {folder}",
+                field="ensure_weight_tying",
+                value="true",
+                allowed=f"false, or with {module} adapted as {layer.tied_to} is, transposed, as PEFT writes it",
+            )
+
+
+def _check_own_weights(
+    held: Mapping[str, torch.Tensor], layers: Mapping[str, AdaptableLayer], base: Path, folder: Path
+) -> None:
+    """Check that the weights of whole layers which PEFT writes beside a product are those of the served model."""
+    if not held:
+        return
+    with WeightFiles(base) as files:
+        for module, weight in held.items():
+            own = f"{layers[module].tied_to or module}.weight"
+            # Whoever trained the adapter may have read the base model in another type than that of its files.
+            if own not in files or not torch.equal(files.numbers(own).to(weight.dtype), weight):
+                raise ConfigurationError(
+                    place=f"cannot load the adapter at {folder}",
+                    field=f"the tensor {_PREFIX}{module}{_OWN}",
+                    allowed=f"left out (save_embedding_layers=False), or equal to {own} of {base}, whose weights are served",
+                )
+
+
+def _check_complete(found: Mapping[str, object], config: PeftConfig, layers: Iterable[str], folder: Path) -> None:
     """Check that what ``target_modules`` names of the model is in the file."""
-    missing = [module for module in linears if config.adapts(module) and module not in found]
+    missing = [module for module in layers if config.adapts(module) and module not in found]
     if missing:
         others = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
         raise _refused(

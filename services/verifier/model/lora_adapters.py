@@ -1,4 +1,4 @@
-"""LoRA adapters of the linear layers, each for the rows of the requests that ask for it.
+"""LoRA adapters of linear layers and of the embedding, each for the rows of the requests that ask for it.
 
 A row's numbers depend on the row alone: what its adapter adds is computed for the row by itself, in one order of its sums,
 after what the layer makes. So a request gets the same bits whichever adapters share its pass.
@@ -20,48 +20,49 @@ from services.verifier.kernels.native.layer_adapter import AdaptedRows, LayerAda
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.low_rank_kernel import AddLowRank, LowRank, PackedLowRank
-from services.verifier.loading.peft_folder import Sizes, StoredAdapter
+from services.verifier.loading.peft_folder import StoredAdapter
+from services.verifier.model.adaptable_layers import described
 from services.verifier.model.target_port import Rows
 
 _Hook = torch.utils.hooks.RemovableHandle
 
 
-@contextmanager
-def noting_linears(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.Module]]:
-    """Note, in a pass over so many rows, the linear layers that take all of them, once: by name, after the pass.
+class _OfLinear:
+    """What an adapter adds to a linear layer."""
 
-    The output layer is none of them, since it takes only the rows that are read.
+    def __init__(self, product: LowRank) -> None:
+        self.packed = PackedLowRank(product)
+
+    def inputs(self, given: torch.Tensor, first: int, rows: int) -> torch.Tensor:
+        """What is multiplied for some rows of what the layer was given: [rows, inputs]."""
+        return given.reshape(-1, given.shape[-1])[first : first + rows]
+
+
+class _OfEmbedding:
+    """What an adapter adds to an embedding: a token's column of ``down``, which takes no product to find, times ``up``.
+
+    Args:
+        scale: what the embedding multiplies its own rows by.
     """
-    calls: dict[str, list[bool]] = {}
-    found: dict[str, nn.Module] = {}
 
-    def note(name: str, module: nn.Module, given: tuple[Any, ...], made: object) -> None:
-        whole = given[0].shape in ((1, rows, given[0].shape[-1]), (rows, given[0].shape[-1]))
-        calls.setdefault(name, []).append(whole and isinstance(made, torch.Tensor))
+    def __init__(self, product: LowRank, scale: float) -> None:
+        self._columns = product.down.T.contiguous()
+        # The kernel multiplies twice. The first product changes no bit of the column.
+        same = torch.eye(len(product.down), dtype=product.up.dtype)
+        self.packed = PackedLowRank(LowRank(down=same, up=product.up, scale=product.scale * scale))
 
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        # What layers share their product by is none of the model's own modules.
-        if hasattr(module, "in_features") and not name.endswith(".packed")
-    }
-    hooks = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-    head = model.get_output_embeddings()
-    found.update((name, modules[name]) for name, seen in calls.items() if seen == [True] and modules[name] is not head)
+    def inputs(self, given: torch.Tensor, first: int, rows: int) -> torch.Tensor:
+        """As of a linear layer, for tokens."""
+        return self._columns[given.flatten()[first : first + rows]].float()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Adapter:
-    """An adapter, as kernels read it. ``of_layers``: in whole layers; ``of_linears``: in all others."""
+    """An adapter, as kernels read it. ``of_layers``: in whole layers; ``of_modules``: in all others."""
 
     digest: str
     of_layers: Mapping[nn.Module, LayerAdapter]
-    of_linears: Mapping[nn.Module, PackedLowRank]
+    of_modules: Mapping[nn.Module, _OfLinear | _OfEmbedding]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,21 +77,20 @@ class LoraAdapters:
     """The adapters of a model, and which request has which.
 
     Args:
-        linears: the layers that may be adapted, by name.
+        modules: those that may be adapted, by name.
+
+    Attributes:
+        layers: what adapters of these modules have to fit, by the same names.
     """
 
-    def __init__(self, model: PreTrainedModel, linears: Mapping[str, nn.Module], kernels: Library) -> None:
-        self._linears = linears
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module], kernels: Library) -> None:
+        self._modules = modules
+        self.layers = described(model, modules)
+        self._head = model.get_output_embeddings()
         self._add = AddLowRank(kernels)
         self._whole = {name: module for name, module in model.named_modules() if isinstance(module.forward, FusedLayer)}
         self._adapters: dict[str, _Adapter] = {}
         self._of_request: dict[str, _Adapter] = {}
-
-    @property
-    def sizes(self) -> dict[str, Sizes]:
-        """Inputs and outputs of the layers that may be adapted."""
-        sizes = {name: (module.in_features, module.out_features) for name, module in self._linears.items()}
-        return sizes  # type: ignore[return-value]
 
     @property
     def digests(self) -> dict[str, str]:
@@ -100,18 +100,21 @@ class LoraAdapters:
     def add(self, name: str, stored: StoredAdapter) -> None:
         """Let requests have an adapter that was read for this model. May be called while passes run."""
         layers: dict[str, _Layer] = {}
-        linears: dict[nn.Module, PackedLowRank] = {}
-        for module, product in stored.products.items():
-            layer = next((layer for layer in self._whole if module.startswith(f"{layer}.")), None)
-            if layer is None:
-                linears[self._linears[module]] = PackedLowRank(product)
-            else:
+        modules: dict[nn.Module, _OfLinear | _OfEmbedding] = {}
+        for name_of_module, product in stored.products.items():
+            layer = next((layer for layer in self._whole if name_of_module.startswith(f"{layer}.")), None)
+            module = self._modules[name_of_module]
+            if layer is not None:
                 own = layers.setdefault(layer, _Layer(module=self._whole[layer]))
-                own.products[module.removeprefix(f"{layer}.")] = product
+                own.products[name_of_module.removeprefix(f"{layer}.")] = product
+            elif isinstance(module, nn.Embedding):
+                modules[module] = _OfEmbedding(product, float(getattr(module, "embed_scale", 1.0)))
+            else:
+                modules[module] = _OfLinear(product)
         self._adapters[name] = _Adapter(
             digest=stored.digest,
             of_layers={each.module: _forward(each.module).adapter(each.products) for each in layers.values()},
-            of_linears=linears,
+            of_modules=modules,
         )
 
     def remove(self, name: str) -> None:
@@ -133,7 +136,8 @@ class LoraAdapters:
         Args:
             stream_rows: of each entry, the number of its last rows, which come behind all others and have none.
         """
-        spans = self._spans(batch, stream_rows or [0] * len(batch))
+        behind = stream_rows or [0] * len(batch)
+        spans = self._spans(batch, [len(rows.tokens) - others for rows, others in zip(batch, behind, strict=True)])
         return [
             AdaptedRows(first=first, rows=rows, of_layers=adapter.of_layers)
             for adapter, first, rows in spans
@@ -143,10 +147,13 @@ class LoraAdapters:
     @contextmanager
     def within(self, batch: Sequence[Rows]) -> Iterator[None]:
         """Let the rows of ``batch`` have their adapters while the model's other layers run: they have hooks meanwhile."""
-        spans: dict[nn.Module, list[tuple[PackedLowRank, int, int]]] = {}
-        for adapter, first, rows in self._spans(batch, [0] * len(batch)):
-            for module, product in adapter.of_linears.items():
-                spans.setdefault(module, []).append((product, first, rows))
+        spans: dict[nn.Module, list[tuple[_OfLinear | _OfEmbedding, int, int]]] = {}
+        # The output layer takes only the rows that are read.
+        for at_head, counts in ((False, [len(rows.tokens) for rows in batch]), (True, [rows.read for rows in batch])):
+            for adapter, first, rows in self._spans(batch, counts):
+                for module, product in adapter.of_modules.items():
+                    if (module is self._head) == at_head:
+                        spans.setdefault(module, []).append((product, first, rows))
         hooks = [module.register_forward_hook(partial(self._add_to, own)) for module, own in spans.items()]
         try:
             yield
@@ -154,12 +161,16 @@ class LoraAdapters:
             for hook in hooks:
                 hook.remove()
 
-    def _spans(self, batch: Sequence[Rows], behind: Sequence[int]) -> list[tuple[_Adapter, int, int]]:
-        """Adapters, the first row of each, and for how many rows; neighbours with the same one are together."""
+    def _spans(self, batch: Sequence[Rows], counts: Sequence[int]) -> list[tuple[_Adapter, int, int]]:
+        """Adapters, the first row of each, and for how many rows; neighbours with the same one are together.
+
+        Args:
+            counts: the rows of each entry.
+        """
         spans: list[tuple[_Adapter, int, int]] = []
         begin = 0
-        for rows, others in zip(batch, behind, strict=True):
-            count, adapter = len(rows.tokens) - others, self._of_request.get(rows.request_id)
+        for rows, count in zip(batch, counts, strict=True):
+            adapter = self._of_request.get(rows.request_id) if count else None
             if adapter is not None and spans and spans[-1][0] is adapter and sum(spans[-1][1:]) == begin:
                 spans[-1] = adapter, spans[-1][1], spans[-1][2] + count
             elif adapter is not None:
@@ -169,14 +180,14 @@ class LoraAdapters:
 
     def _add_to(
         self,
-        spans: Sequence[tuple[PackedLowRank, int, int]],
+        spans: Sequence[tuple[_OfLinear | _OfEmbedding, int, int]],
         module: nn.Module,
         given: tuple[torch.Tensor, ...],
         made: torch.Tensor,
     ) -> None:
-        inputs, outputs = given[0].reshape(-1, given[0].shape[-1]), made.view(-1, made.shape[-1])
+        outputs = made.view(-1, made.shape[-1])
         for product, first, rows in spans:
-            self._add(product, inputs[first : first + rows], outputs[first : first + rows])
+            self._add(product.packed, product.inputs(given[0], first, rows), outputs[first : first + rows])
 
 
 def _forward(layer: nn.Module) -> FusedLayer:

@@ -34,9 +34,10 @@ from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
+from services.verifier.model.adaptable_layers import noting_layers
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.hidden_states import HiddenStates
-from services.verifier.model.lora_adapters import LoraAdapters, noting_linears
+from services.verifier.model.lora_adapters import LoraAdapters
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
@@ -115,7 +116,7 @@ class ModelSlice:
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         head = self.model.get_output_embeddings() if self.is_last else None
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
-        with noting_linears(self.model, _TRIAL_ROWS) as linears:
+        with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool, self._triton = pool_and_buckets(
@@ -133,7 +134,7 @@ class ModelSlice:
             self._fuse()
         if config.adapts:
             assert self.library is not None
-            self.adapters = LoraAdapters(self.model, linears, self.library)
+            self.adapters = LoraAdapters(self.model, adaptable, self.library)
         if streams is not None:
             self._check_streams(streams, ranks)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)

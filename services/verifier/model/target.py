@@ -176,7 +176,7 @@ class TransformersTarget:
         adapters = self._part.adapters
         if adapters is None:
             raise ConfigurationError("no folder is named there", field="verifier.lora_folders", value="[]")
-        stored = read_adapter(folder, adapters.sizes)
+        stored = read_adapter(folder, adapters.layers, Path(self._config.model_path))
         if adapters.digests.get(name, stored.digest) != stored.digest:
             raise InvalidArgument("lora_name", name, "a name that no other adapter has: unload that one first")
         adapters.add(name, stored)
