@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
             "norm": "final_layernorm",
         },
         "model.mtp_layers.0.",
+    ),
+    "mimo_v2": (
+        {"embed_norm": "enorm", "state_norm": "hnorm", "fc": "eh_proj", "norm": "final_layernorm"},
+        "model.mtp.layers.0.",
     ),
     "qwen": (
         {
@@ -102,8 +107,8 @@ def add_to(target: Path, tensors: Mapping[str, torch.Tensor], **fields: Any) -> 
     return target
 
 
-def with_mtp(target: Path, folder: Path) -> Path:
-    """A copy of a target with an MTP layer in DeepSeek's layout: a copy of its last layer that reads what it is given."""
+def with_mtp(target: Path, folder: Path, layers: int = 1) -> Path:
+    """A copy of a target with MTP layers in DeepSeek's layout: copies of its last layer that read what they are given."""
     if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(6)
@@ -111,19 +116,23 @@ def with_mtp(target: Path, folder: Path) -> Path:
     held = load_file(folder / "model.safetensors")
     size = held["model.norm.weight"].shape[0]
     count = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-    last, own = f"model.layers.{count - 1}.", f"model.layers.{count}."
-    layer = {name.replace(last, own): each.clone() for name, each in held.items() if name.startswith(last)}
-    around = {f"{own}{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
-    around[f"{own}eh_proj.weight"] = torch.cat((0.3 * torch.randn(size, size), torch.eye(size)), dim=1)
-    return add_to(folder, {**layer, **around}, num_nextn_predict_layers=1)
+    last = f"model.layers.{count - 1}."
+    added: Tensors = {}
+    for number in range(count, count + layers):
+        own = f"model.layers.{number}."
+        added |= {name.replace(last, own): each.clone() for name, each in held.items() if name.startswith(last)}
+        added |= {f"{own}{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
+        added[f"{own}eh_proj.weight"] = torch.cat((0.3 * torch.randn(size, size), torch.eye(size)), dim=1)
+    return add_to(folder, added, num_nextn_predict_layers=layers)
 
 
-def alone(target: Path, folder: Path) -> Path:
-    """The MTP layer of ``with_mtp`` in a folder of its own."""
+def alone(target: Path, folder: Path, layers: int = 1) -> Path:
+    """The MTP layers of ``with_mtp`` in a folder of their own."""
     if not (folder / "config.json").is_file():
-        whole = with_mtp(target, folder.parent / f"{folder.name}-whole")
+        whole = with_mtp(target, folder.parent / f"{folder.name}-whole", layers)
         config = json.loads((whole / "config.json").read_text())
-        own = f"model.layers.{config['num_hidden_layers']}."
+        count = config["num_hidden_layers"]
+        own = tuple(f"model.layers.{number}." for number in range(count, count + layers))
         held = load_file(whole / "model.safetensors")
         folder.mkdir(parents=True)
         save_file({name: each for name, each in held.items() if name.startswith(own)}, folder / "model.safetensors")
@@ -207,3 +216,32 @@ def forward(
     rows = dense.after_attention(rows + dense.attended(inner, weights, "block.self_attn.", theta), weights, "block.")
     hidden = dense.normed(rows, weights["norm.weight"]) if "norm.weight" in weights else rows
     return hidden, hidden
+
+
+def chain(target: Path, layers: Sequence[Tensors], layout: str = "deepseek", **fields: Any) -> Path:
+    """Write several MTP layers beside a target's own."""
+    # The layer's number stands alone between dots; ERNIE's tensors have it behind different names.
+    number = re.compile(r"(?<=\.)\d+(?=\.)")
+    tensors = {
+        number.sub(lambda found, place=place: str(int(found[0]) + place), name, count=1): each
+        for place, layer in enumerate(layers)
+        for name, each in named(layer, layout).items()
+    }
+    return add_to(target, tensors, **{"num_nextn_predict_layers": len(layers), **fields})
+
+
+def forward_several(
+    layers: Sequence[Tensors], embeddings: torch.Tensor, states: torch.Tensor, *, chained: bool = True, **how: Any
+) -> list[torch.Tensor]:
+    """What the output layer reads of the rows of each layer, those of the positions whose states are there.
+
+    Args:
+        embeddings: [n, h], of the tokens from the first one on, as many as the last layer asks for.
+        states: [positions, h], the target's.
+    """
+    made, read = [], states
+    for ahead, weights in enumerate(layers, 1):
+        hidden, _ = forward(weights, embeddings[ahead : ahead + len(states)], read, **how)
+        made.append(hidden)
+        read = hidden if chained else states
+    return made

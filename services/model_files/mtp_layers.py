@@ -26,11 +26,14 @@ class MtpLayout:
             taken. Canonical are ``embed_norm.``, ``state_norm.``, ``fc.``, ``norm.``, ``block.`` (the decoder layer), and
             ``embed_tokens.`` and ``lm_head.``, which are copies of the target's.
         state_first: whether ``fc`` reads the state before the embedding.
+        chained: whether a layer reads what the one before it made. Otherwise all read the target's state of one position.
+            None: no checkpoint with several layers is known.
     """
 
     name: str
     names: tuple[tuple[str, str], ...]
     state_first: bool = False
+    chained: bool | None = None
 
     def canonical(self, public: str) -> tuple[int | None, str] | None:
         """The layer's number (None: all layers share the tensor) and the canonical name; None: it is no MTP layer's."""
@@ -50,21 +53,17 @@ class MtpLayout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MtpTensors:
-    """The MTP layers of a checkpoint.
+class MtpLayerTensors:
+    """One MTP layer of a checkpoint.
 
     Attributes:
-        count: how many there are.
-        number: of the first one.
-        names: of the first one's tensors: their canonical names, with those in the checkpoint.
-        every: the names of all MTP layers' tensors in the checkpoint.
+        number: as its names count it.
+        names: its canonical names, with those in the checkpoint; of what all layers share, too.
     """
 
     layout: MtpLayout
-    count: int
     number: int
     names: Mapping[str, str]
-    every: frozenset[str]
 
     def public(self, canonical: str) -> str:
         """The name that a tensor has, or would have, in the checkpoint."""
@@ -76,8 +75,22 @@ class MtpTensors:
         return prefix + public.replace("#", str(self.number)) + canonical.removeprefix(own)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpTensors:
+    """The MTP layers of a checkpoint.
+
+    Attributes:
+        layers: by ascending number: the first guesses the token after the next, each further one the token behind.
+        every: the names of all MTP layers' tensors in the checkpoint.
+    """
+
+    layout: MtpLayout
+    layers: tuple[MtpLayerTensors, ...]
+    every: frozenset[str]
+
+
 _LAYOUTS = (
-    # DeepSeek V3, GLM-4.5 and their kind: numbered on behind the model's own layers.
+    # DeepSeek V3, GLM-4.5, Step 3.5 and their kind: numbered on behind the model's own layers.
     MtpLayout(
         name="deepseek",
         names=(
@@ -89,6 +102,7 @@ _LAYOUTS = (
             ("layers.#.embed_tokens.", "embed_tokens."),
             ("layers.#.", "block."),
         ),
+        chained=True,
     ),
     # MiMo-7B and FastMTP. The speculators library has the same names, and reads the embedding first.
     MtpLayout(
@@ -101,6 +115,20 @@ _LAYOUTS = (
             ("mtp_layers.#.", "block."),
         ),
         state_first=True,
+        chained=False,
+    ),
+    # MiMo-V2.
+    MtpLayout(
+        name="mimo_v2",
+        names=(
+            ("mtp.layers.#.enorm.", "embed_norm."),
+            ("mtp.layers.#.hnorm.", "state_norm."),
+            ("mtp.layers.#.eh_proj.", "fc."),
+            ("mtp.layers.#.final_layernorm.", "norm."),
+            ("mtp.layers.#.pre_mlp_layernorm.", "block.post_attention_layernorm."),
+            ("mtp.layers.#.", "block."),
+        ),
+        chained=False,
     ),
     # Qwen3-Next, Qwen3.5 and EXAONE MoE.
     MtpLayout(
@@ -141,7 +169,8 @@ def find_mtp(names: Iterable[str]) -> MtpTensors | None:
         layers = {number: own for number, own in layers.items() if JOIN in own or JOIN in shared}
         if layers:
             every = frozenset(public for own in (shared, *layers.values()) for public in own.values())
-            number = min(layers)
-            names = shared | layers[number]
-            return MtpTensors(layout=layout, count=len(layers), number=number, names=names, every=every)
+            found_layers = (
+                MtpLayerTensors(layout=layout, number=each, names=shared | layers[each]) for each in sorted(layers)
+            )
+            return MtpTensors(layout=layout, layers=tuple(found_layers), every=every)
     return None

@@ -24,6 +24,7 @@ from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
+from tests.mtp_layers import alone
 from tests.tiny import make_tiny_model
 from tests.trained_heads import MODELS, STREAM_FORMS, make_blocks
 
@@ -98,6 +99,21 @@ async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Pa
         expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
         for name in others:
             assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
+
+
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
+async def test_several_mtp_layers(tiny_model: Path, tmp_path: Path, link: str) -> None:
+    """Each guesses a token further ahead."""
+    layers = {"mtp": alone(tiny_model, tmp_path / "mtp", layers=3)}
+    certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, instead=layers) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+            expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+            for sources in (("mtp",), ("suffix", "recycling", "mtp")):
+                assert await drafted(running, plan_of(sources), sampling) == expected, sources
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
+        assert await drafted(running, plan_of(("mtp",), acceptance="rejection"), certain) == expected
 
 
 @pytest.mark.examples(6)

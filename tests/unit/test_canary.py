@@ -80,6 +80,7 @@ class Trial:
         states = torch.cat([text.states[layer] for layer in rows.layers], -1)[at + rows.shift]
         attend = canary._Unrolled()
         first = head(head.embed(text.tokens[at + 1])[None], head.fuse(states)[None], at[None], attend)
+        attend.go_on()
         second = head(*head.rows_behind(text.tokens[at + 2], first.state), at[None] + 1, attend)
         labels = text.tokens[at + 1 + rows.ahead], text.tokens[at + 2 + rows.ahead]
         losses = [

@@ -134,14 +134,14 @@ def test_every_kind_of_layer_computes_what_transformers_does(tmp_path: Path, kin
 def test_mimos_own_type_has_the_layers_of_qwen2(tmp_path: Path) -> None:
     target = made.make_of_kind("qwen2", tmp_path / "target").target
     own = made.add_to(shutil.copytree(target, tmp_path / "own"), {}, model_type="mimo")
-    expected = load_mtp(target, target).block.state_dict()
-    found = load_mtp(own, target).block.state_dict()
+    expected = load_mtp(target, target).layers.state_dict()
+    found = load_mtp(own, target).layers.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], each) for name, each in expected.items())
 
 
 def test_other_tensors_belong_to_no_mtp_layer() -> None:
     assert find_mtp(["model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight", "fc.weight"]) is None
     found = find_mtp([*made.named(made.dense_layer(), "deepseek"), "model.layers.0.self_attn.q_proj.weight"])
-    assert found is not None and (found.number, found.count) == (made.LAYERS, 1)
-    assert found.names["block.mlp.up_proj.weight"] == "model.layers.2.mlp.up_proj.weight"
+    assert found is not None and [each.number for each in found.layers] == [made.LAYERS]
+    assert found.layers[0].names["block.mlp.up_proj.weight"] == "model.layers.2.mlp.up_proj.weight"
     assert "model.layers.0.self_attn.q_proj.weight" not in found.every

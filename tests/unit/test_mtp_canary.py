@@ -30,7 +30,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
 def learnt(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> MtpHead:
     """An MTP layer that has learnt the trial's texts by heart, and is blind to embeddings."""
     head = load_mtp(alone(trial.folder, tmp_path_factory.mktemp("mtp") / "layer"), trial.folder).requires_grad_(True)
-    trial.teach(head, RIGHT, [head.fc.weight[:, : trial.shape.hidden_size]], steps=60)
+    trial.teach(head, RIGHT, [head.layers[0].fc.weight[:, : trial.shape.hidden_size]], steps=60)
     return head.requires_grad_(False)
 
 
@@ -70,3 +70,30 @@ def test_a_shifted_one_is_refused_with_the_reason(trial: Trial, learnt: MtpHead,
             trial.check(learnt)
     finally:
         trial.texts = own
+
+
+@pytest.fixture(scope="module")
+def several(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> MtpHead:
+    """The same of two layers, the second of which reads what the first made."""
+    folder = alone(trial.folder, tmp_path_factory.mktemp("several") / "layers", layers=2)
+    head = load_mtp(folder, trial.folder).requires_grad_(True)
+    trial.teach(head, RIGHT, [layer.fc.weight[:, : trial.shape.hidden_size] for layer in head.layers], steps=60)
+    return head.requires_grad_(False)
+
+
+def test_several_layers_that_do_what_they_were_trained_for_pass(trial: Trial, several: MtpHead) -> None:
+    result = trial.check(several)
+    assert result.first > 0.9 and result.second > 0.9
+    assert result.likely_fault is None
+
+
+def test_layers_counted_from_another_one_are_refused_with_the_reason(trial: Trial, several: MtpHead) -> None:
+    counted = dict(several.alternatives(fed_back=False))["its layers are counted wrong: layer 2 must be the first"]
+    with refuses(ConfigurationError, "HEAD", says="its layers are counted wrong: layer 2 must be the first"):
+        trial.check(counted)
+
+
+def test_layers_that_read_something_else_are_told(trial: Trial, several: MtpHead) -> None:
+    other = dict(several.alternatives(fed_back=True))["chain_mtp_hidden_states must be false"]
+    fault = trial.check(other).likely_fault
+    assert fault is not None and fault.startswith("chain_mtp_hidden_states must be true")

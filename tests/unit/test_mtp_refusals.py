@@ -74,6 +74,10 @@ def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], 
             (f"the tensor {FIRST}mlp.up_proj.weight", "[4, 4]", "must be [96, 64]"),
         ),
         (tensor("eh_proj.weight", numbers(64, 192)), (f"the tensor {FIRST}eh_proj.weight", "[64, 192]", "be [64, 128]")),
+        (
+            tensor("self_attn.attention_sink_bias", numbers(4)),
+            (f"the tensor {FIRST}self_attn.attention_sink_bias", "an attention sink"),
+        ),
         (tensor("hnorm.weight", numbers(32)), (f"the tensor {FIRST}hnorm.weight", "[32]")),
         (tensor("shared_head.norm.weight", numbers(32)), (f"the tensor {FIRST}shared_head.norm.weight", "[32]")),
         (tensor("eh_proj.bias", numbers(64)), (f"the tensor {FIRST}eh_proj.bias", "unknown")),
@@ -93,6 +97,7 @@ def tensor(name: str, value: torch.Tensor | None) -> Callable[[HeadCheckpoint], 
         (config(hidden_size=32), ("hidden_size", 32)),
         (config(vocab_size=999), ("vocab_size", 999)),
         (config(mtp_use_dedicated_embeddings=True), ("mtp_use_dedicated_embeddings", "True")),
+        (config(chain_mtp_hidden_states="yes"), ("chain_mtp_hidden_states", "yes")),
         (config(mtp_hidden_states_first="yes"), ("mtp_hidden_states_first", "yes")),
         (config(norm_output="yes"), ("norm_output", "yes")),
         (config(accept_lenience=1.5), ("accept_lenience", "1.5")),
@@ -111,17 +116,36 @@ def test_they_are_refused_by_name(
     assert "\n" not in str(refused.value)
 
 
-def test_several_layers_are_refused(beside: Beside) -> None:
-    beside.change(
-        lambda each: each.tensors.update(
-            {name.replace(FIRST, "model.layers.9."): tensor.clone() for name, tensor in each.tensors.items()}
-        )
-    )
-    beside.change(config(num_nextn_predict_layers=2))
-    with refuses(ConfigurationError, "num_nextn_predict_layers", 2, "more MTP layers than one are not implemented"):
+def further(number: int, **changes: torch.Tensor) -> Callable[[HeadCheckpoint], None]:
+    """A copy of the layer under another number, with some tensors changed."""
+
+    def change(checkpoint: HeadCheckpoint) -> None:
+        copied = {name.removeprefix(FIRST): each.clone() for name, each in checkpoint.tensors.items()}
+        changed = {name.replace("__", "."): each for name, each in changes.items()}
+        checkpoint.tensors.update({f"model.layers.{number}.{name}": each for name, each in {**copied, **changed}.items()})
+        checkpoint.config["num_nextn_predict_layers"] = 2
+
+    return change
+
+
+def test_numbers_with_a_gap_are_refused(beside: Beside) -> None:
+    beside.change(further(9))
+    for refused in (load_mtp, inspect):
+        with refuses(ConfigurationError, "the numbering of its MTP layers", [2, 9], "without a gap"):
+            refused(beside.folder, beside.target)
+
+
+def test_a_fault_of_a_further_layer_is_refused(beside: Beside) -> None:
+    beside.change(further(3, enorm__weight=numbers(32)))
+    with refuses(ConfigurationError, "the tensor model.layers.3.enorm.weight", [32]):
         load_mtp(beside.folder, beside.target)
-    with refuses(ConfigurationError, "num_nextn_predict_layers", 2):
-        inspect(beside.folder, beside.target)
+
+
+@pytest.mark.parametrize("layout", ["qwen", "ernie"])
+def test_several_layers_are_refused_where_no_checkpoint_says_what_they_read(tmp_path: Path, layout: str) -> None:
+    target = made.chain(made.make_target(tmp_path), [made.dense_layer(), made.dense_layer()], layout)
+    with refuses(ConfigurationError, "num_nextn_predict_layers", 2, f"several layers of layout {layout} read is not known"):
+        load_mtp(target, target)
 
 
 def test_embeddings_and_output_rows_of_the_target_may_come_along(beside: Beside) -> None:

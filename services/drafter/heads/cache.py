@@ -1,4 +1,4 @@
-"""Keys and values of a session's rows in a drafter of hidden states, and attention over rows of many sessions at once."""
+"""Keys and values of a session's rows in a drafter of hidden states."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
-
-from services.drafter.heads.layer import Attend
 
 # Rows beyond the window that are kept until the cache is moved to its beginning: so it is moved rarely.
 _SLACK = 256
@@ -22,6 +19,8 @@ class CacheShape:
 
     Attributes:
         window: committed rows that a row may attend to, itself included.
+        begins: by layer, the position of its first row, if that is not 0.
+        handed: how many states of ``handed_width`` numbers each row hands to the row behind it.
     """
 
     layers: int
@@ -30,6 +29,9 @@ class CacheShape:
     window: int
     dtype: torch.dtype
     device: torch.device
+    begins: tuple[int, ...] = ()
+    handed: int = 0
+    handed_width: int = 0
 
 
 class RowCache:
@@ -47,13 +49,18 @@ class RowCache:
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._rows = torch.empty(shape.layers, 2, shape.heads, 0, shape.width, dtype=shape.dtype, device=shape.device)
+        self._handed = torch.empty(shape.handed, 0, shape.handed_width, dtype=shape.dtype, device=shape.device)
         self.first = 0
         self.end = 0
 
     @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
-        return self._rows.nbytes
+        return self._rows.nbytes + self._handed.nbytes
 
     def begin(self, end: int) -> None:
         """Make ready for rows of committed positions before ``end``: drop rows that neither these nor later ones see."""
@@ -61,30 +68,36 @@ class RowCache:
         if end - self.end >= window:
             self.first = self.end = max(0, end - window)
         elif self.end - self.first >= window + _SLACK:
-            kept = self._rows[..., self.end - self.first - window : self.end - self.first, :].clone()
-            self._rows[..., :window, :] = kept
+            last = slice(self.end - self.first - window, self.end - self.first)
+            for held in (self._rows, self._handed):
+                held[..., :window, :] = held[..., last, :].clone()
             self.first = self.end - window
 
     def clear(self) -> None:
         """Let go of all rows, and of their memory."""
-        self._rows = self._rows[..., :0, :].clone()
+        self._rows, self._handed = self._rows[..., :0, :].clone(), self._handed[..., :0, :].clone()
         self.first = self.end = 0
 
     def reserve(self, end: int, tree: int) -> None:
         """Have room for rows up to before position ``end``, and ``tree`` more behind them."""
         needed = end - self.first + tree
         if needed > self._rows.shape[3]:
-            layers, two, heads, held, width = self._rows.shape
-            larger = torch.empty(
-                layers, two, heads, max(needed, 2 * held), width, dtype=self._rows.dtype, device=self._rows.device
-            )
-            larger[..., :held, :] = self._rows
-            self._rows = larger
+            capacity = max(needed, 2 * self._rows.shape[3])
+            self._rows, self._handed = _larger(self._rows, capacity), _larger(self._handed, capacity)
 
     def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, [heads, capacity, width] each."""
         keys, values = self._rows[layer]
         return keys, values
+
+    def begin_of(self, layer: int) -> int:
+        """The slot of the first row that a layer has."""
+        begins = self._shape.begins
+        return max(0, begins[layer] - self.first) if begins else 0
+
+    def handed(self, number: int) -> torch.Tensor:
+        """[capacity, width], the states of one kind that rows hand on."""
+        return self._handed[number]
 
     def committed(self, positions: NDArray[np.int64]) -> PassRows:
         """The part of a forward pass that computes rows of committed positions, ascending.
@@ -121,6 +134,7 @@ class RowCache:
             low=low,
             high=committed + count,
             mask=self._additive(hidden) if hidden.any() else None,
+            ancestors=ancestors,
         )
 
     def block(self, rows: int, without: Sequence[int], *, causal: bool, window: int | None) -> PassRows:
@@ -162,6 +176,7 @@ class PassRows:
         slots: where in the cache they are kept.
         low, high: the slots that they see among them; ``mask`` [rows, high - low] is added to the scores, None: they see
             all.
+        ancestors: as for ``RowCache.tree``; None: they are no rows of a tree.
     """
 
     cache: RowCache
@@ -170,38 +185,47 @@ class PassRows:
     low: int
     high: int
     mask: torch.Tensor | None
+    ancestors: NDArray[np.bool_] | None = None
+
+    @property
+    def depths(self) -> NDArray[np.int64]:
+        """[rows], their depths in the tree; 0 for committed rows."""
+        return np.zeros(self.rows, dtype=np.int64) if self.ancestors is None else self.ancestors.sum(axis=1)
 
     def keep(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> None:
         """Write a layer's keys and values, [key-value heads, rows, width] each."""
         keys, values = self.cache.of(layer)
         keys[:, self.slots], values[:, self.slots] = key, value
 
+    def hand_on(self, states: torch.Tensor, number: int) -> None:
+        """Write the states [rows, width] that they hand on."""
+        self.cache.handed(number)[self.slots] = states
 
-def attention(parts: Sequence[PassRows]) -> Attend:
-    """The attention function of a forward pass over the rows of ``parts``, one after the other.
+    def handed(self, number: int) -> torch.Tensor:
+        """[rows, width], what the row before each one handed on; zeros where there is none."""
+        before = self._before()
+        found = self.cache.handed(number)[torch.from_numpy(before).clamp(min=0).to(self.cache.device)]
+        return found.masked_fill(torch.from_numpy(before < 0).to(found.device)[:, None], 0.0)
 
-    It takes queries [1, heads, rows, width], keys and values [1, key heads, rows, width] after the rotation, and the layer.
-    It keeps keys and values, and returns [1, heads, rows, width].
-    """
+    def _before(self) -> NDArray[np.int64]:
+        """[rows], the slots of the rows before them; -1: none."""
+        if self.ancestors is None:
+            slots = self.slots
+            own = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy()
+            return own - 1
+        # Rows of a tree lie behind their parents, and behind the committed rows.
+        rows, count = self.ancestors.shape
+        committed = self.high - count
+        others = self.ancestors.copy()
+        others[np.arange(rows), count - rows + np.arange(rows)] = False
+        parents = np.where(others.any(axis=1), count - 1 - others[:, ::-1].argmax(axis=1), -1)
+        slots_before: NDArray[np.int64] = committed + parents
+        return slots_before
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
-        made = torch.empty_like(query)
-        _, heads, _, width = query.shape
-        groups = key.shape[1]
-        begin = 0
-        for part in parts:
-            end = begin + part.rows
-            part.keep(key[0, :, begin:end], value[0, :, begin:end], layer)
-            keys, values = part.cache.of(layer)
-            # Heads that share keys are rows of one product: keys are read once.
-            asked = query[:, :, begin:end].reshape(1, groups, -1, width)
-            mask = part.mask
-            if mask is not None and heads != groups:
-                mask = mask.repeat(heads // groups, 1)
-            keys, values = keys[None, :, part.low : part.high], values[None, :, part.low : part.high]
-            found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
-            made[:, :, begin:end] = found.reshape(1, heads, part.rows, width)
-            begin = end
-        return made
 
-    return attend
+def _larger(held: torch.Tensor, capacity: int) -> torch.Tensor:
+    """The same rows with room for ``capacity``; zeros, since what is masked is multiplied all the same."""
+    *sizes, rows, width = held.shape
+    larger = held.new_zeros(*sizes, capacity, width)
+    larger[..., :rows, :] = held
+    return larger

@@ -7,6 +7,7 @@ twice as wide; FSPAD's MLP writes two outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -68,6 +69,28 @@ def _frequencies(config: HeadConfig) -> tuple[torch.Tensor, float]:
 # sqrt(head_dim). Returns [B, heads, R, head_dim].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class TextAttend(Protocol):
+    """An ``Attend`` over rows of texts and of what may follow them, which also hands states from each row to the next."""
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+        """As ``Attend``."""
+        ...
+
+    @property
+    def depths(self) -> torch.Tensor:
+        """[R], how many drafted tokens lead to each row, its own included; 0 for rows of the text."""
+        ...
+
+    def hand_on(self, states: torch.Tensor, number: int) -> None:
+        """Keep a state [B, R, h] of each row for the row behind it; a row hands on several, by number."""
+        ...
+
+    def handed(self, number: int) -> torch.Tensor:
+        """[B, R, h], what the row before each one handed on; zeros where there is none."""
+        ...
+
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": nn.functional.silu,

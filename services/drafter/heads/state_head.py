@@ -11,7 +11,7 @@ import torch
 from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_choice import StateDrafter
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
-from services.drafter.heads.layer import Attend
+from services.drafter.heads.layer import TextAttend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,11 @@ class StateHead(StateDrafter, Protocol):
     @property
     def state_layers(self) -> tuple[int, ...]:
         """Layers of the target whose states it reads, in this order; see ``Features.layers``."""
+        ...
+
+    @property
+    def levels(self) -> int | None:
+        """Most tokens that it guesses one after the other; None: any number."""
         ...
 
     @property
@@ -80,7 +85,7 @@ class StateHead(StateDrafter, Protocol):
         ...
 
     def __call__(
-        self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: TextAttend
     ) -> HeadOutput:
         """One pass over rows.
 
@@ -88,6 +93,7 @@ class StateHead(StateDrafter, Protocol):
             embeddings: [B, R, h_e], of the tokens after the rows' positions.
             states: [B, R, h], fused ones of the target or ``HeadOutput.state``.
             positions: [B, R] int64.
-            attend: which rows each row sees; see ``Attend``. It keeps keys and values, if anyone does.
+            attend: which rows each row sees, and which comes before it; see ``TextAttend``. It keeps keys and
+                values, if anyone does.
         """
         ...

@@ -15,9 +15,10 @@ from services.drafter.config import DrafterConfig
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.sequential_trees import SequentialTrees
-from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
@@ -133,7 +134,7 @@ class BlockSource:
         """[sessions, levels, h], what the output layer reads of their blocks' guesses: one pass for all."""
         size, device = self._drafter.config.block_size, self._shape.device
         by_kind = {
-            (causal, window): attention(
+            (causal, window): PassAttention(
                 [each.cache.block(size, each.without, causal=causal, window=window) for each in sessions]
             )
             for causal, window in set(self._kinds)

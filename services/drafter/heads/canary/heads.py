@@ -163,21 +163,39 @@ class _Rows:
 
 
 class _Unrolled:
-    """An ``Attend`` for two passes over the same rows: in the second, each row sees true rows up to its own, and itself."""
+    """A ``TextAttend`` for two passes over the same rows.
+
+    In the second, each row sees true rows up to its own, and itself.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._handed: dict[int, torch.Tensor] = {}
+        self._second = False
+        self.depths = torch.zeros(1, dtype=torch.int64)
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
         rows = query.shape[2]
         sees = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
-        if layer in self._kept:
+        if self._second:
             first_key, first_value = self._kept[layer]
             key, value = torch.cat((first_key, key), dim=2), torch.cat((first_value, value), dim=2)
             sees = torch.cat((sees, torch.eye(rows, dtype=torch.bool, device=query.device)), dim=1)
         else:
             self._kept[layer] = key, value
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, enable_gqa=True)
+
+    def go_on(self) -> None:
+        """Begin the second pass."""
+        self._second, self.depths = True, self.depths + 1
+
+    def hand_on(self, states: torch.Tensor, number: int) -> None:
+        if not self._second:
+            self._handed[number] = states
+
+    def handed(self, number: int) -> torch.Tensor:
+        given = self._handed[number]
+        return given if self._second else torch.nn.functional.pad(given, (0, 0, 1, 0))[:, :-1]
 
 
 @torch.no_grad()
@@ -198,6 +216,7 @@ def _shares(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, h
         counted = rows + 1 + how.ahead >= text.answer
         first.append((_guess(head, made.hidden) == tokens[rows + 1 + how.ahead])[counted])
         # The last row has no token behind it.
+        attend.go_on()
         following = (rows + 2).clamp(max=size - 1)
         made = head(*head.rows_behind(tokens[following], made.state), positions + 1, attend)
         there = counted & (rows + 2 + how.ahead < size)

@@ -84,6 +84,11 @@ class FeatureHead(OnTargetRows):
         """Layers of the target whose states it reads."""
         return self.config.state_layers
 
+    @property
+    def levels(self) -> int | None:
+        """See ``StateHead``."""
+        return None
+
     def alternatives(self, *, fed_back: bool) -> Iterator[tuple[str, FeatureHead]]:
         """See ``StateHead``."""
         # Masks are fed back nothing.

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from services.drafter.config import DrafterConfig
-from services.drafter.heads.cache import PassRows, attention
+from services.drafter.heads.cache import PassRows
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
@@ -135,7 +136,7 @@ class ParallelSource:
             self._head.embed(torch.from_numpy(tokens).to(device))[None],
             self._head.fuse(states)[None],
             torch.from_numpy(np.concatenate(positions)).to(device)[None],
-            attention(parts),
+            PassAttention(parts),
         )
         hidden: torch.Tensor = output.hidden[0]
         return hidden

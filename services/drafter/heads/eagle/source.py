@@ -8,7 +8,7 @@ the batch. (Li et al., EAGLE, 2401.15077, section 4; EAGLE-2, 2406.16858, sectio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.beam import BestFirst, DynamicTree, SampledChain, TreeGrowth
-from services.drafter.heads.cache import PassRows, attention
+from services.drafter.heads.cache import PassRows
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.draft_choice import DraftChoice
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
 from services.drafter.heads.outcome_trees import OutcomeTrees
+from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import FeatureSession, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
@@ -64,6 +65,10 @@ class TreeForm:
             width=config.eagle_topk or usual.width,
             dynamic=config.num_draft_tokens,
         )
+
+    def within(self, levels: int | None) -> TreeForm:
+        """The same of a model that guesses ``levels`` tokens at most; None: any number."""
+        return self if levels is None else replace(self, steps=min(self.steps, levels - 1))
 
 
 def make_eagle(config: DrafterConfig) -> FeatureSource:
@@ -126,9 +131,10 @@ class FeatureSource:
         ahead: bool = False,
     ) -> None:
         self._name = name
-        self._ahead = ahead
+        # Behind the last level there is nothing to go on with.
+        self._ahead = ahead and head.levels is None
         self._head = head
-        self._form = form or TreeForm()
+        self._form = (form or TreeForm()).within(head.levels)
         self._choice = DraftChoice(head)
         # Of the system's own entropy: answers to equal prompts must not share their drafts.
         self._draw = draw or draw_with(np.random.default_rng())
@@ -283,5 +289,5 @@ class FeatureSource:
         device = self._shape.device
         embeddings = self._head.embed(torch.from_numpy(tokens).to(device))
         places = torch.from_numpy(positions).to(device)
-        output = self._head(embeddings[None], states[None], places[None], attention(parts))
+        output = self._head(embeddings[None], states[None], places[None], PassAttention(parts))
         return HeadOutput(hidden=output.hidden[0], state=output.state[0])

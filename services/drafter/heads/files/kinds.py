@@ -12,7 +12,7 @@ from services.drafter.draft_model.mask import mask_of
 from services.drafter.heads.blocks.fields import is_block, named, parse_blocks
 from services.drafter.heads.files.head_config import FINAL, HeadConfig
 from services.drafter.heads.files.head_fields import Shapes, parse, unused
-from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
+from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, refused_kind, stripped
 from services.drafter.heads.files.parallel_fields import is_parallel, with_masks
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer, read_target_shape
@@ -20,10 +20,13 @@ from services.drafter.heads.medusa.config import is_medusa, named_by_authors, pa
 from services.drafter.heads.mtp.config import is_mtp, mtp_numbers, mtp_tensors, parse_mtp
 from services.drafter.heads.streams.config import KIND, parse_streams
 from services.model_files.folder import read_json, text_config
+from services.model_files.peft_config import CONFIG as PEFT_CONFIG
 from services.model_files.weights.headers import read_shapes
 from services.model_files.weights.shared import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
 
+# What stands around the layers of a Gemma 4 assistant.
+_OF_ASSISTANT = {"pre_projection.weight", "post_projection.weight"}
 # Parts that a head of hidden states has and a language model has not.
 _OF_HEADS = ("fc.", "fusion_fc.", "midlayer.", "layers.0.hidden_norm.", "blocks.", "medusa_heads.")
 
@@ -63,9 +66,17 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     if not folder.is_dir():
         raise ConfigurationError("no such folder", field="drafter.models", verb="names", value=folder)
     where = str(folder)
+    if (folder / PEFT_CONFIG).is_file():
+        raise ConfigurationError(
+            f"{where} is a LoRA adapter: those that draft through the target's own weights (Uno) are not supported yet; "
+            "those that answer go into verifier.lora_modules",
+            about=folder,
+        )
     config = read_json(folder / "config.json", of="drafter")
     refuse_pickles(folder)
     shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
+    if shapes.keys() >= _OF_ASSISTANT:
+        raise refused_kind("Gemma 4 assistant", where)
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if target is not None and not _is_whole_model(shapes, folder):
         check_tokenizer(folder, target)

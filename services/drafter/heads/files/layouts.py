@@ -110,6 +110,8 @@ _NOT_YET = "drafters of this kind are not supported yet; use an EAGLE, EAGLE-3, 
 _ODD_MEDUSA = "its tensors must be named as its authors (0.0.linear.weight) or vLLM (blocks.0.layers.0.weight) name them"
 _ODD_BLOCK = "its tensors must be named as its authors name them (fc.weight, hidden_norm.weight, layers.0.self_attn...)"
 _ODD = {
+    "Gemma 4 assistant": "it reads keys and values of the target's own layers, which drafters are not given yet",
+    "LiLiCorr": "its head, which scores pairs of candidates, is not supported yet; DFlash and DFlash2 are",
     "Medusa": _ODD_MEDUSA,
     "DFlash": _ODD_BLOCK,
     "DFlash2": _ODD_BLOCK,
@@ -132,6 +134,9 @@ _OTHERS = {
 # Kinds that EAGLE-3's tensors may be, too; vLLM gives both one field.
 PARALLEL = ("P-EAGLE", "PARD")
 _NAMED = {
+    "gemma4assistant": "Gemma 4 assistant",
+    "gemma4unifiedassistant": "Gemma 4 assistant",
+    "lilicorr": "LiLiCorr",
     "pard2": "PARD-2",
     "peagle": "P-EAGLE",
     "dflash2": "DFlash2",
@@ -195,7 +200,12 @@ def refuse_others(config: Mapping[str, Any], where: str, *expected: str) -> None
     """
     found = kind_said(config)
     if found is not None and found not in expected:
-        raise ConfigurationError(f"{where} is a {found} checkpoint: {_ODD.get(found, _NOT_YET)}", about=where)
+        raise refused_kind(found, where)
+
+
+def refused_kind(kind: str, where: str) -> ConfigurationError:
+    """The error for a checkpoint of a kind that cannot be served."""
+    return ConfigurationError(f"{where} is a {kind} checkpoint: {_ODD.get(kind, _NOT_YET)}", about=where)
 
 
 def kind_said(config: Mapping[str, Any]) -> str | None:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from services.drafter.config import DrafterConfig
-from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
@@ -181,7 +182,7 @@ class StreamSource:
         places = torch.from_numpy(np.concatenate(positions)).to(rows.device)
         streams = ahead * len(ready)
         # Main rows come first in every layer, so that streams find their keys.
-        hidden = self._streams(rows[None], places[None], attention([*main, *behind]), streams=streams)
+        hidden = self._streams(rows[None], places[None], PassAttention([*main, *behind]), streams=streams)
         found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, -1)
         return found
 

@@ -1,0 +1,52 @@
+"""Attention of a pass over rows of many sessions at once, and what these rows hand to those behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from services.drafter.heads.cache import PassRows
+
+
+class PassAttention:
+    """Over the rows of ``parts``, one after the other. Implements ``TextAttend``."""
+
+    def __init__(self, parts: Sequence[PassRows]) -> None:
+        self._parts = parts
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+        """Keep keys and values, and attend; queries, keys and values are [1, heads, rows, width]."""
+        made = torch.empty_like(query)
+        _, heads, _, width = query.shape
+        groups = key.shape[1]
+        begin = 0
+        for part in self._parts:
+            end = begin + part.rows
+            part.keep(key[0, :, begin:end], value[0, :, begin:end], layer)
+            keys, values = part.cache.of(layer)
+            # A layer that begins later than the others has no rows before.
+            low = max(part.low, min(part.cache.begin_of(layer), part.high - 1))
+            # Heads that share keys are rows of one product: keys are read once.
+            asked = query[:, :, begin:end].reshape(1, groups, -1, width)
+            mask = None if part.mask is None else part.mask[:, low - part.low :]
+            if mask is not None and heads != groups:
+                mask = mask.repeat(heads // groups, 1)
+            keys, values = keys[None, :, low : part.high], values[None, :, low : part.high]
+            found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+            made[:, :, begin:end] = found.reshape(1, heads, part.rows, width)
+            begin = end
+        return made
+
+    @property
+    def depths(self) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([part.depths for part in self._parts]))
+
+    def hand_on(self, states: torch.Tensor, number: int) -> None:
+        for part, own in zip(self._parts, torch.split(states[0], [part.rows for part in self._parts]), strict=True):
+            part.hand_on(own, number)
+
+    def handed(self, number: int) -> torch.Tensor:
+        return torch.cat([part.handed(number) for part in self._parts])[None]
