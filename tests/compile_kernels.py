@@ -32,7 +32,12 @@ POOL = {
 }  # fmt: skip
 SUMS = dict.fromkeys(("tops", "totals", "partial", "sinks"), SINGLE) | {"made": HALF, "unit": 0.125, "segments": 2}
 ATTEND = {**POOL, **SUMS, "query": HALF, "query_strides": (128, 4096), "cap": (1.0, 1.0), "blocks_at": 6}
-MULTIPLY = {"rows": HALF, "weight": HALF, "bias": HALF, "count": 3, "columns": 6144, "leaf": 2048, "terms": 4096}
+MULTIPLY = {
+    "rows": HALF, "weight": HALF, "scales": SINGLE, "bias": HALF, "count": 3, "columns": 6144, "leaf": 2048, "terms": 4096,
+    "apart": 4096,
+}  # fmt: skip
+PAIRS = {**MULTIPLY, "weight": torch.int16, "apart": 2048}
+WHOLE, FP8, INT8 = ({"BYTES": shift is not None, "SHIFT": shift or 0} for shift in (None, 4, 0))
 NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"width": 4096, "eps": 1e-6, "apart": 12288}
 ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": 128,
@@ -85,13 +90,37 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "BLOCK": 1024,
     }),
     "few products": (row_matmul.multiply, {**MULTIPLY, "made": SINGLE}, {
-        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False,
+        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **WHOLE,
+    }),
+    "some products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
+        "PARTS": 1, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **WHOLE,
     }),
     "many products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8,
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **WHOLE,
     }),
     "gated products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8,
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **WHOLE,
+    }),
+    "few products of fp8": (row_matmul.multiply, {**PAIRS, "made": SINGLE}, {
+        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **FP8,
+    }),
+    "few products of int8": (row_matmul.multiply, {**PAIRS, "made": SINGLE}, {
+        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **INT8,
+    }),
+    "some products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
+        "PARTS": 1, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **FP8,
+    }),
+    "products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
+        "PARTS": 1, "ROWS": 64, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, **FP8,
+    }),
+    "many products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **FP8,
+    }),
+    "gated products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **FP8,
+    }),
+    "many products of int8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
+        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **INT8,
     }),
     "leaves": (row_matmul.add_parts, {
         "parts": SINGLE, "bias": HALF, "made": HALF, "numbers": 12288, "columns": 4096,

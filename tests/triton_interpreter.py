@@ -1,7 +1,7 @@
 """Triton's interpreter, repaired for bfloat16, with the matrix products of an H100.
 
-Triton 3.9 interprets bfloat16 wrongly: ``tl.dot`` multiplies the bit patterns as if they were integers, and casts cut off what
-they should round. ``hopper`` replaces both. Its products follow the bit-accurate model of Hopper's matrix units in
+Triton 3.9 interprets bfloat16 wrongly: ``tl.dot`` and ``*`` multiply the bit patterns as if they were integers, and casts cut
+off what they should round. ``hopper`` replaces all three. Its products follow the bit-accurate model of Hopper's matrix units in
 microsoft/MMA-Sim (mmasim on PyPI, against which tests/unit/test_matrix_units.py holds it): sixteen products and the accumulator
 are aligned to the largest exponent among them, where a product's is the sum of its factors' exponents; of each 25 bits behind
 the point are kept, the sum is exact, and rounded toward zero.
@@ -68,6 +68,7 @@ def to_bfloat16(data: NDArray[np.float32]) -> NDArray[np.uint16]:
 def hopper(group: int = GROUP) -> Iterator[None]:
     """Within the context, the interpreter multiplies as an H100 does; ``group``: of how many terms, for planted faults."""
     cast = interpreter.InterpreterBuilder.cast_impl
+    multiply = interpreter.InterpreterBuilder.create_fmul
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *_: object) -> TensorHandle:
         return TensorHandle(mma(to_float(a.data, a.dtype), to_float(b.data, b.dtype), d.data, group), d.dtype.scalar)
@@ -79,8 +80,16 @@ def hopper(group: int = GROUP) -> Iterator[None]:
             return TensorHandle(to_float(src.data, src.dtype), tl.float32)
         return cast(self, src, dst_type)
 
+    def create_fmul(self: Any, lhs: Any, rhs: Any) -> TensorHandle:
+        if lhs.dtype.scalar != tl.bfloat16:
+            made: TensorHandle = multiply(self, lhs, rhs)
+            return made
+        product = to_float(lhs.data, lhs.dtype) * to_float(rhs.data, rhs.dtype)
+        return TensorHandle(to_bfloat16(product).reshape(product.shape), tl.bfloat16)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(interpreter.InterpreterBuilder, "create_fmul", create_fmul)
         patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
         # Checks of every integer for overflow take a third of the time.
         options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)

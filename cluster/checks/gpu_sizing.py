@@ -39,7 +39,7 @@ class GpuKind:
             70 % of the datasheet's for the others.
         link: bytes per second that a GPU gets from others in one gather: 370 GB/s where NVLink has 900 by datasheet, and in
             proportion. Assumed.
-        fp8: whether it multiplies in fp8, at twice that rate by datasheet.
+        fp8: whether it multiplies in fp8, at twice that rate by datasheet; torchao does, our kernels do not.
     """
 
     memory: float
@@ -112,19 +112,20 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     """
     from services.verifier.loading.memory import buffer_bytes, graph_bytes, share_of, with_cache_of
 
-    if config.dtype == "fp8" and not kind.fp8:
+    if config.dtype == "fp8" and config.by_torchao and not kind.fp8:
         able = ", ".join(name for name, other in GPUS.items() if other.fp8)
         raise ConfigurationError(
-            f"with --gpus it needs one of {able}; use bfloat16 or int8", field="verifier.dtype", value="fp8"
+            f"with --gpus and verifier.kernels: torch it needs one of {able}; use auto", field="verifier.dtype", value="fp8"
         )
-    free = kind.memory - _CONTEXT_BYTES - drafters
-    config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=kind.fp8, least=config.max_model_len or 1)
+    free, fp8 = kind.memory - _CONTEXT_BYTES - drafters, kind.fp8 or config.kernels != "torch"
+    config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=fp8, least=config.max_model_len or 1)
     weights, cache = shape.weights(config), shape.cache(config) + shape.states(config)
     graphs = graph_bytes(config, shape) + buffer_bytes(config, shape)
-    moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" else 1)
+    moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" and config.by_torchao else 1)
     parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings
     reading = moved / kind.bandwidth / config.tensor_parallel_size
-    operations = kind.arithmetic * (2 if config.dtype == "fp8" else 1) * config.tensor_parallel_size
+    in_fp8 = config.dtype == "fp8" and config.by_torchao
+    operations = kind.arithmetic * (2 if in_fp8 else 1) * config.tensor_parallel_size
     return GpuPlan(
         weights=weights,
         cache=cache,

@@ -29,9 +29,8 @@ class TargetConfig:
     Attributes:
         model_path: a folder with weights in safetensors, configuration and tokeniser.
         shared_with: folder of the model that has the weights which ``model_path`` shares with its target, if it shares any.
-        dtype: int8 applies to the weights of linear layers; everything else, and all arithmetic, is float32 on a CPU and
-            bfloat16 on a GPU. fp8 (e4m3) applies to these weights and to what is multiplied by them; everything else is
-            bfloat16.
+        dtype: int8 and fp8 (e4m3) apply to the weights of linear layers; everything else, and all arithmetic, is float32 on
+            a CPU and bfloat16 on a GPU. torchao's kernels round what is multiplied by fp8 weights as well.
         weights: as_stored keeps the blocks of a GGUF file, else bfloat16.
         kernels_dir: where kernel measurements are kept; None: they are repeated at every start.
         pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
@@ -167,6 +166,11 @@ class TargetConfig:
         return self.dtype in ("int8", "fp8")
 
     @property
+    def by_torchao(self) -> bool:
+        """Whether torchao's kernels are to multiply by weights of eight bits on a GPU, and not ours."""
+        return self.quantised and self.device != "cpu" and self.kernels == "torch"
+
+    @property
     def adapts(self) -> bool:
         """Whether requests may have adapters."""
         return bool(self.lora_modules or self.lora_folders)
@@ -232,9 +236,12 @@ def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
     if config.tensor_parallel_size == 1:
         return
     if on_gpu:
-        allowed = "1 there; more on a GPU in bfloat16, with verifier.kernels: triton and verifier.attention_backend: triton"
+        allowed = (
+            "1 there; more on a GPU in bfloat16, int8 or fp8, with verifier.kernels: triton and "
+            "verifier.attention_backend: triton"
+        )
         right: dict[str, tuple[str, ...]] = {
-            "dtype": ("bfloat16",), "kernels": ("triton",), "attention_backend": ("triton",)
+            "dtype": ("bfloat16", "int8", "fp8"), "kernels": ("triton",), "attention_backend": ("triton",)
         }  # fmt: skip
     else:
         allowed = "1 there; more on a CPU in float32 or int8, by our own kernels and attention"

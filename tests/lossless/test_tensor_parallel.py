@@ -187,7 +187,7 @@ def test_ranks_that_are_asked_for_different_passes_notice(model: Path) -> None:
         (2, {"device": "cuda"}),
         (2, {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton"}),
         (2, {"device": "cuda", "dtype": "bfloat16", "kernels": "triton"}),
-        (2, {"device": "cuda", "dtype": "fp8", "kernels": "triton", "attention_backend": "triton"}),
+        (2, {"device": "cuda", "dtype": "fp8", "attention_backend": "triton"}),
     ],
     ids=str,
 )

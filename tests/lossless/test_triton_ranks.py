@@ -13,10 +13,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
-from services.verifier.config import TargetConfig
+from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels import gpu_choice
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.sharded_layers import ShardedLinear
+from services.verifier.kernels.triton.byte_linear import ByteLinear
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
 from services.verifier.kernels.triton.row_layers import RowFeedForward
 from services.verifier.kernels.whole_vectors import fill_vectors
@@ -48,22 +49,24 @@ class InTurn(OnBoard):
             _TURN.acquire()
 
 
-def row_kernels(model: torch.nn.Module, config: TargetConfig) -> Choice:
-    fill_vectors()
-    gpu_choice.put(model, "triton", torch.device("cpu"))
-    return Choice(linears="triton")
+def means(dtype: Dtype) -> TargetMeans:
+    """Our kernels for GPUs, with weights as these are in ``dtype``; numbers of rows are float32 here."""
+
+    def pack(model: torch.nn.Module, config: TargetConfig) -> Choice:
+        fill_vectors()
+        gpu_choice.put(model, "triton", torch.device("cpu"), gpu_choice.maker_of("triton", dtype))
+        return Choice(linears="triton")
+
+    return TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=pack)
 
 
-MEANS = TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=row_kernels)
-
-
-def parts_of(folder: Path, ranks: int, order: list[int] | None = None) -> list[ModelSlice]:
+def parts_of(folder: Path, ranks: int, order: list[int] | None = None, dtype: Dtype = "float32") -> list[ModelSlice]:
     config = TargetConfig(
         model_path=str(folder), kv_cache_tokens=256, max_model_len=128, threads=1, tensor_parallel_size=ranks
     )
     board, parts = Board(ranks), []
     for rank in range(ranks):
-        part = ModelSlice(config, 0, means=MEANS, rank=rank)
+        part = ModelSlice(config, 0, means=means(dtype), rank=rank)
         if part.shards is not None:
             part.shards.connect(InTurn(board, rank, order))
         parts.append(part)
@@ -116,3 +119,17 @@ def test_the_same_bits_from_any_number_of_ranks(model: Path) -> None:
         assert all(torch.equal(made, whole) for made in together(parts, passes))
     swapped = together(parts_of(model, 2, order=[1, 0]), passes)
     assert not any(torch.equal(made, whole) for made in swapped)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_weights_of_eight_bits_have_the_same_bits_from_any_number_of_ranks(tmp_path: Path, dtype: Dtype) -> None:
+    folder = make_tiny_model(tmp_path, **SIZES)
+    (whole,) = together(parts_of(folder, 1, dtype=dtype), passes)
+    parts = parts_of(folder, 2, dtype=dtype)
+    for part in parts:
+        (layer,) = part.model.get_decoder().layers
+        assert isinstance(layer.forward, RowDecoderLayer) and isinstance(layer.mlp.down_proj.own, ByteLinear)
+        assert isinstance(part.model.lm_head.own, ByteLinear)
+    assert all(torch.equal(made, whole) for made in together(parts, passes))
+    (floats,) = together(parts_of(folder, 1), passes)
+    assert not torch.equal(whole, floats) and torch.allclose(whole, floats, atol=0.2 * float(floats.abs().max()))

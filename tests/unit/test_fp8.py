@@ -1,9 +1,10 @@
-"""fp8 on GPUs: refused where it cannot be; what torchao is asked for, and what it makes of weights."""
+"""fp8 and int8 on GPUs: by our kernels where they run; what torchao is asked for elsewhere, and what it makes of weights."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from services.verifier.config import TargetConfig, check_backends
+from services.verifier.config import Dtype, TargetConfig, check_backends
+from services.verifier.kernels import gpu_choice
+from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import use_gpu_kernels
 from services.verifier.kernels.linears import quantize
 from services.verifier.loading.memory import arithmetic_dtype
@@ -20,6 +23,7 @@ from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 
 FP8 = TargetConfig(model_path="of the test", device="cuda", dtype="fp8")
+BY_TORCH = replace(FP8, kernels="torch")
 
 
 def a_model() -> nn.Module:
@@ -37,24 +41,48 @@ def test_a_cpu_is_refused() -> None:
     check_backends(FP8)
 
 
-def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchao_refuses_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_capability(monkeypatch, 8, 6)
     with refuses(ConfigurationError, field="verifier.dtype", value="fp8"):
-        use_gpu_kernels(a_model(), FP8)
+        use_gpu_kernels(a_model(), BY_TORCH)
 
 
 def test_torchao_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with_capability(monkeypatch, 9, 0)
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with refuses(ConfigurationError, field="dtype", value="fp8"):
-        use_gpu_kernels(a_model(), FP8)
+        use_gpu_kernels(a_model(), BY_TORCH)
 
 
-def test_other_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_our_kernels_serve_where_they_run_and_torchao_elsewhere(dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from services.verifier.kernels.triton.byte_linear import ByteLinear
+
     asked = _recorded(monkeypatch)
-    with refuses(ConfigurationError, field="verifier.kernels", value="triton"):
-        use_gpu_kernels(a_model(), TargetConfig(model_path="of the test", device="cuda", dtype="fp8", kernels="triton"))
-    assert use_gpu_kernels(a_model(), FP8).linears == "torch" and len(asked) == 2
+    config, model = replace(FP8, dtype=dtype), a_model()
+    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "no C compiler")
+    chosen = use_gpu_kernels(a_model(), config)
+    assert (chosen.linears, chosen.reason, len(asked)) == ("torch", "no C compiler", 1)
+    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "")
+    monkeypatch.setattr(gpu_choice, "choose_gpu_kernels", lambda *_: Choice(linears="triton"))
+    assert use_gpu_kernels(model, config).linears == "triton" and len(asked) == 1
+    assert all(isinstance(layer, ByteLinear) for layer in model)
+
+
+def test_kernels_that_are_not_exact_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _recorded(monkeypatch)
+    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "")
+    monkeypatch.setattr(gpu_choice, "choose_gpu_kernels", lambda *_: Choice(linears="torch"))
+    assert use_gpu_kernels(a_model(), FP8).linears == "torch" and len(asked) == 1
+
+
+def test_ranks_need_our_kernels() -> None:
+    ranks = replace(FP8, tensor_parallel_size=2, kernels="triton", attention_backend="triton")
+    check_backends(ranks)
+    check_backends(replace(ranks, dtype="int8"))
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2, allowed="int8 or fp8"):
+        check_backends(replace(ranks, kernels="auto"))
 
 
 class Rounded(torch.Tensor):

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from services.verifier import service
 from services.verifier.attention.calls import Call
 from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
-from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
+from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import (
     KernelContest,
@@ -87,7 +87,7 @@ class Candidates:
     def time(self, run: Callable[[], object]) -> float:
         return self._milliseconds[self._now]
 
-    def _maker_of(self, name: str) -> MakeLayer:
+    def _maker_of(self, name: str, dtype: Dtype) -> MakeLayer:
         self._now = name
         return self._makers.get(name, OneByOne)
 
@@ -155,8 +155,13 @@ def test_a_split_sum_shows_and_padding_changes_no_number() -> None:
 @pytest.mark.parametrize(
     ("kernels", "dtype", "said"),
     [
-        ("triton", "float32", "verifier.kernels is triton: verifier.dtype is float32: must be bfloat16; use auto or torch"),
-        ("cublaslt", "float32", "verifier.kernels is cublaslt: verifier.dtype is float32: must be bfloat16"),
+        (
+            "triton",
+            "float32",
+            "verifier.kernels is triton: verifier.dtype is float32: must be bfloat16, int8 or fp8; use auto or torch",
+        ),
+        ("cublaslt", "float32", "verifier.kernels is cublaslt: verifier.dtype is float32: must be bfloat16; use"),
+        ("cublaslt", "fp8", "verifier.kernels is cublaslt: verifier.dtype is fp8: must be bfloat16; use auto or torch"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(kernels: Kernels, dtype: str, said: str) -> None:

@@ -52,14 +52,15 @@ def test_leaves_of_another_length_are_seen() -> None:
 
 
 def test_how_the_shapes_of_models_are_cut() -> None:
-    """Leaves by the terms alone, of two products at least; enough programs for few rows to fill a GPU, one for many."""
+    """Leaves by the terms alone, of two products at least; enough programs to fill a GPU, or all leaves apart."""
     for columns, terms in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (16, 64), (1024, 8192)):
         leaf = leaf_of(terms)
         assert (leaf % 64 == 0 and leaf >= 128 and 7 * leaf < terms <= 8 * leaf) or terms < 1024
-        parts = parts_of(columns, terms, 64)
-        assert parts in (1, 2, 4, 8) and (parts * -(-columns // 64) >= 126 or terms <= 128)
-        assert parts_of(columns, terms, 65) == 1
+        for rows, blocks in ((1, 1), (128, 1), (129, 2), (256, 2)):
+            parts = parts_of(columns, terms, rows)
+            assert parts in (1, 2, 4, 8) and (blocks * parts * -(-columns // 64) >= 126 or terms <= 128)
     assert [parts_of(columns, 8192, 1) for columns in (28672, 8192, 4096, 2048, 1024)] == [1, 1, 2, 4, 8]
+    assert [parts_of(4096, 4096, rows) for rows in (64, 65, 128, 129, 1024)] == [2, 2, 2, 1, 1]
 
 
 def one_leaf(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -144,8 +145,8 @@ def test_who_reads_a_product_adds_its_parts_to_the_same_bits(dtype: torch.dtype)
 
 
 def test_a_product_that_gates_has_the_bits_of_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one program per block of rows and columns, as passes of many rows do."""
-    monkeypatch.setattr(row_products, "_FEW_ROWS", 2)
+    """By one program per block of rows and columns, as where these fill a GPU."""
+    monkeypatch.setattr(row_products, "_FILL", 1)
     both, rows = RowLinear(numbers(2 * 41, 300)), numbers(3, 300)
     with hopper():
         assert torch.equal(both.gated(rows), gated(both(rows)))

@@ -3,7 +3,8 @@
 Candidates are our Triton kernels, whose sums are cut by definition (``triton``), and cuBLASLt kept from splitting sums
 (``cublaslt``); norms and gates are Triton's in both. Each is timed for every shape of layer and checked: a row's bits must
 not depend on the other rows. torch's own layers are not exact; they are timed for comparison, and serve where nothing else
-can. Not run on a GPU yet (docs/gpus.md).
+can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run. Not run on a
+GPU yet (docs/gpus.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 from torch import nn
 
 from services.verifier.checks.kept_measurements import Kept, digest_of
-from services.verifier.config import TargetConfig
+from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
 from services.verifier.kernels.linears import as_linears, products, quantize
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
@@ -54,26 +56,29 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
     Raises:
         ConfigurationError: the kernels named in the settings cannot compute this model here; says why.
     """
+    device = torch.device(config.device)
     reason = _unfit(config)
-    if config.quantised:
-        quantize(model, config)
     if config.kernels == "torch" or reason:
         if config.kernels not in ("auto", "torch"):
             raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
-        return Choice(linears="torch", reason=reason or "as configured")
-    as_linears(model)
-    choice = choose_gpu_kernels(model, config, milliseconds_on(torch.device(config.device)))
+        choice = Choice(linears="torch", reason=reason or "as configured")
+    else:
+        as_linears(model)
+        choice = choose_gpu_kernels(model, config, milliseconds_on(device))
     log.info("linear layers by %s: %s", choice.linears, choice.reason)
-    put(model, choice.linears, torch.device(config.device))
+    if choice.linears == "torch" and config.quantised:
+        quantize(model, config)
+    put(model, choice.linears, device, maker_of(choice.linears, config.dtype))
     return choice
 
 
 def _unfit(config: TargetConfig) -> str:
     """Why no kernels but torch's can compute a model under these settings; empty if some can."""
-    if config.dtype != "bfloat16":
-        own = " (its layers are torchao's)" if config.quantised else ""
-        return f"verifier.dtype is {config.dtype}{own}: must be bfloat16"
-    return ""
+    if config.dtype == "float32" or (config.quantised and config.kernels == "cublaslt"):
+        more = "" if config.kernels == "cublaslt" else ", int8 or fp8"
+        return f"verifier.dtype is {config.dtype}: must be bfloat16{more}"
+    # Of weights of eight bits there are no others' kernels to be compared with.
+    return triton_refusal(torch.device(config.device)) if config.quantised and config.kernels == "auto" else ""
 
 
 def triton_refusal(
@@ -115,11 +120,11 @@ def put(model: nn.Module, linears: str, device: torch.device, make: MakeLayer | 
     """Replace a model's layers by those of the candidate ``linears``; norms and gates as well where Triton runs.
 
     Args:
-        make: makes a layer; None: as ``maker_of`` the candidate.
+        make: makes a layer; None: as ``maker_of`` the candidate, in bfloat16.
     """
     if linears == "torch":
         return
-    make = make or maker_of(linears)
+    make = make or maker_of(linears, "bfloat16")
     if linears == "triton" or not triton_refusal(device):
         from services.verifier.kernels.triton.row_layers import use_row_kernels
 
@@ -131,15 +136,16 @@ def put(model: nn.Module, linears: str, device: torch.device, make: MakeLayer | 
         replace_by(make(joint_weight(linear), joint_bias(linear)), parent, layers)
 
 
-def maker_of(linears: str) -> MakeLayer:
-    """Makes a linear layer of the candidate ``linears``."""
+def maker_of(linears: str, dtype: Dtype) -> MakeLayer:
+    """Makes a linear layer of the candidate ``linears``, which rounds its weights to int8 or fp8 if ``dtype`` is that."""
     if linears == "cublaslt":
         return PaddedLinear
     if linears == "torch":
         return _plain
+    from services.verifier.kernels.triton.byte_linear import ByteLinear
     from services.verifier.kernels.triton.row_products import RowLinear
 
-    return RowLinear
+    return RowLinear if dtype in ("float32", "bfloat16") else partial(ByteLinear, form=dtype)
 
 
 def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
@@ -170,7 +176,7 @@ class KernelContest:
     """
 
     refusal: Callable[[torch.device], str] = triton_refusal
-    maker_of: Callable[[str], MakeLayer] = maker_of
+    maker_of: Callable[[str, Dtype], MakeLayer] = maker_of
     prepare: Callable[[], None] = forbid_split_sums
     beyond_cache: int = _BEYOND_CACHE
     triton_version: Callable[[], str] = triton_version
@@ -189,15 +195,15 @@ def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer, con
     refused = contest.refusal(device)
     if config.kernels == "triton" and refused:
         raise ConfigurationError(f"{refused}; use auto, cublaslt or torch", field="verifier.kernels", value="triton")
-    if config.kernels != "triton":
+    named = _candidates(config, refused)
+    if named != ["triton"]:
         contest.prepare()
-    named = [config.kernels] if config.kernels != "auto" else ["cublaslt"] if refused else ["cublaslt", "triton"]
     shapes = _shapes(model)
     kept = Kept(config.kernels_dir, _about(config, shapes, device, contest))
     known = kept.read(lambda content: Choice(**content))
     if known is not None and known.linears in (*named, "torch"):
         return known
-    chosen = _measured(named, shapes, device, timer, contest)
+    chosen = _measured(named, shapes, config, timer, contest)
     if config.kernels != "auto" and chosen.linears != config.kernels:
         raise ConfigurationError(f"{chosen.reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
     if refused and config.kernels == "auto":
@@ -206,14 +212,23 @@ def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer, con
     return chosen
 
 
-def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer: Timer, contest: KernelContest) -> Choice:
+def _candidates(config: TargetConfig, refused: str) -> list[str]:
+    if config.quantised:
+        return ["triton"]
+    if config.kernels != "auto":
+        return [config.kernels]
+    return ["cublaslt"] if refused else ["cublaslt", "triton"]
+
+
+def _measured(named: Sequence[str], shapes: Shapes, config: TargetConfig, timer: Timer, contest: KernelContest) -> Choice:
+    device = torch.device(config.device)
     totals = {name: [0.0] * len(ROWS) for name in (*named, "torch")}
     inexact: set[str] = set()
     for (outputs, inputs), count in shapes.items():
         copies = 1 + contest.beyond_cache // (2 * outputs * inputs)
         weights = [torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) for _ in range(copies)]
         for name, milliseconds in totals.items():
-            layers = [contest.maker_of(name)(weight, None) for weight in weights]
+            layers = [contest.maker_of(name, config.dtype)(weight, None) for weight in weights]
             if name != "torch" and not is_exact_layer(layers[0], inputs, device):
                 inexact.add(name)
             for index, rows in enumerate(ROWS):

@@ -60,7 +60,7 @@ class OneDnnLinear(PackedLinear):
 
 
 def quantize(model: nn.Module, config: TargetConfig) -> None:
-    """Give every ``nn.Linear`` of a model that is to move to a GPU int8 or fp8 weights, with torchao.
+    """Give every ``nn.Linear`` of a model that is to move to a GPU torchao's int8 or fp8 weights, where ours cannot serve.
 
     With fp8, inputs are rounded to fp8 as well. Each row has a scale of its own: one for all would let a token's numbers
     depend on what shares its pass.
@@ -73,8 +73,8 @@ def quantize(model: nn.Module, config: TargetConfig) -> None:
         found = torch.cuda.get_device_capability(device)
         raise ConfigurationError(
             (
-                f"needs a GPU of compute capability 8.9 (Ada, Hopper) or later, {config.device} has {found[0]}.{found[1]}; "
-                "use bfloat16 or int8"
+                "by torch needs a GPU of compute capability 8.9 (Ada, Hopper) or later, "
+                f"{config.device} has {found[0]}.{found[1]}; use bfloat16, int8 or verifier.kernels: triton"
             ),
             field="verifier.dtype",
             value="fp8",

@@ -87,8 +87,8 @@ class Shape:
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
         if config.quantised and config.device != "cpu":
-            # Embeddings stay bfloat16. int8 layers copy their weights to bfloat16, of which the output layer has most.
-            wide = self.embeddings * (2 if config.dtype == "int8" else 1)
+            # Embeddings stay bfloat16. torchao's int8 layers copy their weights to it, of which the output layer has most.
+            wide = self.embeddings * (2 if config.dtype == "int8" and config.by_torchao else 1)
             return (layers + self.others - self.embeddings) * _BYTES[config.dtype] + wide * 2
         # On a CPU, weights that become int8 are loaded in their stored type.
         size = max(_BYTES[config.dtype], self.stored_bytes) if config.quantised else _BYTES[config.dtype]
@@ -126,13 +126,14 @@ def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
     """Bytes of a GPU that come and go, or belong to NCCL, in the largest stage. Assumed, not measured.
 
     A pass that no graph holds makes logits in its own type and in float32. Trials of kernels, before there is a cache, hold
-    weights as large as the output layer's, in bfloat16.
+    weights as large as the output layer's, in bfloat16, and rounded ones beside them.
     """
     if config.device == "cpu":
         return 0.0
     logits = config.pass_rows * shape.vocabulary * (arithmetic_dtype(config).itemsize + torch.float32.itemsize)
-    tried = config.dtype == "bfloat16" and config.kernels != "torch"
-    trials = torch.bfloat16.itemsize * shape.embeddings / config.tensor_parallel_size if tried else 0.0
+    tried = config.dtype != "float32" and config.kernels != "torch"
+    each = torch.bfloat16.itemsize + (_BYTES[config.dtype] if config.quantised else 0)
+    trials = each * shape.embeddings / config.tensor_parallel_size if tried else 0.0
     return max(logits, trials - shape.cache(config)) + (_NCCL_BYTES if config.processes > 1 else 0.0)
 
 
@@ -147,7 +148,7 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
 
     Args:
         available: bytes for one stage.
-        fp8: whether its device multiplies in fp8.
+        fp8: whether its device could serve with weights in fp8.
 
     Raises:
         ConfigurationError: it does not fit; says which settings would.

@@ -18,7 +18,7 @@ from services.verifier.loading.refusals import check_config, refuse_unsupported
 def load_dtype(config: TargetConfig) -> torch.dtype:
     """The type in which weights are loaded; those that become int8 on a CPU are loaded in their stored type.
 
-    On a GPU torchao multiplies in the type that it has quantised from.
+    On a GPU torchao multiplies in the type that it has quantised from, and our kernels in bfloat16.
     """
     if config.dtype == "int8" and config.device == "cpu":
         return read_config(config).dtype or torch.float32

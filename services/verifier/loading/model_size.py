@@ -42,7 +42,9 @@ def check_memory(config: TargetConfig, least: int) -> tuple[TargetConfig, Shape]
     shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
     free = available_bytes(config) / (config.processes if shared else 1)
     shape = shape_of(config)
-    return with_cache_of(config, shape, free, least=least, fp8=multiplies_fp8(device)), shape
+    # Our kernels need no units for it.
+    fp8 = device.type == "cuda" and (config.kernels != "torch" or multiplies_fp8(device))
+    return with_cache_of(config, shape, free, least=least, fp8=fp8), shape
 
 
 def shape_of(config: TargetConfig) -> Shape:

@@ -13,27 +13,30 @@ from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.row_matmul import LEAVES, add_parts, multiply
 from services.verifier.kernels.triton.device.row_norm import add_and_normalise, gate
 
-# Terms of one product of tiles, columns of a program, and its lanes where there are no sums.
-_TERMS, _COLUMNS, _LANES = 64, 64, 1024
+# Terms of one product of tiles, of which bytes lie in pairs.
+TERMS = 64
+# Columns of a program, and its lanes where there are no sums.
+_COLUMNS, _LANES = 64, 1024
 # The order of a norm's sum follows from it.
 NORM_LANES = 1024
-# Programs that fill a GPU (an H100 has 132 units); rows up to which parts of a sum are computed by programs of their own.
-_FILL, _FEW_ROWS = 128, 64
+# Programs that fill a GPU (an H100 has 132 units).
+_FILL = 128
 _LEAST_ROWS, _MOST_ROWS = 16, 128
+# Products of tiles whose operands are copied ahead: of a program of least rows, which does little else than wait for them.
+_STAGES, _MANY_STAGES = 3, 6
 # Of a program; one of most rows holds the sums of its tree's nodes in twice as many registers.
 _WARPS, _MANY_WARPS = 4, 8
 
 
 def leaf_of(terms: int) -> int:
-    """Terms of each leaf of a sum, a multiple of ``_TERMS``: a definition. The last leaves may have fewer, or none."""
-    return max(2, -(-terms // (LEAVES * _TERMS))) * _TERMS
+    """Terms of each leaf of a sum, a multiple of ``TERMS``: a definition. The last leaves may have fewer, or none."""
+    return max(2, -(-terms // (LEAVES * TERMS))) * TERMS
 
 
 def parts_of(columns: int, terms: int, rows: int) -> int:
     """In how many parts programs compute a sum, so that they fill a GPU. It changes no bit, as all here but the leaves."""
-    if rows > _FEW_ROWS:
-        return 1
-    used, blocks, parts = -(-terms // leaf_of(terms)), -(-columns // _COLUMNS), 1
+    used, parts = -(-terms // leaf_of(terms)), 1
+    blocks = -(-columns // _COLUMNS) * -(-rows // _MOST_ROWS)
     while parts < used and parts * blocks < _FILL:
         parts *= 2
     return parts
@@ -84,6 +87,20 @@ class Product(NamedTuple):
         return made
 
 
+class Weights(NamedTuple):
+    """What a product's kernel reads of a layer.
+
+    Attributes:
+        numbers: [columns, ...]: the weights, or, in pairs, their bytes.
+        scales: [columns], float32, of bytes; else anything.
+        shift: see ``device.weight_bytes``; None: they are no bytes.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    shift: int | None = None
+
+
 def product_of(layer: nn.Module, rows: torch.Tensor) -> Product:
     """What ``layer`` makes of ``rows``, [..., terms]; a ``RowLinear`` leaves parts of its sums apart."""
     if isinstance(layer, RowLinear):
@@ -103,9 +120,15 @@ class RowLinear(nn.Module):
         super().__init__()
         self._least_rows = least_rows
         self.out_features, self.in_features = weight.shape
-        self.weight = as_parameter(weight)
+        self._hold(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.leaf = leaf_of(self.in_features)
+
+    def _hold(self, weight: torch.Tensor) -> None:
+        self.weight = as_parameter(weight)
+
+    def _weights(self) -> Weights:
+        return Weights(self.weight, self.weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -141,10 +164,13 @@ class RowLinear(nn.Module):
         block = min(_MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
         wide = _COLUMNS // 2 if gated else _COLUMNS
         grid = (-(-count // block), -(-columns // wide), max(1, made.parts))
+        weights = self._weights()
         multiply[grid](
-            flat, self.weight, made.some_bias, made.numbers, count, columns, self.leaf, self.in_features,
-            PARTS=max(1, made.parts), ROWS=block, COLUMNS=wide, TERMS=_TERMS, BIAS=made.bias is not None and not made.parts,
-            GATED=gated, num_warps=_MANY_WARPS if block == _MOST_ROWS else _WARPS, **COMPILED,
+            flat, weights.numbers, weights.scales, made.some_bias, made.numbers, count, columns, self.leaf,
+            self.in_features, weights.numbers.shape[1], PARTS=max(1, made.parts), ROWS=block, COLUMNS=wide, TERMS=TERMS,
+            BIAS=made.bias is not None and not made.parts, GATED=gated, BYTES=weights.shift is not None,
+            SHIFT=weights.shift or 0, num_warps=_MANY_WARPS if block == _MOST_ROWS else _WARPS,
+            num_stages=_MANY_STAGES if block == _LEAST_ROWS else _STAGES, **COMPILED,
         )  # fmt: skip
 
 

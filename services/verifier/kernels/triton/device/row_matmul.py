@@ -1,9 +1,10 @@
 """Products with weights whose sums do not depend on the other rows.
 
 The order of a sum is a part of the layer, and depends on the number of its terms alone: they are cut into eight *leaves* of
-equal length; each leaf is summed from its first term to its last, from nothing, and neighbours are added in float32, then
-neighbours of those, as a binary tree. So it does not matter how many rows and columns a program has, nor how many leaves of
-the tree: a program computes a *part*, which is a subtree, or all of it.
+equal length; each leaf is summed from its first term to its last, from nothing, and where weights have eight bits multiplied
+by the column's scale; neighbours are added in float32, then neighbours of those, as a binary tree. So it does not matter how
+many rows and columns a program has, nor how many leaves of the tree: a program computes a *part*, which is a subtree, or all
+of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from services.verifier.kernels.triton.device.leaves import summed
 from services.verifier.kernels.triton.device.row_norm import gated
+from services.verifier.kernels.triton.device.weight_bytes import lower, upper
 
 # Of the tree that is a layer's sum.
 LEAVES = 8
@@ -21,15 +23,18 @@ _LEAVES = tl.constexpr(LEAVES)
 
 @triton.jit(do_not_specialize=["count"])
 def multiply(
-    rows, weight, bias, made, count, columns, leaf, terms,
+    rows, weight, scales, bias, made, count, columns, leaf, terms, apart,
     PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr, BYTES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """``rows``, [count, terms], times the transpose of ``weight``, [columns, terms].
 
     If GATED, ``weight`` has as many rows more: SiLU of the first ones' product times the second ones'.
 
     Args:
+        weight: one row every ``apart`` numbers. If BYTES, int16: of every TERMS weights, padded with zeros, each number has
+            one of the first half and one of the second (``weight_bytes``; SHIFT as there).
+        scales: [columns], float32: what each leaf of a column is multiplied by; read if BYTES.
         made: [count, columns]; if PARTS is above 1 [PARTS, count, columns], float32, of a part each, without bias.
         leaf: terms of a leaf, a multiple of TERMS and at least two times it: one product alone would be merged with the
             addition that follows.
@@ -38,9 +43,10 @@ def multiply(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     # Rows and columns behind the last repeat it.
     own_rows = rows + tl.minimum(row, count - 1)[:, None].to(tl.int64) * terms
-    own_weight = weight + tl.minimum(column, columns - 1)[None, :].to(tl.int64) * terms
+    own_column = tl.minimum(column, columns - 1)
+    own_weight = weight + own_column[None, :].to(tl.int64) * apart
     fits = (row < count)[:, None] & (column < columns)[None, :]
-    other_weight = own_weight + tl.cast(columns, tl.int64) * terms
+    other_weight = own_weight + tl.cast(columns, tl.int64) * apart
     # Of the tree: what its nodes of each height wait with for their right neighbour.
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     two = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -54,13 +60,29 @@ def multiply(
         part = tl.zeros((ROWS, COLUMNS), tl.float32)
         other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(number * leaf, tl.minimum((number + 1) * leaf, terms), TERMS):
-            term = start + tl.arange(0, TERMS)
-            left = tl.load(own_rows + term[None, :], mask=(term < terms)[None, :], other=0.0)
-            right = tl.load(own_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
-            part = tl.dot(left, right, part, input_precision="ieee")
+            if BYTES:
+                lane = tl.arange(0, TERMS // 2)
+                left = _of_rows(own_rows, start + lane, terms)
+                after = _of_rows(own_rows, start + TERMS // 2 + lane, terms)
+                pairs = tl.load(own_weight + (start // 2 + lane)[:, None])
+                part = tl.dot(left, lower(pairs, left, SHIFT), part, input_precision="ieee")
+                part = tl.dot(after, upper(pairs, left, SHIFT), part, input_precision="ieee")
+                if GATED:
+                    pairs = tl.load(other_weight + (start // 2 + lane)[:, None])
+                    other_part = tl.dot(left, lower(pairs, left, SHIFT), other_part, input_precision="ieee")
+                    other_part = tl.dot(after, upper(pairs, left, SHIFT), other_part, input_precision="ieee")
+            else:
+                term = start + tl.arange(0, TERMS)
+                left = _of_rows(own_rows, term, terms)
+                right = tl.load(own_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
+                part = tl.dot(left, right, part, input_precision="ieee")
+                if GATED:
+                    right = tl.load(other_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
+                    other_part = tl.dot(left, right, other_part, input_precision="ieee")
+        if BYTES:
+            part = part * tl.load(scales + own_column)[None, :]
             if GATED:
-                right = tl.load(other_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
-                other_part = tl.dot(left, right, other_part, input_precision="ieee")
+                other_part = other_part * tl.load(scales + columns + own_column)[None, :]
         if each == 1:
             total = part
         else:
@@ -80,6 +102,11 @@ def multiply(
             total = total.to(made.dtype.element_ty).to(tl.float32)
             total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
         tl.store(made + place, total.to(made.dtype.element_ty), mask=fits)
+
+
+@triton.jit
+def _of_rows(own_rows, term, terms):
+    return tl.load(own_rows + term[None, :], mask=(term < terms)[None, :], other=0.0)
 
 
 @triton.jit
