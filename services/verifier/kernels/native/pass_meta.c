@@ -238,6 +238,7 @@ int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const
     int64_t first = 0;
     for (int64_t at = 0; at < count; at++) {
         const struct pass_entry *entry = entries + at;
+        if (entry->context + entry->chain + entry->nodes > entry->owned * TILE) return -2 - at;
         if (entry->nodes > MOST_NODES || first + entry->chain + entry->nodes > rows) return -1;
         if (!write_entry(&built, entry, parents, first, block_rows)) return -1;
         parents += entry->nodes;

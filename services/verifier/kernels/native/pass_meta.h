@@ -3,14 +3,15 @@
 #define OUTRIDER_PASS_META_H
 #include <stdint.h>
 
-/* One request's rows: a chain after its context, then `nodes` nodes of a tree. blocks: of the KV cache, by position. */
+/* One request's rows: a chain after its context, then `nodes` nodes of a tree. blocks: the `owned` ones of the KV cache, by
+ * position. */
 struct pass_entry {
     const int32_t *blocks;
-    int64_t context, chain, nodes;
+    int64_t owned, context, chain, nodes;
 };
 
 /* Writes what pass_meta.describe writes, and returns how many numbers that are; -1 where they are more than `room`, or a tree
- * has more than 128 nodes: nothing of it may be used then.
+ * has more than 128 nodes; -2 - i where entry i does not own blocks for its rows. Nothing of it may be used then.
  *
  * parents: of the nodes of all entries, one entry after the other; rows: with padding; numbers: [room].
  */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ class PassMetaKernel:
         ]
         self._describe.restype = ctypes.c_int64
         self._numbers = np.empty(0, dtype=np.int32)
+        self._address = self._numbers.ctypes.data
 
     def describe(
         self, batch: Sequence[Rows], tables: Sequence[array[int]], padding_block: int, rows: int, block_rows: int
@@ -44,26 +46,40 @@ class PassMetaKernel:
 
         Returns:
             None where a tree has more than 128 nodes, or its copies are too many: the reference can do that.
+
+        Raises:
+            IndexError: a request does not own blocks for its rows.
         """
-        entries = array("q")
-        parents = array("i")
-        for request, table in zip(batch, tables, strict=True):
-            nodes, count = len(request.parents), len(request.tokens)
-            address, owned = table.buffer_info()
-            if request.context + count > owned * TILE:
-                raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {request.context + count} rows")
-            entries.extend((address, request.context, count - nodes, nodes))
-            if nodes:
-                parents.extend(request.parents)
-        reached = sum(request.context for request in batch) // TILE + 2 * len(batch)
+        entries = array("q", _entries(batch, tables))
+        parents = array("i", chain.from_iterable([request.parents for request in batch]))
+        reached = sum([request.context for request in batch]) // TILE + 2 * len(batch)
         for per_row in (_ROOM_PER_ROW, _MOST_PER_ROW):
             room = per_row * rows + reached
             if len(self._numbers) < room:
                 self._numbers = np.empty(room, dtype=np.int32)
+                self._address = self._numbers.ctypes.data
             count = self._describe(
                 entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, padding_block,
-                self._numbers.ctypes.data, len(self._numbers),
+                self._address, len(self._numbers),
             )  # fmt: skip
             if count >= 0:
                 return self._numbers[:count]
+            if count < -1:
+                request, owned = batch[-2 - count], len(tables[-2 - count])
+                needed = request.context + len(request.tokens)
+                raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {needed} rows")
         return None
+
+
+def _entries(batch: Sequence[Rows], tables: Sequence[array[int]]) -> list[int]:
+    """The numbers of each ``struct pass_entry``."""
+    return [
+        number
+        for request, table in zip(batch, tables, strict=True)
+        for number in (
+            *table.buffer_info(),
+            request.context,
+            len(request.tokens) - len(request.parents),
+            len(request.parents),
+        )
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,7 @@ class PassDescriber:
         if numbers is None:
             tables = [self._pool.blocks_of(request.request_id) for request in batch]
             return describe(batch, tables, self._pool.padding_block, rows, block_rows, self._pack)
-        tokens: list[int] = []
-        for request in batch:
-            tokens += request.tokens
+        tokens = [*chain.from_iterable([request.tokens for request in batch])]
         tokens += [0] * (rows - len(tokens))
         return PassMeta(numbers=numbers, tokens=tokens, segments=segments_of(batch))
 

@@ -70,7 +70,7 @@ def positions_of(rows: Rows) -> list[int]:
 
 def segments_of(batch: Sequence[Rows]) -> int:
     """Most segments of 512 positions that a row of ``batch`` may see."""
-    longest = max((rows.context + len(rows.tokens) for rows in batch), default=1)
+    longest = max([rows.context + len(rows.tokens) for rows in batch], default=1)
     return (longest - 1) // (TILE * SEGMENT_TILES) + 1
 
 
