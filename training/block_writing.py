@@ -59,6 +59,7 @@ def _fields(config: BlockConfig) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.from_anchor,
         "is_causal": all(config.causal),
+        "output_multiplier": config.logit_scale,
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov_kind,
         "enable_confidence_head": config.confidence,

@@ -72,7 +72,7 @@ def new_eagle3_head(
     fill_with_noise(head, recipe.seed)
     assert head.lm_head is not None
     with torch.no_grad():
-        head.lm_head.weight.copy_(rows.output.rows(draft_ids))
+        head.lm_head.weight.copy_(rows.output.rows(draft_ids) * rows.scale)
     return head
 
 
@@ -120,6 +120,7 @@ def new_block_drafter(
         from_anchor=True,
         causal=(recipe.causal,) * recipe.layers,
         windows=(None,) * recipe.layers,
+        logit_scale=rows.scale,
         markov_rank=recipe.markov_rank,
         markov_kind=recipe.markov_head,
         confidence=True,
