@@ -18,6 +18,7 @@ from services.drafter.heads.canary.heads import USELESS
 from services.drafter.heads.canary.texts import layers_to_record, record_texts
 from services.drafter.heads.canary.trial import open_trial
 from services.drafter.heads.files.target_rows import read_target_shape
+from speculation import limits
 from speculation.errors import ConfigurationError
 from tests.recipe_runs import exported, smoke_run
 from tests.refusals import refuses
@@ -145,7 +146,7 @@ def test_what_no_library_reads_is_not_exported(run: Path, deep_target: Path, tmp
 
 def test_wrong_combinations_are_refused(deep_target: Path, deep_data: tuple[Path, DataManifest]) -> None:
     with refuses(ConfigurationError, says="block_size"):
-        opened(deep_target, deep_data, block_size=500)
+        opened(deep_target, deep_data, block_size=limits.MAX_TREE_NODES + 1)
     with refuses(ConfigurationError, field="the recipe's mask_token_id", value=99999):
         opened(deep_target, deep_data, mask_token_id=99999)
     with refuses(ConfigurationError, says="unroll_steps"):
