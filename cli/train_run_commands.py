@@ -28,7 +28,12 @@ Run = Annotated[Path, typer.Argument(help="Folder of a run; or one of its checkp
 
 
 def run(
-    recipe: Annotated[str, typer.Option(help="Name of a built-in recipe, or a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="fspad, fspad_top_k, eagle, eagle3, block, medusa, streams, draft_model or another built-in one, or a file."
+        ),
+    ],
     data: Data,
     vocabulary: Annotated[Path, typer.Option(help="Folder of outrider train vocabulary, or a checkpoint that drafts it.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for checkpoints; continues an interrupted run.")],
@@ -45,6 +50,10 @@ def run(
     device: Device = "cpu",
 ) -> None:
     """Train a drafter on the target's text.
+
+    fspad and eagle draft one token after the other from the target's last state, eagle3 from states of three layers; block
+    and medusa guess several tokens in one pass, streams in passes of the target's own last layers; draft_model is made of
+    the target's first layers. eagle3 and block need data made with outrider train data --recipe eagle3 --recipe block.
 
     A run that was interrupted goes on with the same bits. SIGTERM and Ctrl-C save and leave.
     """
@@ -68,7 +77,11 @@ def run(
     target = _target(model)
     opened = open_model(wanted, target, manifest, read_vocabulary(vocabulary, manifest), device)
     begun = None if start is None else start_from(start, opened, target.folder)
-    shards, held_out = read_shards(data, "train"), read_shards(data, "validation", verify=False)
+    layers = opened.columns.layers
+    shards, held_out = (
+        read_shards(data, "train", layers=layers),
+        read_shards(data, "validation", verify=False, layers=layers),
+    )
     if fresh:
         forget_run(out)
     trainer = Trainer(
@@ -188,7 +201,7 @@ def evaluate(
     from training.export import EVALUATION
     from training.interruption import keep_freed_memory
     from training.open_run import check_same_target, reopen
-    from training.shards import read_shards
+    from training.shards import read_data_manifest, read_shards
     from training.snapshots import find_snapshot, read_snapshot, run_of
 
     sizes = tree_sizes(trees)
@@ -197,8 +210,8 @@ def evaluate(
     snapshot = find_snapshot(run_folder)
     state, tensors, _ = read_snapshot(snapshot)
     opened = reopen(run_of(snapshot), state, tensors, _target(model), device)
-    shards = read_shards(data, "validation")
-    check_same_target(data, shards.manifest, opened.manifest)
+    check_same_target(data, read_data_manifest(data), opened.manifest)
+    shards = read_shards(data, "validation", layers=opened.columns.layers)
     held_out = list(islice(shards, sequences))
     if not any(len(each.tokens) - each.prompt_length >= 2 for each in held_out):
         raise ConfigurationError(
@@ -288,11 +301,18 @@ def export(
             help="Of a draft model: leave out what is the target's own. Only Outrider reads it, with the target.",
         ),
     ] = False,
+    layout: Annotated[
+        Literal["authors", "speculators"] | None,
+        typer.Option(
+            help="Of a block drafter: that of DFlash's and DSpark's authors (default), or vLLM's speculators library."
+        ),
+    ] = None,
 ) -> None:
-    """Write a trained drafter: safetensors and config.json as EAGLE and transformers have them, and training.json."""
+    """Write a trained drafter: safetensors and config.json as EAGLE, EAGLE-3, DSpark, Medusa and transformers have them, and
+    training.json."""
     from training.export import export_run
 
-    snapshot = export_run(run_folder, _target(model), out, dtype, own_weights=own_weights)
+    snapshot = export_run(run_folder, _target(model), out, dtype, own_weights=own_weights, layout=layout)
     stdout().print(f"{out}: {snapshot.name} of {snapshot.parent}", soft_wrap=True)
 
 

@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from services.drafter.heads.blocks.config import BlockConfig
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
-from services.drafter.heads.draft_vocabulary import SharedOutput, membership, offsets_of_ids
+from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import head_for
-from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED, EAGLE3
 from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.medusa.config import MedusaConfig
 from services.drafter.heads.medusa.files import save_medusa
@@ -52,10 +51,7 @@ def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eag
         torch.manual_seed(2)
         config = head_for(read_target_shape(target), family, state_layers=LAYERS[family])
         head = FeatureHead(config, read_target_rows(target))
-        if family == "eagle3":
-            _save_eagle3(head, folder)
-        else:
-            save_head(head, folder, {}, dtype=torch.float32)
+        save_head(head, folder, {}, target_layers=read_target_shape(target).num_layers, dtype=torch.float32)
     return folder
 
 
@@ -66,28 +62,10 @@ def make_peagle(target: Path, folder: Path) -> Path:
         config = head_for(read_target_shape(target), "eagle3", state_layers=LAYERS["peagle"])
         head = FeatureHead(config, read_target_rows(target))
         torch.nn.init.normal_(head.missing_state)
-        _save_eagle3(head, folder, mask_token_id=300, num_depths=4)
+        save_head(head, folder, {}, target_layers=read_target_shape(target).num_layers, dtype=torch.float32)
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token_id": 300, "num_depths": 4}))
     return folder
-
-
-def _save_eagle3(head: FeatureHead, folder: Path, **fields: int) -> None:
-    """Write a head in EAGLE-3's layout, which Outrider reads but does not train."""
-    config = head.config
-    tensors = {EAGLE3.public(name): each for name, each in head.state_dict().items() if fields or name != "missing_state"}
-    if config.draft_vocab_size < config.vocab_size:
-        ids = head.vocabulary.ids
-        tensors |= {DRAFT_OFFSETS: offsets_of_ids(ids), DRAFTED: membership(ids, config.vocab_size)}
-    own = {
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": config.norm_before_fc,
-        "fc_norm": config.fc_norm,
-        "norm_output": config.norm_output,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.state_layers],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(public_fields(config) | own | fields))
-    (folder / "training.json").write_text(json.dumps({"layer_ids": "hidden_states"}))
 
 
 def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 3, pruning_rank: int = 0) -> Path:

@@ -11,15 +11,17 @@ from transformers import AutoModelForCausalLM
 from services.model_files.folder import tokenizer_digest
 from training.data_folder import weights_digest
 from training.open_run import OpenedModel, TrainingTarget, open_model
-from training.recipe import HeadRecipe, LayersRecipe
+from training.recipe import AnyRecipe
 from training.shards import DataManifest, DataSampling, DataTarget, TrainingSequence, write_manifest, write_shard
 from training.vocabulary import ChosenVocabulary, build_vocabulary
 
 DOMAINS = ("code", "talk")
 
 
-def make_tiny_data(target: Path, folder: Path, *, sequences: int = 48, length: int = 40) -> DataManifest:
-    """Greedy answers of the target to random prompts, with its states, in two shards."""
+def make_tiny_data(
+    target: Path, folder: Path, *, sequences: int = 48, length: int = 40, layers: tuple[int, ...] = (-1,)
+) -> DataManifest:
+    """Greedy answers of the target to random prompts, with its states of these layers, in two shards."""
     folder.mkdir(parents=True)
     model = AutoModelForCausalLM.from_pretrained(target)
     random = torch.Generator().manual_seed(1)
@@ -35,7 +37,9 @@ def make_tiny_data(target: Path, folder: Path, *, sequences: int = 48, length: i
                 eos_token_id=None,
                 pad_token_id=0,
             )
-            states = model.model(tokens).last_hidden_state[0]
+            found = model.model(tokens, output_hidden_states=True)
+            every = [found.last_hidden_state if layer == -1 else found.hidden_states[layer + 1] for layer in layers]
+            states = torch.cat(every, dim=-1)[0]
         known = np.ones(tokens.shape[1], dtype=np.bool_)
         known[-1] = False
         made.append(
@@ -62,7 +66,7 @@ def make_tiny_data(target: Path, folder: Path, *, sequences: int = 48, length: i
             hidden_size=model.config.hidden_size,
             eos_token_ids=(0,),
         ),
-        layers=(-1,),
+        layers=layers,
         sampling=DataSampling(
             max_new_tokens=length, samples_per_prompt=1, max_prompt_tokens=64, shard_sequences=half, seed=0
         ),
@@ -76,7 +80,7 @@ def make_tiny_data(target: Path, folder: Path, *, sequences: int = 48, length: i
 
 
 def open_tiny(
-    recipe: HeadRecipe | LayersRecipe, target: Path, data: Path, manifest: DataManifest, size: int = 128
+    recipe: AnyRecipe, target: Path, data: Path, manifest: DataManifest, size: int = 128
 ) -> tuple[OpenedModel, ChosenVocabulary]:
     """An untrained model of a recipe, for data of ``make_tiny_data``."""
     vocabulary = build_vocabulary(data, size)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.recipe import HeadRecipe, RecipeBase
+from training.recipe import RecipeBase, UnrolledRecipe
 from training.shards import TrainingSequence
 
 # Independent streams of random numbers.
@@ -96,7 +96,7 @@ class HeadRows:
         spans: where the sequences' rows are.
         token: int64 [rows], index of each row's position in the arrays of N.
         tokens: int64 [N].
-        states: float32 [N, width], the target's.
+        states: float32 [N, width], the target's, see ``StateColumns``.
         known: bool [N], whether the state is there.
         inputs: float32 [rows, width], states with noise.
         missing: bool [rows], whether the row's input state is replaced by the one for missing states.
@@ -136,7 +136,7 @@ def head_rows(
     sequences: Sequence[TrainingSequence],
     most: int,
     device: torch.device,
-    recipe: HeadRecipe | None = None,
+    recipe: UnrolledRecipe | None = None,
     random: np.random.Generator | None = None,
 ) -> HeadRows | None:
     """The rows of some sequences.

@@ -10,7 +10,7 @@ import torch
 
 from services.drafter.interfaces import ModelSource
 from training.learner import Learner, Prediction
-from training.losses import TargetChoices
+from training.losses import TargetChoices, output_rows
 from training.shards import TrainingSequence
 from training.tree_replay import passes_of, tokens_per_pass
 
@@ -74,12 +74,13 @@ class _Sums:
 
     def add(self, step: int, prediction: Prediction, learner: Learner, target: TargetChoices) -> None:
         """Add what a step predicted."""
+        output = output_rows(learner.rows, learner.own_rows, prediction.hidden.shape[1])
         for start in range(0, len(prediction.states), _CHUNK):
             part = slice(start, start + _CHUNK)
             states = prediction.states[part]
             norms, best = target.at(prediction.positions[part], states)
             p = (states @ learner.rows.T - norms[:, None]).exp()
-            q = (prediction.hidden[part] @ learner.rows.T).softmax(-1)
+            q = (prediction.hidden[part] @ output.T).softmax(-1)
             likely, drafted = q.max(-1)
             agree = learner.ids[drafted] == best
             self._rows[step] += len(best)
@@ -205,10 +206,11 @@ def quick_score(learner: Learner, held_out: Iterable[TrainingSequence], steps: i
             break
     for _, members in _grouped(chosen):
         for step, prediction in enumerate(learner.predict(members, steps)):
+            output = output_rows(learner.rows, learner.own_rows, prediction.hidden.shape[1])
             for start in range(0, len(prediction.states), _CHUNK):
                 part = slice(start, start + _CHUNK)
                 p = (prediction.states[part] @ learner.rows.T).softmax(-1)
-                q = (prediction.hidden[part] @ learner.rows.T).softmax(-1)
+                q = (prediction.hidden[part] @ output.T).softmax(-1)
                 overlap[step] += float(torch.minimum(p, q).sum())
                 rows[step] += len(p)
     if not any(rows):

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.eagle.head import FeatureHead
-from services.drafter.heads.files.target_shape import TRAINING
+from services.drafter.heads.files.target_shape import TRAINING, read_target_shape
 from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.files import save_streams
@@ -25,9 +26,10 @@ from services.model_files.weights.headers import SINGLE
 from services.model_files.weights.shared import SHARED, SharedWeights
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
+from training.block_writing import BlockLayout, save_blocks
 from training.head_writing import save_head
 from training.open_run import OpenedModel, TrainingTarget, reopen
-from training.recipe import LayersRecipe
+from training.recipe import AnyRecipe, BlockRecipe, LayersRecipe
 from training.snapshots import RunState, find_snapshot, read_snapshot, run_of
 from training.vocabulary import write_vocabulary
 
@@ -70,23 +72,31 @@ EVALUATION = "evaluation.json"
 
 
 def export_run(
-    folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "bfloat16", *, own_weights: bool = False
+    folder: Path,
+    target: TrainingTarget,
+    out: Path,
+    dtype: Dtype = "bfloat16",
+    *,
+    own_weights: bool = False,
+    layout: BlockLayout | None = None,
 ) -> Path:
     """Write the best checkpoint of a run, or the one that ``folder`` is, to the new folder ``out``.
 
-    A head is written in EAGLE's, FSPAD's or Medusa's layout, without the target's own rows, and streams without its layers;
-    a draft model in transformers' layout, whole, with the target's tokenizer and the draft vocabulary. ``training.json``
-    says how it was made. int8 keeps matrices in blocks of 32 numbers with a scale each, which only Outrider reads.
+    A head is written in EAGLE's, EAGLE-3's, FSPAD's or Medusa's layout, without the target's own rows; streams without its
+    layers; a block drafter in DSpark's layout or the speculators library's; a draft model in transformers' layout, whole,
+    with the target's tokenizer and the draft vocabulary. ``training.json`` says how it was made. int8 keeps matrices in
+    blocks of 32 numbers with a scale each, which only Outrider reads.
 
     Args:
         own_weights: of a draft model, leave out what is the target's own; only Outrider reads that.
+        layout: of a block drafter; None: its authors'.
 
     Returns:
         the checkpoint.
 
     Raises:
         ConfigurationError: ``out`` holds something, there is no checkpoint, it does not fit the target, or is of another
-            kind than ``own_weights`` is for.
+            kind than ``own_weights`` or ``layout`` is for.
         OSError: a file cannot be written; nothing of ``out`` stays.
     """
     if out.exists() and any(out.iterdir()):
@@ -96,11 +106,7 @@ def export_run(
     state, tensors, _ = read_snapshot(snapshot)
     opened = reopen(run, state, tensors, target, "cpu")
     recipe = opened.recipe
-    if own_weights and not isinstance(recipe, LayersRecipe):
-        raise ConfigurationError(
-            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out",
-            about="--own-weights",
-        )
+    _check_form(recipe, dtype, own_weights, layout)
     record = _record(opened, state, snapshot)
     out.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
@@ -109,8 +115,13 @@ def export_run(
         module = opened.learner.module
         # Blocks are made of the numbers as they were trained.
         stored = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+        layers = read_target_shape(target.folder).num_layers
         if isinstance(module, FeatureHead):
-            save_head(module, building, record, dtype=stored)
+            save_head(module, building, record, target_layers=layers, dtype=stored)
+        elif isinstance(module, BlockDrafter):
+            name = opened.manifest.target.name
+            layout = layout or "authors"
+            save_blocks(module, building, record, target_name=name, target_layers=layers, layout=layout, dtype=stored)
         elif isinstance(module, Streams):
             save_streams(module, building, record, dtype=stored)
         elif isinstance(module, MedusaHeads):
@@ -130,6 +141,26 @@ def export_run(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return snapshot
+
+
+def _check_form(recipe: AnyRecipe, dtype: Dtype, own_weights: bool, layout: BlockLayout | None) -> None:
+    if own_weights and not isinstance(recipe, LayersRecipe):
+        raise ConfigurationError(
+            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out",
+            about="--own-weights",
+        )
+    if layout is not None and not isinstance(recipe, BlockRecipe):
+        raise ConfigurationError(
+            f"--layout is for block drafters, and this is a run of the kind {recipe.kind}: leave it out", about="--layout"
+        )
+    if layout == "speculators" and dtype == "int8":
+        raise ConfigurationError(
+            "the speculators library knows no such blocks",
+            field="--dtype",
+            verb="",
+            value=dtype,
+            allowed="bfloat16, float16 or float32 with --layout speculators",
+        )
 
 
 def _save_model(

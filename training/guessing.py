@@ -16,7 +16,8 @@ from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams
 from services.drafter.heads.streams.whole_texts import at, streams_of
 from services.model_files.folder import reading
-from training.levels_learner import EARLY, Guesses, PaddedText
+from training.levels_learner import EARLY, Guesses
+from training.padded_text import PaddedText
 from training.recipe import MedusaRecipe, StreamsRecipe
 
 

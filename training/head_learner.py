@@ -13,9 +13,10 @@ from torch.nn import functional
 from services.drafter.heads.eagle.head import FeatureHead
 from training.batches import head_rows
 from training.learner import Prediction, Tally
-from training.losses import OverVocabulary, TargetChoices, compare
-from training.recipe import HeadRecipe
+from training.losses import OverVocabulary, TargetChoices, TopTokens, compare
+from training.recipe import UnrolledRecipe
 from training.shards import TrainingSequence
+from training.state_columns import StateColumns
 from training.unroll import unroll
 
 
@@ -29,12 +30,21 @@ class HeadLearner(OverVocabulary):
     Args:
         output: [V, h] all of the target's output rows.
         ids: int64 [V_d].
+        columns: of the sequences' states.
     """
 
-    def __init__(self, module: FeatureHead, output: torch.Tensor, ids: torch.Tensor, recipe: HeadRecipe) -> None:
+    def __init__(
+        self, module: FeatureHead, output: torch.Tensor, ids: torch.Tensor, recipe: UnrolledRecipe, columns: StateColumns
+    ) -> None:
         self.module: FeatureHead = module
         super().__init__(output, ids, recipe)
         self._recipe = recipe
+        self._target = columns.target
+        self._top = TopTokens(recipe.top_k, recipe.top_k_weight) if recipe.top_k_weight else None
+
+    @property
+    def own_rows(self) -> torch.Tensor | None:
+        return None if self.module.lm_head is None else self.module.lm_head.weight
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device
@@ -58,14 +68,16 @@ class HeadLearner(OverVocabulary):
                 if choices is not None:
                     places = at[step.rows[counts]]
                     with torch.autocast(device.type, enabled=False):
-                        told[counts] = choices.at(places, rows.states[places])[1]
+                        told[counts] = choices.at(places, rows.states[places, self._target])[1]
                 counts = counts & self._held[told]
-                target = rows.states[at[step.rows[counts]]]
-                found = compare(recipe.divergence, step.hidden[counts], target, self._product_rows)
+                target = rows.states[at[step.rows[counts]], self._target]
+                found = compare(
+                    recipe.divergence, step.hidden[counts], target, self._product_rows, own=self.own_rows, top=self._top
+                )
                 loss = recipe.divergence_weight * found.value.sum()
-                if not unrolled and recipe.regression_weight:
+                if not unrolled and recipe.state_loss:
                     near = functional.smooth_l1_loss(step.state[counts].float(), target, reduction="none")
-                    loss = loss + recipe.regression_weight * near.mean(-1).sum()
+                    loss = loss + recipe.state_loss * near.mean(-1).sum()
                 total = total + recipe.unroll_decay**number * loss
                 if number == 0:
                     counted, overlap = len(target), float(found.overlap.sum())
@@ -78,4 +90,4 @@ class HeadLearner(OverVocabulary):
         for number, step in enumerate(unroll(self.module, rows, steps)):
             _, at, exists = rows.ahead(number)
             counts = step.rows[exists[step.rows]]
-            yield Prediction(step.hidden[exists[step.rows]].float(), rows.states[at[counts]], at[counts])
+            yield Prediction(step.hidden[exists[step.rows]].float(), rows.states[at[counts], self._target], at[counts])

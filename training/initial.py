@@ -1,19 +1,22 @@
-"""What a new model starts from: a head that passes states on, and layers taken from the target."""
+"""What a new model starts from: noise, a head that passes states on, and layers taken from the target."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from services.drafter.heads.blocks.config import BlockConfig
+from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import TargetShape, head_for
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import HeadLayer
 from services.model_files.weights.files import WeightFiles
 from speculation.errors import ConfigurationError
-from training.recipe import HeadRecipe
+from training.recipe import BlockRecipe, Eagle3Recipe, HeadRecipe
 
 _SPREAD = 0.02
 # The target's last layer adds to a residual stream that is many times as large as the state behind the final norm.
@@ -39,13 +42,8 @@ def new_head(recipe: HeadRecipe, shape: TargetShape, rows: TargetRows, draft_ids
         **flags,
     )
     head = FeatureHead(config, rows, draft_ids)
-    random = torch.Generator().manual_seed(recipe.seed)
+    fill_with_noise(head, recipe.seed)
     with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            if name.endswith("weight") and parameter.dim() == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=random) * _SPREAD)
-            elif name.endswith("bias"):
-                parameter.zero_()
         connector = head.connector
         assert connector is not None
         size = config.hidden_size
@@ -54,6 +52,99 @@ def new_head(recipe: HeadRecipe, shape: TargetShape, rows: TargetRows, draft_ids
         if recipe.layer == "last":
             _copy_last_layer(head.layers[0], shape, target)
     return head
+
+
+def new_eagle3_head(
+    recipe: Eagle3Recipe, shape: TargetShape, rows: TargetRows, draft_ids: torch.Tensor, layers: tuple[int, ...]
+) -> FeatureHead:
+    """An untrained head of EAGLE-3, whose output layer begins as the target's rows.
+
+    Args:
+        layers: whose states it reads.
+
+    Raises:
+        ConfigurationError: the target has not the sizes of a Llama's layer.
+    """
+    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    head = FeatureHead(
+        head_for(shape, "eagle3", draft_vocab_size=len(draft_ids), state_layers=layers, **flags), rows, draft_ids
+    )
+    fill_with_noise(head, recipe.seed)
+    assert head.lm_head is not None
+    with torch.no_grad():
+        head.lm_head.weight.copy_(rows.output.rows(draft_ids) * rows.scale)
+    return head
+
+
+def new_block_drafter(
+    recipe: BlockRecipe,
+    shape: TargetShape,
+    rows: TargetRows,
+    draft_ids: torch.Tensor,
+    layers: tuple[int, ...],
+    ends: Sequence[int],
+) -> BlockDrafter:
+    """An untrained block drafter. Nothing comes of the token before at first.
+
+    Args:
+        layers: whose states it reads.
+        ends: tokens that end a turn; the first is the mask unless the recipe names one.
+
+    Raises:
+        ConfigurationError: the mask is no token, or the target has not the sizes of a Llama's layer.
+    """
+    mask = recipe.mask_token_id if recipe.mask_token_id is not None else next(iter(ends), 0)
+    if mask >= shape.vocab_size:
+        raise ConfigurationError(
+            field="the recipe's mask_token_id",
+            value=mask,
+            allowed=f"from 0 to {shape.vocab_size - 1}, a token of the target",
+        )
+    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    layer = head_for(
+        shape,
+        "dflash",
+        draft_vocab_size=len(draft_ids),
+        state_layers=layers,
+        num_layers=recipe.layers,
+        qk_norm=True,
+        input_norm=True,
+        output_norm=True,
+        fc_bias=False,
+        **flags,
+    )
+    config = BlockConfig(
+        layer=layer,
+        block_size=recipe.block_size,
+        mask_token_id=mask,
+        from_anchor=True,
+        causal=(recipe.causal,) * recipe.layers,
+        windows=(None,) * recipe.layers,
+        logit_scale=rows.scale,
+        markov_rank=recipe.markov_rank,
+        markov_kind=recipe.markov_head,
+        confidence=True,
+        confidence_with_markov=True,
+    )
+    drafter = BlockDrafter(config, rows, draft_ids)
+    fill_with_noise(drafter, recipe.seed)
+    assert drafter.markov_head is not None
+    with torch.no_grad():
+        # Vectors of length 1, so that what follows from a token is learnt as fast as the rest.
+        drafter.markov_head.markov_w1.weight.div_(_SPREAD * recipe.markov_rank**0.5)
+        drafter.markov_head.markov_w2.weight.zero_()
+    return drafter
+
+
+def fill_with_noise(module: nn.Module, seed: int) -> None:
+    """Small random matrices, biases of 0; norms stay as they are."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("weight") and parameter.dim() == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=random) * _SPREAD)
+            elif name.endswith("bias"):
+                parameter.zero_()
 
 
 def _copy_last_layer(layer: nn.Module, shape: TargetShape, target: Path) -> None:

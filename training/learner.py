@@ -33,7 +33,7 @@ class Prediction:
     """What a model gives for the tokens of answers, a number of tokens ahead.
 
     Attributes:
-        hidden: [n, h], what the output layer reads.
+        hidden: [n, h], what the output layer reads; with ``own_rows`` as in ``compare``.
         states: float32 [n, h], what the target gave to it.
         positions: int64 [n], numbers of the positions of these states among all of the batch: no two are equal.
     """
@@ -60,6 +60,11 @@ class Learner(Protocol):
 
     @property
     def ids(self) -> torch.Tensor: ...
+
+    @property
+    def own_rows(self) -> torch.Tensor | None:
+        """[V_d, k], output rows that are trained, see ``compare``; None: the target's alone."""
+        ...
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         """The loss on some sequences.

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from services.drafter.heads.files.head_config import FINAL
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.classifier import Classifier, ClassifierCard
@@ -162,7 +163,9 @@ def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict
     found: dict[Split, list[KnownAnswer]] = {}
     splits: tuple[Split, ...] = ("train", "validation")
     for split in splits:
-        every = [each for each in read_shards(options.data, split) if each.temperature == options.temperature]
+        every = [
+            each for each in read_shards(options.data, split, layers=(FINAL,)) if each.temperature == options.temperature
+        ]
         if not every:
             raise ConfigurationError(
                 f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: "

@@ -15,6 +15,8 @@ from services.drafter.config import StopConfig
 from services.drafter.draft_model.model import DraftLM
 from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.source import BlockSource
 from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.eagle.source import FeatureSource
@@ -27,16 +29,28 @@ from services.drafter.heads.streams.streams import Streams
 from services.drafter.interfaces import ModelSource
 from services.drafter.stopping.lengths import Static
 from speculation.errors import ConfigurationError
+from training.block_learner import BlockLearner
 from training.data_folder import weights_digest
 from training.guessing import GuessingHeads, GuessingStreams
 from training.head_learner import HeadLearner
-from training.initial import new_head
+from training.initial import new_block_drafter, new_eagle3_head, new_head
 from training.layers_learner import LayersLearner, new_draft_model
 from training.learner import Learner
 from training.levels_learner import Guessing, LevelsLearner
-from training.recipe import AnyRecipe, HeadRecipe, LayersRecipe, MedusaRecipe, StreamsRecipe, parse_recipe
-from training.shards import DataManifest, TrainingSequence, read_data_manifest
+from training.recipe import (
+    AnyRecipe,
+    BlockRecipe,
+    Eagle3Recipe,
+    HeadRecipe,
+    LayersRecipe,
+    MedusaRecipe,
+    StreamsRecipe,
+    UnrolledRecipe,
+    parse_recipe,
+)
+from training.shards import DataManifest, TrainingSequence, check_layers, read_data_manifest
 from training.snapshots import RunState, StartRecord
+from training.state_columns import StateColumns, columns_of
 from training.vocabulary import ChosenVocabulary, read_vocabulary
 
 
@@ -59,6 +73,7 @@ class OpenedModel:
 
     Attributes:
         output: float32 [V, h], all of the target's output rows.
+        columns: of the states that its sequences have.
         inside: gives the states [B, T, h] inside the target that its source reads, of tokens [B, T]; None: it reads those
             that the data hold.
     """
@@ -66,6 +81,7 @@ class OpenedModel:
     recipe: AnyRecipe
     learner: Learner
     output: torch.Tensor
+    columns: StateColumns
     inside: Callable[[torch.Tensor], torch.Tensor] | None = None
     manifest: DataManifest
     vocabulary: ChosenVocabulary
@@ -84,6 +100,8 @@ class OpenedModel:
             )
         if isinstance(module, FeatureHead):
             return FeatureSource("trained", module, window=window)
+        if isinstance(module, BlockDrafter):
+            return BlockSource(module, window=window)
         if isinstance(module, MedusaHeads):
             return MedusaSource(module)
         assert isinstance(module, Streams)
@@ -93,12 +111,13 @@ class OpenedModel:
     def layers(self) -> tuple[int, ...]:
         """The layers whose states its source reads, see ``Features.layers``."""
         module = self.learner.module
-        return (module.config.state_layer,) if isinstance(module, Streams) else (FINAL,)
+        return (module.config.state_layer,) if isinstance(module, Streams) else self.columns.inputs or (FINAL,)
 
     def as_served(self, sequence: TrainingSequence) -> TrainingSequence:
-        """The sequence with the states of ``layers``; the data hold those behind the final norm."""
+        """The sequence with the states of ``layers`` alone."""
         if self.inside is None:
-            return sequence
+            read = self.columns.read if self.columns.inputs else self.columns.target
+            return replace(sequence, states=sequence.states[:, read])
         device = self.output.device
         states = self.inside(torch.from_numpy(sequence.tokens.astype(np.int64))[None].to(device))[0].cpu()
         most = torch.finfo(torch.float16).max
@@ -112,7 +131,7 @@ def open_model(
 
     Raises:
         ConfigurationError: the target is not the one that made the data, its output layer has a form that cannot be trained
-            against, or the recipe does not fit it.
+            against, or the recipe fits neither it nor the data.
     """
     digest = weights_digest(target.folder)
     if digest != manifest.target.weights_sha256:
@@ -121,12 +140,9 @@ def open_model(
             f"({manifest.target.weights_sha256[:12]}): name that model with --model",
             about=target.folder,
         )
-    if manifest.layers != (FINAL,):
-        raise ConfigurationError(
-            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input",
-            about="the data",
-        )
     shape = read_target_shape(target.folder)
+    columns = columns_of(recipe, shape)
+    check_layers("the data", manifest.layers, columns.layers)
     rows = read_target_rows(target.folder, device=device, whole=True)
     ids = torch.from_numpy(vocabulary.ids).to(device)
     output = output_of(rows)
@@ -134,8 +150,17 @@ def open_model(
     torch.manual_seed(recipe.seed)
     learner: Learner
     inside = None
-    if isinstance(recipe, HeadRecipe):
-        learner = HeadLearner(new_head(recipe, shape, rows, ids, target.folder).to(device), output, ids, recipe)
+    if isinstance(recipe, HeadRecipe | Eagle3Recipe):
+        head = (
+            new_head(recipe, shape, rows, ids, target.folder)
+            if isinstance(recipe, HeadRecipe)
+            else new_eagle3_head(recipe, shape, rows, ids, columns.inputs)
+        )
+        _check_top(recipe, len(ids))
+        learner = HeadLearner(head.to(device), output, ids, recipe, columns)
+    elif isinstance(recipe, BlockRecipe):
+        drafter = new_block_drafter(recipe, shape, rows, ids, columns.inputs, manifest.target.eos_token_ids)
+        learner = BlockLearner(drafter.to(device), output, ids, recipe, columns)
     elif isinstance(recipe, LayersRecipe):
         learner = LayersLearner(new_draft_model(recipe, target.floats()).to(device), output, ids, recipe)
     else:
@@ -144,25 +169,36 @@ def open_model(
         learner = LevelsLearner(guessing, output, ids, recipe)
         inside = guessing.states if isinstance(guessing, GuessingStreams) else None
     return OpenedModel(
-        recipe=recipe, learner=learner, output=output, inside=inside, manifest=manifest, vocabulary=vocabulary
+        recipe=recipe,
+        learner=learner,
+        output=output,
+        columns=columns,
+        inside=inside,
+        manifest=manifest,
+        vocabulary=vocabulary,
     )
 
 
+def _check_top(recipe: UnrolledRecipe, tokens: int) -> None:
+    if recipe.top_k_weight and recipe.top_k > tokens:
+        raise ConfigurationError(
+            field="the recipe's top_k", value=recipe.top_k, allowed=f"at most {tokens}, the size of the draft vocabulary"
+        )
+
+
 def check_same_target(folder: Path, data: DataManifest, run: DataManifest) -> None:
-    """Whether the data in ``folder`` are from the target of a run, and hold the states that it reads.
+    """Whether the data in ``folder`` are from the target of a run.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: they are not.
     """
-    if (data.target.weights_sha256, data.layers) != (run.target.weights_sha256, run.layers):
+    if data.target.weights_sha256 != run.target.weights_sha256:
         raise ConfigurationError(
-            f"made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}",
+            f"made by {data.target.name} ({data.target.weights_sha256[:12]})",
             field="--data",
             verb="",
             value=folder,
-            allowed=(
-                f"of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
-            ),
+            allowed=f"of the run's target, {run.target.name} ({run.target.weights_sha256[:12]})",
         )
 
 
@@ -198,7 +234,7 @@ def fresh_state(opened: OpenedModel, start: StartRecord | None = None) -> RunSta
         data=hashlib.sha256(origin.encode()).hexdigest(),
         target=manifest.target.weights_sha256,
         vocabulary=hashlib.sha256(opened.vocabulary.ids.tobytes()).hexdigest(),
-        layers=manifest.layers,
+        layers=opened.columns.layers,
         start=start,
     )
 

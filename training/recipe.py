@@ -2,8 +2,8 @@
 
 Two runs of one recipe on the same data end in the same bits; how long a run may take, where it computes and where it writes
 is not part of a recipe. Sources: EAGLE (arXiv 2401.15077), FSPAD (2408.15562), EAGLE-3's unrolled training (2503.01840),
-HASS (2408.15766), LK losses (2602.23881), Medusa (2401.10774), Speculative Streaming (2402.11131), Muon as in Moonlight
-(2502.16982).
+HASS (2408.15766), LK losses (2602.23881), DFlash (2602.06036), DSpark (2607.05147), Medusa (2401.10774), Speculative
+Streaming (2402.11131), Muon as in Moonlight (2502.16982).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from speculation import limits
 from speculation.errors import ConfigurationError
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Divergence = Literal["hard_ce", "soft_ce", "kl", "tv", "lk"]
+Divergence = Literal["hard_ce", "soft_ce", "kl", "tv", "lk", "ce_tv"]
 
 
 class _Strict(BaseModel):
@@ -62,20 +63,9 @@ class RecipeBase(_Strict):
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-class HeadRecipe(RecipeBase):
-    """A head that drafts from the target's states: EAGLE, FSPAD, or either half of FSPAD."""
+class UnrolledRecipe(RecipeBase):
+    """What recipes of heads have that feed their own states back."""
 
-    kind: Literal["head"]
-    sampler: bool = Field(description="FSPAD's feature sampler in front of the layer")
-    partial_alignment: bool = Field(description="FSPAD's second output, which alone is fed back and compared with states")
-    intermediate_size: int | None = Field(None, ge=1, description="inner width of the layer's MLP; null: the target's")
-    layer: Literal["random", "last"] = Field(
-        "random", description="what the layer starts from: noise, or the target's last one"
-    )
-    divergence_weight: float = Field(1.0, ge=0)
-    regression_weight: float = Field(
-        1.0, ge=0, description="of SmoothL1 between the state fed back and the target's, as long as nothing is unrolled"
-    )
     unroll_steps: int = Field(3, ge=1, le=8, description="steps on the drafter's own states, the first one included")
     unroll_from: Share = Field(0.67, description="share of the steps after which it is unrolled; 1: never")
     unroll_decay: float = Field(0.8, gt=0, le=1, description="weight of each further unrolled step")
@@ -85,6 +75,46 @@ class HeadRecipe(RecipeBase):
         0.15, description="share of input states that are replaced by the learnt one for missing states"
     )
     answer_only: Share = Field(0.3, description="share of sequences whose prompt is left out")
+    divergence_weight: float = Field(1.0, ge=0)
+    top_k: int = Field(10, ge=1, description="of the target's likeliest tokens, those of HASS's top-k loss")
+    top_k_weight: float = Field(0.0, ge=0, description="of HASS's top-k loss, which is added; 0: none. HASS takes 1")
+
+    @property
+    def state_loss(self) -> float:
+        """Weight of a loss on the states fed back, as long as nothing is unrolled."""
+        return 0.0
+
+
+class HeadRecipe(UnrolledRecipe):
+    """A head that drafts from the target's states: EAGLE, FSPAD, or either half of FSPAD."""
+
+    kind: Literal["head"]
+    sampler: bool = Field(description="FSPAD's feature sampler in front of the layer")
+    partial_alignment: bool = Field(description="FSPAD's second output, which alone is fed back and compared with states")
+    intermediate_size: int | None = Field(None, ge=1, description="inner width of the layer's MLP; null: the target's")
+    layer: Literal["random", "last"] = Field(
+        "random", description="what the layer starts from: noise, or the target's last one"
+    )
+    regression_weight: float = Field(
+        1.0, ge=0, description="of SmoothL1 between the state fed back and the target's, as long as nothing is unrolled"
+    )
+
+    @property
+    def state_loss(self) -> float:
+        return self.regression_weight
+
+
+class Eagle3Recipe(UnrolledRecipe):
+    """EAGLE-3's head: it reads states of several layers, and has an output layer of its own over the draft vocabulary."""
+
+    kind: Literal["eagle3"]
+    state_layers: tuple[int, ...] | None = Field(
+        None, min_length=1, max_length=limits.MAX_LAYERS, description="whose states it reads; null: the paper's three"
+    )
+    intermediate_size: int | None = Field(None, ge=1, description="inner width of the layer's MLP; null: the target's")
+    unroll_steps: int = Field(7, ge=1, le=8, description="steps on the drafter's own states, the first one included")
+    unroll_from: Share = Field(0.0, description="share of the steps after which it is unrolled; 1: never")
+    detach: bool = Field(False, description="no gradient through the states fed back")
 
 
 class LayersRecipe(RecipeBase):
@@ -149,9 +179,37 @@ class MedusaRecipe(LevelsRecipe):
     level_decay: float = Field(0.8, gt=0, le=1, description="weight of each further token ahead")
 
 
-AnyRecipe = HeadRecipe | LayersRecipe | StreamsRecipe | MedusaRecipe
+class BlockRecipe(LevelsRecipe):
+    """A block drafter: DFlash's layers, and DSpark's heads that know the token before and how sure a row is."""
+
+    kind: Literal["block"]
+    state_layers: tuple[int, ...] | None = Field(
+        None, min_length=1, max_length=limits.MAX_LAYERS, description="whose states it reads; null: those of EAGLE-3"
+    )
+    layers: int = Field(2, ge=1, le=8, description="decoder layers")
+    block_size: int = Field(
+        8, ge=2, le=limits.MAX_TREE_NODES, description="tokens ahead, the rows of a block: the last token, and masks"
+    )
+    intermediate_size: int | None = Field(None, ge=1, description="inner width of the layers' MLPs; null: the target's")
+    mask_token_id: int | None = Field(
+        None, ge=0, description="the token that stands where one is guessed; null: the first that ends a turn"
+    )
+    causal: bool = Field(True, description="a row sees the rows of its block before it alone")
+    markov_rank: int = Field(64, ge=1, description="of the matrix by which the token before changes a row's logits")
+    markov_head: Literal["vanilla", "gated"] = Field(
+        "vanilla", description="gated: the row weighs what the token before says"
+    )
+    confidence_weight: float = Field(
+        1.0, ge=0, description="of the loss of the head that says how likely a row's draft is accepted"
+    )
+    divergence: Divergence = Field("ce_tv", description="between the target's and the drafter's next-token distributions")
+    anchors: float = Field(0.25, gt=0, le=1, description="share of an answer's positions that a step guesses from")
+    level_decay: float = Field(0.8, gt=0, le=1, description="weight of each further token ahead")
+
+
+AnyRecipe = HeadRecipe | Eagle3Recipe | LayersRecipe | StreamsRecipe | MedusaRecipe | BlockRecipe
 _RECIPE: TypeAdapter[AnyRecipe] = TypeAdapter(Annotated[AnyRecipe, Field(discriminator="kind")])
-_KINDS = "head, draft_model, streams or medusa"
+_KINDS = "head, eagle3, block, draft_model, streams or medusa"
 
 
 def names() -> list[str]:

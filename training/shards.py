@@ -222,8 +222,11 @@ class Shards:
     While the data grow, a sequence keeps its index: shards behind one that is not there yet, or not full yet, are left out.
     """
 
-    def __init__(self, folder: Path, manifest: DataManifest, split: Split | None) -> None:
+    def __init__(
+        self, folder: Path, manifest: DataManifest, split: Split | None, layers: tuple[int, ...] | None = None
+    ) -> None:
         self.manifest = manifest
+        self._columns = _columns(folder, manifest, manifest.layers if layers is None else layers)
         self._tensors = [_mapped(folder / entry.file, manifest.width) for entry in _without_gap(manifest)]
         self._places = [
             (shard, index)
@@ -253,25 +256,30 @@ class Shards:
         shard, at = self._places[index]
         tensors = self._tensors[shard]
         rows = slice(int(tensors["offsets"][at]), int(tensors["offsets"][at + 1]))
+        states = tensors["states"][rows]
         return TrainingSequence(
             tokens=tensors["tokens"][rows],
             prompt_length=int(tensors["prompt_lengths"][at]),
-            states=tensors["states"][rows],
+            states=states if self._columns is None else states[:, self._columns],
             known=tensors["known"][rows],
             domain=self.manifest.domains[int(tensors["domain"][at])],
             temperature=float(tensors["temperature"][at]),
         )
 
 
-def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True) -> Shards:
+def read_shards(
+    folder: Path, split: Split | None = None, *, verify: bool = True, layers: tuple[int, ...] | None = None
+) -> Shards:
     """Open a folder of training data.
 
     Args:
         split: None: both.
         verify: compare every shard's checksum with the manifest.
+        layers: whose states the sequences have, in this order; None: all that the data hold.
 
     Raises:
-        ConfigurationError: there is no data, or a shard is damaged; names the file and what to do.
+        ConfigurationError: there is no data, a shard is damaged, or the data hold no states of a layer; names the file and
+            what to do.
     """
     manifest = read_data_manifest(folder)
     if not manifest.shards:
@@ -282,7 +290,39 @@ def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True
         for entry in manifest.shards:
             if (fault := fault_of(folder, entry)) is not None:
                 raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}", about=folder / entry.file)
-    return Shards(folder, manifest, split)
+    return Shards(folder, manifest, split, layers)
+
+
+def check_layers(where: str, held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Whether data hold the states of all layers that are wanted.
+
+    Raises:
+        ConfigurationError: they do not; says which command makes such data.
+    """
+    if lacking := [layer for layer in wanted if layer not in held]:
+        every = ",".join(map(str, [*sorted({*held, *wanted} - {-1}), -1]))
+        raise ConfigurationError(
+            f"make such data in another folder: outrider train data --layers {every}",
+            place=where,
+            field="the layers of its states",
+            verb="are",
+            value=list(held),
+            allowed=f"among them {', '.join(map(str, lacking))}",
+        )
+
+
+def _columns(folder: Path, manifest: DataManifest, layers: tuple[int, ...]) -> NDArray[np.int64] | None:
+    """The columns of the states of ``layers``; None: all, as they are.
+
+    Raises:
+        ConfigurationError: as ``check_layers``.
+    """
+    if layers == manifest.layers:
+        return None
+    check_layers(str(folder), manifest.layers, layers)
+    size = manifest.target.hidden_size
+    first = np.array([manifest.layers.index(layer) * size for layer in layers], dtype=np.int64)
+    return (first[:, None] + np.arange(size)).ravel()
 
 
 def _without_gap(manifest: DataManifest) -> list[ShardEntry]:

@@ -99,7 +99,8 @@ def unroll(head: FeatureHead, rows: HeadRows, steps: int, detach: bool = True) -
     device = rows.inputs.device
     answers = torch.cat([torch.arange(span.answer, span.stop, device=device) for span in rows.spans])
     tokens, _, _ = rows.ahead(0)
-    inputs = torch.where(rows.missing[:, None], head.missing_state, rows.inputs)
+    read = rows.inputs[:, : head.config.state_size]
+    inputs = torch.where(rows.missing[:, None], head.missing_state, read)
     output = head(head.embed(tokens)[None], head.fuse(inputs)[None], rows.positions[None], attend)
     hidden, state = output.hidden[0, answers], output.state[0, answers]
     yield UnrolledStep(answers, hidden, state)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.target_shape import TRAINING
@@ -29,7 +31,7 @@ from training.open_run import OpenedModel
 from training.recipe import LayersRecipe
 from training.snapshots import StartRecord
 
-_Head = FeatureHead | Streams | MedusaHeads
+_Head = FeatureHead | Streams | MedusaHeads | BlockDrafter
 # How far numbers may be from the target's, over a tensor's greatest one, because they are stored in 16 bits or in blocks.
 _ROUNDED = 0.01
 
@@ -99,13 +101,15 @@ def _check_target(recorded: dict[str, Any], opened: OpenedModel, folder: Path) -
 
 
 def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dict[str, torch.Tensor]:
-    head: _Head = (
-        load_streams(folder, target)
-        if isinstance(module, Streams)
-        else load_medusa(folder, target)
-        if isinstance(module, MedusaHeads)
-        else load_head(folder, target)
-    )
+    head: _Head
+    if isinstance(module, Streams):
+        head = load_streams(folder, target)
+    elif isinstance(module, MedusaHeads):
+        head = load_medusa(folder, target)
+    elif isinstance(module, BlockDrafter):
+        head = load_blocks(folder, target)
+    else:
+        head = load_head(folder, target)
     theirs, ours = asdict(head.config), asdict(module.config)
     for field, value in ours.items():
         # An early exit that the checkpoint lacks begins untrained.

@@ -29,3 +29,24 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
     folder = tmp_path_factory.mktemp("data") / "shards"
     return folder, make_tiny_data(target, folder)
+
+
+# Whose states ``deep_data`` hold, besides those behind the final norm.
+INNER_LAYERS = (0, 1, 2)
+
+
+@pytest.fixture(scope="session")
+def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model of four layers."""
+    from tests.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session")
+def deep_data(deep_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
+    """Folder and manifest of training data of that target, with states of its inner layers."""
+    from tests.training_data import make_tiny_data
+
+    folder = tmp_path_factory.mktemp("deep_data") / "shards"
+    return folder, make_tiny_data(deep_target, folder, layers=(*INNER_LAYERS, -1))

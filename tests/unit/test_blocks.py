@@ -262,12 +262,22 @@ def test_blocks_of_a_whole_text_are_those_of_drafts(tmp_path: Path, target: Path
     drafter = load_blocks(windows.write(tmp_path), target, dtype=torch.float64)
     tokens = torch.tensor(TEXT)
     states = torch.stack([state(position).double() for position in range(len(TEXT))])
-    hidden = blocks_of(drafter, tokens, states)
+    everywhere = torch.arange(len(TEXT))[None]
+    hidden = blocks_of(drafter, tokens[None], states[None], everywhere)[0]
     assert hidden.shape == (len(TEXT), BLOCK - 1, HIDDEN)
     for length in (2, 5, len(TEXT)):
         logs = drafter.logits(hidden[length - 2], drafter.vocabulary).log_softmax(-1)
         tree = drafted(source(drafter), known(range(length - 1)), TEXT[:length])
         assert is_product(tree, logs, drafter.vocabulary.ids)
+    # Behind padding, a shorter text and an unknown state beside it, all in one pass with gradients.
+    beside = torch.arange(len(TEXT))[None] != 1
+    both, there = torch.stack((tokens, tokens)), torch.cat((torch.ones_like(beside), beside))
+    with torch.enable_grad():
+        again = blocks_of(drafter, both, torch.stack((states, states)), torch.tensor([[3, 1], [3, 2]]), there)
+    torch.testing.assert_close(again[0], hidden[[3, 1]])
+    logs = drafter.logits(again[1, 0], drafter.vocabulary).log_softmax(-1)
+    tree = drafted(source(drafter), known([0, 2, 3]), TEXT[:5])
+    assert is_product(tree, logs, drafter.vocabulary.ids)
 
 
 def config(**fields: Any) -> Callable[[HeadCheckpoint], object]:

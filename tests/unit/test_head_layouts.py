@@ -248,18 +248,19 @@ def test_a_draft_vocabulary_can_be_given(tmp_path: Path, target: Path) -> None:
     assert head.vocabulary.ids.tolist() == ids.tolist()
 
 
-@pytest.mark.parametrize("name", ["eagle", "hass", "fspad", "alignment"])
+@pytest.mark.parametrize("name", ["eagle", "hass", "fspad", "alignment", "eagle3"])
 def test_a_saved_head_is_the_same_head(tmp_path: Path, target: Path, name: str) -> None:
     kinds = {
         "eagle": made.eagle,
         "hass": made.hass,
         "fspad": made.fspad,
         "alignment": lambda: made.fspad(sampler=False),
+        "eagle3": made.eagle3,
     }
     head = load_head(kinds[name]().write(tmp_path / "from"), target)
     torch.nn.init.normal_(head.missing_state)
     training = {"tokenizer_sha256": tokenizer_digest(target), "steps": 3}
-    save_head(head, tmp_path / "to", training, dtype=torch.float32)
+    save_head(head, tmp_path / "to", training, target_layers=LAYERS, dtype=torch.float32)
     again = load_head(tmp_path / "to", target)
     assert again.config == head.config
     assert again.vocabulary.ids.tolist() == head.vocabulary.ids.tolist()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from training.losses import compare, divergence
+from training.losses import TopTokens, compare, divergence
 
-NAMES = ("hard_ce", "soft_ce", "kl", "tv", "lk")
+NAMES = ("hard_ce", "soft_ce", "kl", "tv", "lk", "ce_tv")
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -28,6 +28,7 @@ def _formula(name: str, p: NDArray[np.float64], q: NDArray[np.float64], overlap:
         "kl": kl,
         "tv": float(tv),
         "lk": share * kl + (1 - share) * tv,
+        "ce_tv": -0.1 * float((p * np.log(q)).sum()) + 0.9 * float(tv),
     }[name]
 
 
@@ -90,6 +91,7 @@ def test_gradients_reach_what_the_output_layer_reads(name: str) -> None:
         "kl": kl,
         "tv": 1 - overlap,
         "lk": share * kl + (1 - share) * (1 - overlap),
+        "ce_tv": 0.1 * cross + 0.9 * (1 - overlap),
     }[name]
     (expected,) = torch.autograd.grad((plain * weights).sum(), hidden)
     assert hidden.grad is not None
@@ -105,6 +107,27 @@ def test_certain_and_impossible_tokens_give_numbers(name: str) -> None:
     assert torch.isfinite(value).all()
     assert torch.isfinite(slope).all()
     assert float(overlap[0]) == 0.0
+
+
+@pytest.mark.parametrize("frozen", [16, 0])
+def test_output_rows_of_the_drafter_are_trained(frozen: int) -> None:
+    """They read the last numbers of what the drafter gives, and the target's rows those before; with HASS's top-k loss."""
+    random = torch.Generator().manual_seed(7)
+    rows, states = torch.randn(40, 16, generator=random), torch.randn(530, 16, generator=random)
+    own = torch.randn(40, 6, generator=random, requires_grad=True)
+    hidden = torch.randn(530, frozen + 6, generator=random, requires_grad=True)
+    weights = torch.rand(530, generator=random)
+    found = compare("kl", hidden, states, rows, own=own, top=TopTokens(3, 0.5))
+    (found.value * weights).sum().backward()
+    p = (states @ rows.T).softmax(-1)
+    log_q = (hidden[:, :frozen] @ rows[:, :frozen].T + hidden[:, frozen:] @ own.T).log_softmax(-1)
+    likely = p >= p.topk(3, dim=-1).values[:, -1:]
+    plain = (p * (p.log() - log_q)).sum(-1) - 0.5 * (likely * p * log_q).sum(-1)
+    torch.testing.assert_close(found.value, plain, rtol=1e-4, atol=1e-5)
+    of_hidden, of_own = torch.autograd.grad((plain * weights).sum(), (hidden, own))
+    assert hidden.grad is not None and own.grad is not None
+    torch.testing.assert_close(hidden.grad, of_hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own.grad, of_own, rtol=1e-3, atol=1e-3)
 
 
 def test_no_rows_give_nothing() -> None:

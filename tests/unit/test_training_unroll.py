@@ -15,6 +15,7 @@ from training.batches import head_rows
 from training.head_learner import HeadLearner
 from training.recipe import HeadRecipe, load_recipe
 from training.shards import TrainingSequence
+from training.state_columns import StateColumns
 from training.tree_replay import passes_of, tokens_per_pass
 from training.unroll import unroll
 
@@ -119,7 +120,7 @@ def test_answers_of_one_token_teach_nothing(head: FeatureHead) -> None:
     assert isinstance(recipe, HeadRecipe)
     one = [_sequence(11, 10, 1), _sequence(10, 10, 2)]
     output = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
-    learner = HeadLearner(head, output, torch.arange(300), recipe)
+    learner = HeadLearner(head, output, torch.arange(300), recipe, StateColumns(inputs=(-1,), hidden_size=64))
     tally = learner.lose(one, np.random.default_rng(1), 0.0)
     tally.loss.backward()
     assert (tally.rows, tally.overlap, float(tally.loss.detach())) == (0, 0.0, 0.0)

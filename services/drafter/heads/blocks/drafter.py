@@ -145,10 +145,14 @@ class BlockDrafter(OnTargetRows):
         """Of the same: how sure each row is, [...]; None: nobody says."""
         if self.confidence_head is None:
             return None
-        if self.config.confidence_with_markov and self.markov_head is not None:
-            hidden = torch.cat((hidden, self.markov_head.markov_w1(previous)), dim=-1)
-        sure: torch.Tensor = self.confidence_head(hidden)
+        sure: torch.Tensor = self.confidence_head(self.confidence_read(hidden, previous))
         return sure
+
+    def confidence_read(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Of the same: what the confidence head reads."""
+        if self.config.confidence_with_markov and self.markov_head is not None:
+            return torch.cat((hidden, self.markov_head.markov_w1(previous)), dim=-1)
+        return hidden
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the drafter's own fields say."""

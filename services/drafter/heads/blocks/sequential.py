@@ -27,6 +27,13 @@ class MarkovHead(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of rows [..., h], the tokens before what they guess, int64 [...], and the states before these, [..., r]: what is
         added to the logits, [..., V_d], and the states after. Only the recurrent one has states."""
+        before, state = self.weighed(hidden, previous, state)
+        return self.markov_w2(before), state
+
+    def weighed(
+        self, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the same: what W2 is multiplied by, [..., r], and the states after."""
         before = self.markov_w1(previous)
         if self.gate_proj is not None:
             before = torch.sigmoid(self.gate_proj(torch.cat((hidden, before), dim=-1))) * before
@@ -34,7 +41,7 @@ class MarkovHead(nn.Module):
             gate, new, out = self.joint_proj(torch.cat((state, before, hidden), dim=-1)).chunk(3, dim=-1)
             gate = torch.sigmoid(gate)
             state, before = gate * state + (1 - gate) * torch.tanh(new), torch.tanh(out)
-        return self.markov_w2(before), state
+        return before, state
 
 
 class ConfidenceHead(nn.Module):

@@ -73,7 +73,8 @@ def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
     config, layer = model.config, model.config.layer
 
     def hidden(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        return blocks_of(model, tokens, states)[:, :_JUDGED]
+        everywhere = torch.arange(len(tokens), device=tokens.device)
+        return blocks_of(model, tokens[None], states[None], everywhere[None])[0, :, :_JUDGED]
 
     def others(target: TargetShape) -> Iterator[tuple[str, LevelTrial]]:
         anchor, causal, rope = not config.from_anchor, not any(config.causal), rope_of(target.config)
