@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ def new_head(recipe: HeadRecipe, shape: TargetShape, rows: TargetRows, draft_ids
     Raises:
         ConfigurationError: the recipe wants the target's last layer, and it has not the names and sizes of a Llama's.
     """
-    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    flags: dict[str, Any] = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
     fspad = recipe.sampler or recipe.partial_alignment
     config = head_for(
         shape,
@@ -65,7 +66,7 @@ def new_eagle3_head(
     Raises:
         ConfigurationError: the target has not the sizes of a Llama's layer.
     """
-    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    flags: dict[str, Any] = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
     head = FeatureHead(
         head_for(shape, "eagle3", draft_vocab_size=len(draft_ids), state_layers=layers, **flags), rows, draft_ids
     )
@@ -100,7 +101,7 @@ def new_block_drafter(
             value=mask,
             allowed=f"from 0 to {shape.vocab_size - 1}, a token of the target",
         )
-    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    flags: dict[str, Any] = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
     layer = head_for(
         shape,
         "dflash",

@@ -64,7 +64,10 @@ def test_data_that_were_terminated_go_on(outrider_here: Command, questions: Path
         (["data", "--out", "x", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: cannot be read"),
         (["data", "--out", "x", "--prompts", "k8s/outrider/values.schema.json"], "must hold a list"),
         (["data", "--out", "x", "--layers", "last"], "--layers last: must be whole numbers"),
-        (["data", "--out", "x", "--layers", "0,-1", "--recipe", "eagle3"], "--layers says what --recipe would: must be alone"),
+        (
+            ["data", "--out", "x", "--layers", "0,-1", "--recipe", "eagle3"],
+            "--layers says what --recipe would: must be alone",
+        ),
         (["data", "--out", "x", "--recipe", "eagle4"], "recipe is eagle4: must be a YAML file"),
         # The tiny model has two layers.
         (["data", "--out", "x", "--recipe", "block"], "the recipe's state_layers are [1, 0, -2]: must be different ones"),

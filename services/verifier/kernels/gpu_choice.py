@@ -145,7 +145,9 @@ def maker_of(linears: str, dtype: Dtype) -> MakeLayer:
     from services.verifier.kernels.triton.byte_linear import ByteLinear
     from services.verifier.kernels.triton.row_products import RowLinear
 
-    return RowLinear if dtype in ("float32", "bfloat16") else partial(ByteLinear, form=dtype)
+    if dtype == "int8" or dtype == "fp8":
+        return partial(ByteLinear, form=dtype)
+    return RowLinear
 
 
 def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:

@@ -35,7 +35,7 @@ def cut(lines: Sequence[Line], padding: int) -> list[Part]:
     for line in lines:
         pieces.append(list(_pieces(line, early, own)))
         early, own = early + line.accepted, own + line.chain + len(line.parents)
-    parts = []
+    parts: list[Part] = []
     for together in zip_longest(*pieces):
         some = [piece for piece in together if piece is not None]
         behind = range(0 if parts else padding)

@@ -91,20 +91,21 @@ class _BlockAttention:
         """[B, heads, A * size, d]."""
         groups, blocks = query.shape[1] // key.shape[1], self._before.shape[1]
         keys, values = (each.repeat_interleave(groups, dim=1) for each in self._kept[layer])
-        own_keys, own_values = (each.repeat_interleave(groups, dim=1).unflatten(2, (blocks, -1)) for each in (key, value))
+        own_keys, own_values = (_by_block(each.repeat_interleave(groups, dim=1), blocks) for each in (key, value))
         query = query * query.shape[-1] ** -0.5
         seen, among = self._seen(layer)
         scores = torch.cat(
             (
-                (query @ keys.transpose(-1, -2)).unflatten(2, (blocks, -1)).masked_fill(~seen[:, None], -torch.inf),
-                (query.unflatten(2, (blocks, -1)) @ own_keys.transpose(-1, -2)).masked_fill(~among, -torch.inf),
+                _by_block(query @ keys.transpose(-1, -2), blocks).masked_fill(~seen[:, None], -torch.inf),
+                (_by_block(query, blocks) @ own_keys.transpose(-1, -2)).masked_fill(~among, -torch.inf),
             ),
             dim=-1,
         )
         weights = scores.softmax(-1).to(query.dtype)
         length = keys.shape[2]
         found: torch.Tensor = weights[..., :length].flatten(2, 3) @ values
-        return found + (weights[..., length:] @ own_values).flatten(2, 3)
+        among_own: torch.Tensor = (weights[..., length:] @ own_values).flatten(2, 3)
+        return found + among_own
 
     def _seen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which states each row sees, [B, A, 1 or size, T], and which rows of its block, [size, size]."""
@@ -114,3 +115,8 @@ class _BlockAttention:
         if (window := self._config.windows[layer]) is not None:
             seen, among = seen & (self._away.abs() < window), among & (self._ahead.abs() < window)
         return seen, among
+
+
+def _by_block(rows: torch.Tensor, blocks: int) -> torch.Tensor:
+    """[B, heads, A, size, d] of [B, heads, A * size, d]."""
+    return rows.reshape(*rows.shape[:2], blocks, -1, rows.shape[-1])

@@ -40,7 +40,7 @@ class ByteLinear(RowLinear):
         super().__init__(weight, bias)
 
     def _hold(self, weight: torch.Tensor) -> None:
-        made = [_rounded(some, self._form) for some in weight.detach().split(_AT_ONCE)]
+        made = [_rounded(some, self._form) for some in torch.split(weight.detach(), _AT_ONCE)]
         self.register_buffer("pairs", torch.cat([pairs for pairs, _ in made]))
         self.register_buffer("scales", torch.cat([scales for _, scales in made]))
 
