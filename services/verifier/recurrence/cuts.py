@@ -13,7 +13,7 @@ from services.verifier.recurrence.order import Line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CutPart:
     """Rows that step together.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part:
     rows: Sequence[int]
 
 
-def cut(lines: Sequence[Line], padding: int) -> list[Part]:
+def cut(lines: Sequence[Line], padding: int) -> list[CutPart]:
     """The parts of a pass, in the order in which they step; a single one where nothing is kept in mid-line."""
     early, own = 0, sum(line.accepted for line in lines)
     accepted = own
@@ -35,13 +35,13 @@ def cut(lines: Sequence[Line], padding: int) -> list[Part]:
     for line in lines:
         pieces.append(list(_pieces(line, early, own)))
         early, own = early + line.accepted, own + line.chain + len(line.parents)
-    parts: list[Part] = []
+    parts: list[CutPart] = []
     for together in zip_longest(*pieces):
         some = [piece for piece in together if piece is not None]
         behind = range(0 if parts else padding)
         rows = sorted(chain.from_iterable(rows for _, rows in some), key=lambda row: row >= accepted)
         parts.append(
-            Part(lines=[line for line, _ in some], padding=len(behind), rows=[*rows, *(own + row for row in behind)])
+            CutPart(lines=[line for line, _ in some], padding=len(behind), rows=[*rows, *(own + row for row in behind)])
         )
     return parts
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from services.verifier.kernels.triton.row_products import TERMS, RowLinear, Weights
+from services.verifier.kernels.triton.row_products import TERMS, HeldWeights, RowLinear
 
 ByteType = Literal["int8", "fp8"]
 # Places between a byte and a bfloat16 number, and what the kernel makes of the byte of a one; see ``device.weight_bytes``.
@@ -44,8 +44,8 @@ class ByteLinear(RowLinear):
         self.register_buffer("pairs", torch.cat([pairs for pairs, _ in made]))
         self.register_buffer("scales", torch.cat([scales for _, scales in made]))
 
-    def _weights(self) -> Weights:
-        return Weights(self.pairs, self.scales, _SHIFT[self._form])
+    def _weights(self) -> HeldWeights:
+        return HeldWeights(self.pairs, self.scales, _SHIFT[self._form])
 
 
 def _rounded(weight: torch.Tensor, form: ByteType) -> tuple[torch.Tensor, torch.Tensor]:

@@ -87,7 +87,7 @@ class Product(NamedTuple):
         return made
 
 
-class Weights(NamedTuple):
+class HeldWeights(NamedTuple):
     """What a product's kernel reads of a layer.
 
     Attributes:
@@ -127,8 +127,8 @@ class RowLinear(nn.Module):
     def _hold(self, weight: torch.Tensor) -> None:
         self.weight = as_parameter(weight)
 
-    def _weights(self) -> Weights:
-        return Weights(self.weight, self.weight)
+    def _weights(self) -> HeldWeights:
+        return HeldWeights(self.weight, self.weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""

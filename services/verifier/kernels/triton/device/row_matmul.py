@@ -64,13 +64,10 @@ def multiply(
                 lane = tl.arange(0, TERMS // 2)
                 left = _of_rows(own_rows, start + lane, terms)
                 after = _of_rows(own_rows, start + TERMS // 2 + lane, terms)
-                pairs = tl.load(own_weight + (start // 2 + lane)[:, None])
-                part = tl.dot(left, lower(pairs, left, SHIFT), part, input_precision="ieee")
-                part = tl.dot(after, upper(pairs, left, SHIFT), part, input_precision="ieee")
+                pair = (start // 2 + lane)[:, None]
+                part = _plus_pairs(part, left, after, own_weight + pair, SHIFT)
                 if GATED:
-                    pairs = tl.load(other_weight + (start // 2 + lane)[:, None])
-                    other_part = tl.dot(left, lower(pairs, left, SHIFT), other_part, input_precision="ieee")
-                    other_part = tl.dot(after, upper(pairs, left, SHIFT), other_part, input_precision="ieee")
+                    other_part = _plus_pairs(other_part, left, after, other_weight + pair, SHIFT)
             else:
                 term = start + tl.arange(0, TERMS)
                 left = _of_rows(own_rows, term, terms)
@@ -102,6 +99,14 @@ def multiply(
             total = total.to(made.dtype.element_ty).to(tl.float32)
             total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
         tl.store(made + place, total.to(made.dtype.element_ty), mask=fits)
+
+
+@triton.jit
+def _plus_pairs(part, left, after, pairs, SHIFT: tl.constexpr):
+    """``part`` with the products of the terms in ``left``, and then of those in ``after``, by the bytes of ``pairs``."""
+    both = tl.load(pairs)
+    part = tl.dot(left, lower(both, left, SHIFT), part, input_precision="ieee")
+    return tl.dot(after, upper(both, left, SHIFT), part, input_precision="ieee")
 
 
 @triton.jit
