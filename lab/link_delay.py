@@ -144,10 +144,12 @@ _TENANTS = count()
 async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens: int) -> Measured:
     """Answer all built-in prompts one after the other, for a tenant of whom nothing is remembered."""
     tenant = f"tenant {next(_TENANTS)}"
+    times = stats.times
+    assert isinstance(times, CountedTimes)
     counts: Callable[[], tuple[float, ...]] = lambda: (  # noqa: E731
-        stats.times.steps,
-        getattr(stats.times, "waited", 0),
-        stats.times.seconds.get("draft_wait", 0.0),
+        times.steps,
+        times.waited,
+        times.seconds.get("draft_wait", 0.0),
         stats.drafts_used,
         stats.drafts_ahead,
     )
@@ -183,7 +185,8 @@ async def run(arguments: argparse.Namespace, delay_ms: float) -> dict[str, list[
     """Measure plain decoding and each strategy with each value of --ahead by turns."""
     settings = load()
     model = resolve(settings.model, settings.cache_dir)
-    own, beside = sorted(os.sched_getaffinity(0))[:2]
+    cores = os.sched_getaffinity(0)
+    own, beside = sorted(cores)[:2]
     os.sched_setaffinity(0, {own})
     results: dict[str, list[Measured]] = {}
     async with AsyncExitStack() as stack:
@@ -198,11 +201,11 @@ async def run(arguments: argparse.Namespace, delay_ms: float) -> dict[str, list[
                 for ahead, (router, stats) in running.items():
                     name = f"{strategy}, draft_ahead {ahead}"
                     results.setdefault(name, []).append(await measure(router, stats, strategy, arguments.tokens))
-    os.sched_setaffinity(0, {own, beside})
+    os.sched_setaffinity(0, cores)
     return results
 
 
-def rows(results: dict[str, list[Measured]], delay_ms: float) -> list[tuple[str, ...]]:
+def rows(results: dict[str, list[Measured]]) -> list[tuple[str, ...]]:
     """Medians, a row for each strategy."""
     found = []
     plain = results[PLAIN]
@@ -214,7 +217,7 @@ def rows(results: dict[str, list[Measured]], delay_ms: float) -> list[tuple[str,
         over = statistics.median(one.tokens_per_s / other.tokens_per_s for one, other in zip(several, plain, strict=True))
         same = "yes" if all(one.answers == plain[0].answers for one in several) else "NO"
         shares = (f"{middle[field]:.0%}" for field in ("waited", "idle", "ahead"))
-        found.append((f"{delay_ms:g} ms", name, f"{over:.2f}x", f"{middle['tau']:.2f}", *shares, same))
+        found.append((name, f"{over:.2f}x", f"{middle['tau']:.2f}", *shares, same))
     return found
 
 
@@ -228,9 +231,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for delay_ms in arguments.delay_ms:
         table = Table(title=f"drafter {delay_ms:g} ms away, each way", title_justify="left")
-        for column in ("link", "", "of plain", "tokens per pass", "waited", "idle", "ahead", "tokens equal"):
+        for column in ("", "of plain", "tokens per pass", "waited", "idle", "ahead", "tokens equal"):
             table.add_column(column)
-        for row in rows(asyncio.run(run(arguments, delay_ms)), delay_ms):
+        for row in rows(asyncio.run(run(arguments, delay_ms))):
             table.add_row(*row)
         stdout().print(table)
 

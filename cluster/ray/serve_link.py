@@ -185,7 +185,9 @@ class ServeVerifierLink:
         written, within_s = serialised.write_adapting(order), order.within_s + limits.ADAPT_S
         return await self._everywhere("adapt", written, within_s, partial(same_adapter, order))
 
-    async def _everywhere(self, method: str, order: bytes, within_s: float, judged: Callable[[list[Any]], str]) -> str:
+    async def _everywhere(
+        self, method: str, order: bytes, within_s: float, judged: Callable[[list[str | BaseException]], str]
+    ) -> str:
         """Give an order to every replica.
 
         Args:

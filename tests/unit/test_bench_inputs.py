@@ -20,6 +20,7 @@ from cli.bench_options import check_new_folder, read_numbers
 from services.drafter.config import DrafterConfig
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
+from speculation.sources import STRATEGIES
 from tests.indexes import build, encode
 from tests.refusals import refuses
 
@@ -106,7 +107,7 @@ def test_a_later_turn_follows_the_answer_to_the_one_before(tiny_model: Path, tmp
 @pytest.mark.parametrize(
     ("strategies", "peers", "refusal"),
     [
-        (("nope",), (), ("--strategies",)),
+        (("nope",), (), ("--strategies", None, f"there are {', '.join(STRATEGIES)}")),
         ((), ("nope",), ("--peers", None, "there is no 'nope'")),
         ((), ("hf", "hf"), ("--peers", None, "twice")),
     ],

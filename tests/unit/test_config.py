@@ -8,6 +8,7 @@ import pytest
 
 from cluster import build
 from cluster.models.target import ResolvedModel, resolve
+from cluster.settings.components import VerifierSettings
 from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
@@ -72,8 +73,10 @@ def test_an_unknown_name_suggests_a_known_one(tmp_path: Path, name: str, meant: 
     said = f"unknown setting {shown}" + (f": did you mean {meant}? Known here: " if meant else "; known here: ")
     environ = {f"OUTRIDER_{'__'.join(name.split('.')).upper()}": "1"}
     for path, flags, given in ((file, [], {}), (None, [], environ), (None, [f"{name}=1"], {})):
-        with refuses(ConfigurationError, says=said):
+        with refuses(ConfigurationError, says=said) as caught:
             load(path, flags, given)
+        if name.startswith("verifier."):
+            assert str(caught.value).endswith(f"nown here: {', '.join(sorted(VerifierSettings.model_fields))}")
 
 
 def test_the_clients_api_key_is_no_setting() -> None:

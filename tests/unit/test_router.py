@@ -152,7 +152,9 @@ def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> No
     with refuses(InvalidArgument, field="speculation.strategy") as caught:
         make_plan(asking(strategy=strategy), StrategyConfig())
     assert caught.value.field == "speculation.strategy"
-    with refuses(ConfigurationError, field="strategy", allowed="one of"):
+    known = f"one of {', '.join(sorted(STRATEGIES))}"
+    assert caught.value.allowed == known
+    with refuses(ConfigurationError, field="strategy", allowed=known):
         check_default(StrategyConfig(strategy=strategy))
 
 
