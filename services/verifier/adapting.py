@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.verifier.identity import check_begun, with_adapter
+from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, Unavailable
@@ -28,7 +29,7 @@ class Adapting:
 
     def __init__(self, target: TransformersTarget, folders: Sequence[Path]) -> None:
         self._target = target
-        self._folders = [folder.expanduser().resolve() for folder in folders]
+        self._folders = folders
         self._under_way: Counter[str] = Counter()
         # By adapter: the order that has loaded it, and the one that has closed it.
         self._loaded_by: dict[str, str] = {}
@@ -82,7 +83,7 @@ class Adapting:
         return ""
 
     async def _load(self, order: AdapterOrder) -> str:
-        folder = self._allowed(order.folder)
+        folder = allowed_folder("lora_path", order.folder, "verifier.lora_folders", self._folders)
         # A thread of its own, since torch's threads in it go with it.
         async with self._one_load:
             if order.name not in self._target.adapters:
@@ -97,13 +98,6 @@ class Adapting:
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest
-
-    def _allowed(self, named: str) -> Path:
-        folder = Path(named)
-        if not folder.is_absolute() or not any(folder.resolve().is_relative_to(each) for each in self._folders):
-            listed = " or ".join(map(str, self._folders)) or "one of verifier.lora_folders, which names none"
-            raise InvalidArgument("lora_path", named, f"an absolute path in {listed}")
-        return folder
 
     async def _close(self, order: AdapterOrder) -> None:
         name = order.name

@@ -12,7 +12,8 @@ from pathlib import Path
 from services.verifier.config import TargetConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.identity import Identity
-from services.verifier.loading.replaceable import allowed_folder, check_replaceable, check_supported
+from services.verifier.loading.allowed_folder import allowed_folder
+from services.verifier.loading.replaceable import check_replaceable, check_supported
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable
@@ -118,7 +119,12 @@ class Reloading:
 
     def _loaded(self, named: str) -> NewWeights:
         check_supported(self._served)
-        config = replace(self._served, model_path=str(allowed_folder(named, self._allowed)))
+        if not self._allowed:
+            raise ConfigurationError(
+                "name the folders that new weights may be read from", field="verifier.weights_from", value="empty"
+            )
+        folder = allowed_folder("folder", named, "verifier.weights_from", self._allowed)
+        config = replace(self._served, model_path=str(folder))
         check_replaceable(config, self._served, self._target.generation)
         return self._target.new_weights(config)
 

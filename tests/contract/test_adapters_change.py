@@ -98,12 +98,12 @@ def test_it_comes_and_goes_and_another_one_takes_its_name(service: HttpService, 
         ("new", "../elsewhere", "lora_path"),
         ("new", "linked", "lora_path"),
         ("new", "/", "lora_path"),
-        ("new", "nothing there", None),
+        ("new", "nothing there", "lora_path"),
         ("two words", "1", "lora_name"),
         ("tiny", "1", "lora_name"),
     ],
 )
-def test_what_is_not_loaded(service: HttpService, folder: Path, name: str, where: str, field: str | None) -> None:
+def test_what_is_not_loaded(service: HttpService, folder: Path, name: str, where: str, field: str) -> None:
     refused = load(service, name, folder / where)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == field

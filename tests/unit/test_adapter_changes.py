@@ -21,6 +21,10 @@ from speculation.types import FinishReason
 from tests.fakes import request
 from tests.refusals import refuses
 
+# Any folder that exists will do, with one in it.
+ADAPTERS = Path(__file__).parents[1]
+ONE = str(ADAPTERS / "lab")
+
 
 class Adapters:
     """What ``Adapting`` needs of a target."""
@@ -42,9 +46,9 @@ class Adapters:
 class Verifier:
     """The part of a verifier that adapters come and go at."""
 
-    def __init__(self, target: Adapters) -> None:
+    def __init__(self, target: Adapters, folder: Path = ADAPTERS) -> None:
         self.target = target
-        self.adapting = Adapting(target, [Path("/adapters")])  # type: ignore[arg-type]
+        self.adapting = Adapting(target, [folder])  # type: ignore[arg-type]
         self.adapt = self.adapting.obey
 
     async def answer(self, adapter: str, until: asyncio.Event, *, committed: tuple[int, ...] = ()) -> list[object]:
@@ -64,7 +68,7 @@ def service_of(*targets: Adapters) -> tuple[AdapterChanges, list[Verifier]]:
 
 async def test_all_have_it_or_none() -> None:
     changes, verifiers = service_of(Adapters(), Adapters())
-    await changes.load("one", "/adapters/one")
+    await changes.load("one", ONE)
     assert [each.target.adapters for each in verifiers] == [{"one": "d"}] * 2
     await changes.unload("one")
     assert [each.target.adapters for each in verifiers] == [{}, {}]
@@ -74,15 +78,15 @@ async def test_all_have_it_or_none() -> None:
 async def test_where_one_cannot_load_it_no_other_keeps_it(other: Adapters) -> None:
     changes, verifiers = service_of(Adapters(), other)
     with pytest.raises(ConfigurationError):
-        await changes.load("one", "/adapters/one")
+        await changes.load("one", ONE)
     assert [each.target.adapters for each in verifiers] == [{}, {}]
 
 
 async def test_what_was_there_before_stays_where_one_cannot_load_it() -> None:
     changes, verifiers = service_of(Adapters(), Adapters(broken=True))
-    await verifiers[0].adapt(AdapterOrder(order_id="earlier", step="load", name="one", folder="/adapters/one"))
+    await verifiers[0].adapt(AdapterOrder(order_id="earlier", step="load", name="one", folder=ONE))
     with pytest.raises(ConfigurationError):
-        await changes.load("one", "/adapters/one")
+        await changes.load("one", ONE)
     assert [each.target.adapters for each in verifiers] == [{"one": "d"}, {}]
 
 
@@ -93,7 +97,7 @@ async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
             return super().load_adapter(name, folder)
 
     changes, verifiers = service_of(Slow(), Adapters())
-    loading = asyncio.create_task(changes.load("one", "/adapters/one"))
+    loading = asyncio.create_task(changes.load("one", ONE))
     await asyncio.sleep(0.01)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -104,7 +108,7 @@ async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
 
 async def test_an_answer_under_way_is_waited_for_and_no_other_begins() -> None:
     changes, (first, second) = service_of(Adapters(), Adapters())
-    await changes.load("one", "/adapters/one")
+    await changes.load("one", ONE)
     end = asyncio.Event()
     answer = asyncio.create_task(first.answer("one", end))
     await asyncio.sleep(0)
@@ -126,7 +130,7 @@ async def test_an_answer_under_way_is_waited_for_and_no_other_begins() -> None:
 async def test_one_that_is_used_for_too_long_is_served_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNLOAD_S", 0.02)
     changes, (first, second) = service_of(Adapters(), Adapters())
-    await changes.load("one", "/adapters/one")
+    await changes.load("one", ONE)
     end = asyncio.Event()
     answer = asyncio.create_task(first.answer("one", end))
     await asyncio.sleep(0)
@@ -140,7 +144,7 @@ async def test_one_that_is_used_for_too_long_is_served_on(monkeypatch: pytest.Mo
 
 async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
     changes, (only,) = service_of(Adapters())
-    await changes.load("one", "/adapters/one")
+    await changes.load("one", ONE)
     end = asyncio.Event()
     answer = asyncio.create_task(only.answer("one", end))
     await asyncio.sleep(0)
@@ -153,9 +157,26 @@ async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
     assert len(await answer) == 2 and only.target.adapters == {}
 
 
-@pytest.mark.parametrize("folder", ["adapters/one", "/elsewhere", "/adapters/../elsewhere", "/adapters-of-others/one", ""])
-async def test_folders_that_nothing_is_read_from(folder: str) -> None:
-    _, (only,) = service_of(Adapters())
-    with refuses(InvalidArgument, "lora_path", allowed="/adapters"):
-        await only.adapt(AdapterOrder(order_id="x", step="load", name="one", folder=folder))
+@pytest.mark.parametrize("folder", ["adapters/one", "/elsewhere", "ROOT/one/../..", "ROOT-of-others/one", "ROOT/none", ""])
+async def test_folders_that_nothing_is_read_from(folder: str, tmp_path: Path) -> None:
+    root = tmp_path / "adapters"
+    (root / "one").mkdir(parents=True)
+    only = Verifier(Adapters(), root)
+    with refuses(InvalidArgument, "lora_path", allowed="verifier.lora_folders"):
+        await only.adapt(order_to_load(folder.replace("ROOT", str(root))))
     assert only.target.adapters == {}
+
+
+async def test_a_file_that_lies_elsewhere_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters" / "one"
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").touch()
+    (folder / "adapter_config.json").symlink_to(tmp_path / "secret")
+    only = Verifier(Adapters(), tmp_path / "adapters")
+    with refuses(InvalidArgument, "lora_path", allowed="adapter_config.json does not"):
+        await only.adapt(order_to_load(str(folder)))
+    assert only.target.adapters == {}
+
+
+def order_to_load(folder: str) -> AdapterOrder:
+    return AdapterOrder(order_id="x", step="load", name="one", folder=folder)

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from services.model_files.folder import known_tokenizer
 from services.model_files.generation_config import FILE, GenerationConfig, read_generation_config
 from services.verifier.config import TargetConfig
 from services.verifier.loading.model_config import check_files, read_config
-from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.errors import ConfigurationError
 
 # What config.json says of who wrote it, and of how it was stored.
 _OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
-
-
-def allowed_folder(named: str, allowed: Sequence[Path]) -> Path:
-    """The folder that a caller names.
-
-    Raises:
-        ConfigurationError: none is allowed.
-        InvalidArgument: it is no folder, or it or one of its files lies elsewhere than allowed.
-    """
-    if not allowed:
-        raise ConfigurationError(
-            "name the folders that new weights may be read from", field="verifier.weights_from", value="empty"
-        )
-    roots = [root.expanduser().resolve() for root in allowed]
-    within = f"a folder in one of verifier.weights_from ({', '.join(map(str, roots))}), by its absolute path"
-    path = Path(named)
-    # Resolved, as links and dots may lead elsewhere.
-    found = path.resolve()
-    if not path.is_absolute() or not any(found.is_relative_to(root) for root in roots) or not found.is_dir():
-        raise InvalidArgument("folder", named, within)
-    for file in found.iterdir():
-        if not any(file.resolve().is_relative_to(root) for root in roots):
-            raise InvalidArgument("folder", named, f"{within}, whose files lie there, too: {file.name} does not")
-    return found
 
 
 def check_supported(config: TargetConfig) -> None:
