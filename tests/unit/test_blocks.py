@@ -362,8 +362,8 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("MLP speculator", {"speculators_model_type": "mlp"}),
-        ("independent draft model", {"speculators_model_type": "independent"}),
+        ("speculators mlp", {"speculators_model_type": "mlp"}),
+        ("speculators independent", {"speculators_model_type": "independent"}),
     ],
 )
 def test_other_kinds_are_named(tmp_path: Path, target: Path, kind: str, fields: dict[str, object]) -> None:

@@ -117,6 +117,7 @@ _ODD = {
     "DFlash2": _ODD_BLOCK,
     "DSpark": _ODD_BLOCK,
     "Domino": _ODD_BLOCK,
+    "speculators independent": "it must be the draft model's own folder",
     "P-EAGLE": "its tensors must be EAGLE-3's (midlayer.self_attn... or layers.0.hidden_norm.weight)",
 }
 # Configurations of other drafters: field, and what it means.
@@ -143,8 +144,8 @@ _NAMED = {
     "dflash": "DFlash",
     "domino": "Domino",
     "dspark": "DSpark",
-    "mlp": "MLP speculator",
-    "independent": "independent draft model",
+    "mlp": "speculators mlp",
+    "independent": "speculators independent",
     "medusa": "Medusa",
 }
 
