@@ -21,6 +21,7 @@ def unsettled(world: World) -> list[str]:
             ("waiting requests", engine.waiting),
             ("blocks", blocks.total - blocks.available),
             ("requests of the target", len(verifier.target._sampling)),
+            ("lost slots of states", verifier.target.lost_slots),
             ("callers", len(verifier.methods._callers._tasks)),
         ):
             if count:

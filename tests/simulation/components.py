@@ -104,12 +104,13 @@ class VerifierMachine(Component):
         measured: bool,
         pass_s: float,
         weights: int,
+        kept_states: int | None,
         tell: Callable[[str], None],
     ) -> None:
         super().__init__(name, loop)
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
-        self._weights, self._tell = weights, tell
+        self._weights, self._kept_states, self._tell = weights, kept_states, tell
         # Requests that got room, with the time.
         self.opened: list[tuple[float, str]] = []
         self.methods: Any = None
@@ -125,7 +126,9 @@ class VerifierMachine(Component):
                 self._tell(f"{self.name}: {wrong}")
 
     async def _start(self) -> None:
-        self.target = LawfulTarget(assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights)
+        self.target = LawfulTarget(
+            assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states
+        )
         self.worker = Worker(self._pass_s, self._faults)
         tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")
         origins = [

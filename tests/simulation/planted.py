@@ -113,6 +113,46 @@ def _block_given_back_twice() -> Iterator[None]:
 
 
 @contextmanager
+def _state_of_a_token_before() -> Iterator[None]:
+    """What is kept at a border is the state one token before it."""
+    save = BlockAllocator.save_states
+
+    def saving(self: BlockAllocator, owner: str, length: int) -> list[tuple[int, int]]:
+        return [(border - 1, slot) for border, slot in save(self, owner, length)]
+
+    with patch.object(BlockAllocator, "save_states", saving):
+        yield
+
+
+@contextmanager
+def _state_outlives_its_block() -> Iterator[None]:
+    """A block that another text takes has the state of the text before."""
+    unseal = BlockAllocator._unseal
+
+    def unsealing(self: BlockAllocator, block: int) -> None:
+        states, self._states = self._states, None
+        unseal(self, block)
+        self._states = states
+
+    with patch.object(BlockAllocator, "_unseal", unsealing):
+        yield
+
+
+@contextmanager
+def _slot_of_a_state_lost() -> Iterator[None]:
+    """A request that ends before its state is shared keeps the slot."""
+    release = BlockAllocator.release
+
+    def releasing(self: BlockAllocator, owner: str) -> None:
+        if owner in self._owners:
+            self._owners[owner].saved.clear()
+        release(self, owner)
+
+    with patch.object(BlockAllocator, "release", releasing):
+        yield
+
+
+@contextmanager
 def _begun_answer_evicted() -> Iterator[None]:
     """An answer that moves competes with newcomers."""
     check = Admission.check
@@ -209,6 +249,9 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "a drafted token is believed": _drafted_token_believed,
     "a slot is given back twice": _slot_given_back_twice,
     "a shared block is given back twice": _block_given_back_twice,
+    "a state is kept a token too early": _state_of_a_token_before,
+    "a state outlives its block": _state_outlives_its_block,
+    "a state's slot is lost": _slot_of_a_state_lost,
     "a begun answer is evicted": _begun_answer_evicted,
     "newcomers go first": _newcomers_first,
     "an answer moves to other weights": _answer_moves_to_other_weights,

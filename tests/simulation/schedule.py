@@ -39,6 +39,8 @@ class Setup(NamedTuple):
     tokens_per_minute: int | None
     # The second verifier has other weights, as it may while they are changed.
     two_weights: bool = False
+    # How many states a target keeps whose layers have some; None: they have none.
+    kept_states: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +129,15 @@ def schedule_of(seed: int) -> Schedule:
     setup = setup._replace(two_weights=later.random() < _TWO_WEIGHTS)
     if later.random() < _NEW_KEY:
         events += (Event(later.random() * spread_s, "replace key", ROUTERS[0], 0.0, later.choice(tenants)),)
+    setup = setup._replace(kept_states=later.choice(_KEPT_STATES))
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
 
 
-# Who gives up, and after how long; and how often a schedule has verifiers of two weights, or a key that is replaced.
+# Who gives up, and after how long; how often a schedule has verifiers of two weights, or a key that is replaced; and how many
+# states targets keep.
 _PATIENCE_S = (*(None,) * 12, 0.03, 0.3, 3.0)
 _TWO_WEIGHTS, _NEW_KEY = 0.15, 0.15
+_KEPT_STATES = (None, None, 1, 3)
 
 
 def _setup(source: random.Random, large: bool) -> Setup:

@@ -1,7 +1,8 @@
 """A target that follows ``law``, with the real allocator of the key-value cache's blocks and a store that can be wrong.
 
 What a request has computed lies in its blocks, a row for each position, and is read from there in every pass. So a block
-that is lost, given out twice or shared with another text shows in the answer.
+that is lost, given out twice or shared with another text shows in the answer. A target with states holds the same sum a
+second time, as ``states`` has stepped it; where the two differ, other tokens are chosen.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from types import MappingProxyType
 
 from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.errors import TargetLost
 from speculation.types import Features, SamplingParams
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.law import EOS, chosen, row_of
+from tests.simulation.states import SimulatedStates
 
 _GREEDY = Sampling(params=SamplingParams(), prompt_length=0)
 
@@ -45,6 +48,7 @@ class LawfulTarget:
         blocks: size of the pool.
         opens: told of every request that is about to get room.
         weights: as of ``plain_answer``.
+        kept_states: how many states it keeps, one at every border of blocks; None: it has none.
 
     Attributes:
         fail_next, lose_next: the next pass raises.
@@ -64,8 +68,10 @@ class LawfulTarget:
         faults: FaultPoints,
         opens: Callable[[str], None],
         weights: int = 0,
+        kept_states: int | None = None,
     ) -> None:
         self._weights = weights
+        self._kept_states = kept_states
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.generation = GenerationConfig(eos_token_ids=self.eos_token_ids)
@@ -76,8 +82,16 @@ class LawfulTarget:
         self.recovered = 0
         self.recover()
 
+    @property
+    def lost_slots(self) -> int:
+        """How many slots of states are neither free nor a shared block's."""
+        states = self.blocks._states
+        return 0 if states is None else (self._kept_states or 0) - len({*states._free}) - len(states._slots)
+
     def recover(self) -> None:
-        self.blocks = BlockAllocator(self._total)
+        count = self._kept_states
+        self.blocks = BlockAllocator(self._total, None if count is None else KeptStates(count, BLOCK))
+        self._states = None if count is None else SimulatedStates(count)
         self._slots = [0] * (self._total * BLOCK)
         # Of each request: how it chooses, the tokens kept for sealing, and the rows of its last pass.
         self._sampling: dict[str, Sampling] = {}
@@ -96,6 +110,8 @@ class LawfulTarget:
         if shared is None:
             return False
         self._opens(request_id)
+        if self._states is not None:
+            self._states.open(request_id, shared * BLOCK, self.blocks.state_at_start(request_id))
         if given.tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._sampling[request_id] = sampling or _GREEDY
@@ -113,6 +129,8 @@ class LawfulTarget:
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
         self._sampling.pop(request_id, None)
+        if self._states is not None:
+            self._states.close(request_id)
 
     def forget(self, tenant: str) -> None:
         self.blocks.forget(tenant)
@@ -121,6 +139,8 @@ class LawfulTarget:
         for rows in batch:
             room = len(self.blocks.blocks_of(rows.request_id)) * BLOCK
             assert rows.context + len(rows.tokens) <= room, "beyond its room"
+        if self._states is not None:
+            self._states.step(batch, self.blocks)
         self._batch = batch
 
     def finish(self) -> list[Outcome]:
@@ -138,6 +158,8 @@ class LawfulTarget:
         blocks, slots = self.blocks.blocks_of(request_id), self._slots
         for position, token in enumerate(tokens, context):
             slots[blocks[position // BLOCK] * BLOCK + position % BLOCK] = row_of(token, position)
+        if self._states is not None:
+            self._states.accept(request_id, tokens[self._rows[request_id].chain :])
         kept = self._tokens.get(request_id)
         if kept is not None:
             kept += tokens
@@ -153,6 +175,8 @@ class LawfulTarget:
         for token in rows.tokens[: rows.chain]:
             state += row_of(token, position)
             position += 1
+        if self._states is not None:
+            state = 2 * state - self._states.total(rows.request_id) - self._weights
         choices = [self._choice(sampling, state, position, ())]
         below: list[tuple[int, int, tuple[int, ...], bool]] = []
         for node, parent in enumerate(rows.parents):

@@ -18,7 +18,13 @@ from tests.simulation.world import happened, undisturbed
 # Seeds of `make test`, those after which a planted fault must have been found, and seconds of CI.
 _FEW, _FOUND_WITHIN, _BUDGET_S = 100, 3000, 60.0
 # Faults that show in one of hundreds of schedules.
-_RARE = ("a shared block is given back twice", "a begun answer is evicted", "newcomers go first", "a new key counts anew")
+_RARE = (
+    "a shared block is given back twice",
+    "a state outlives its block",
+    "a begun answer is evicted",
+    "newcomers go first",
+    "a new key counts anew",
+)
 _CLOCK = time.process_time
 _KEPT = Path(__file__).with_name("seeds.txt")
 

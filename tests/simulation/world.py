@@ -117,7 +117,8 @@ class World:
         return VerifierMachine(
             name, self.loop, self.network, self.servers, self.points, setup.drafters, config,
             blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s,
-            weights=OTHER_WEIGHTS if setup.two_weights and name != VERIFIERS[0] else 0, tell=self.problems.append,
+            weights=OTHER_WEIGHTS if setup.two_weights and name != VERIFIERS[0] else 0,
+            kept_states=setup.kept_states, tell=self.problems.append,
         )  # fmt: skip
 
     def disturbed(self, begin: float, end: float) -> bool:
