@@ -1,5 +1,5 @@
-"""Answers of models whose layers have states: those of plain decoding, under drafts on both links, greedily and sampled, after
-preemption, at another verifier in mid-answer, and over stages of which one dies."""
+"""Answers of models whose layers have states: those of plain decoding, under drafts on both links, greedily, sampled and of a
+given form, after preemption, at another verifier in mid-answer, and over stages of which one dies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -21,9 +22,11 @@ from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine import admission
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
+from speculation.messages import Progress
 from speculation.ports import DraftLink
 from speculation.sources import STRATEGIES
-from speculation.types import Plan
+from speculation.types import FinishReason, Plan
+from tests.answer_forms import FORMS
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import KINDS, make_hybrid
@@ -118,6 +121,32 @@ async def test_drafts_change_no_token(folder: Path, link: str, sampling: int) ->
         half = [answer[:17] for answer in plain]
         # Another verifier goes on with an answer, from its prompt and what was committed.
         assert await said(running, GUIDED, asked, committed=half) == [answer[17:] for answer in plain]
+
+
+async def test_answers_of_a_given_form(folder: Path) -> None:
+    """The walk's own rule steps with the states: a grammar drafts what it forces, along with whatever the others draft."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    link = InProcessDraftLink(DrafterService(DrafterConfig()))
+    by_grammar = 0
+    async with verifier(folder, link) as running:
+        for sampling in SAMPLING:
+            plain = {kind: await formed(running, kind, PLAIN, sampling) for kind in FORMS}
+            found = await asyncio.gather(*(formed(running, kind, BLEND, sampling) for kind in FORMS))
+            for (kind, (tokens, _)), (drafted, steps) in zip(plain.items(), found, strict=True):
+                assert FORMS[kind].has(tokenizer.decode(tokens)), (kind, sampling)
+                assert drafted == tokens, (kind, sampling)
+                by_grammar += sum(step.accepted_sources.count("grammar") for step in steps)
+    assert by_grammar
+
+
+async def formed(
+    running: VerifierService, kind: str, plan: Plan, sampling: dict[str, object]
+) -> tuple[list[int], list[Progress]]:
+    """An answer of a form, which it ends by itself."""
+    wanted = request(f"r {kind}", PROMPTS[0], plan, max_tokens=200, structured_outputs=FORMS[kind].structured, **sampling)
+    tokens, finished, steps = await collect(running.loop, wanted)
+    assert finished.reason is FinishReason.STOP, kind
+    return tokens, steps
 
 
 @pytest.mark.exhaustive
