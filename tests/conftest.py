@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,18 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """The same where a test has failed, since pytest parses the files of its traceback."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def pytest_sessionfinish() -> None:

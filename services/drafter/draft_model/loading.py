@@ -15,7 +15,7 @@ from transformers.utils import logging as messages
 from services.drafter.draft_model.vocabulary_map import VOCABULARY_FILE
 from services.model_files.folder import read_json, reading
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.for_transformers import from_pretrained, without_quantisation
+from services.model_files.weights.for_transformers import from_pretrained, making_a_model, without_quantisation
 from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.shared import read_shared
@@ -39,7 +39,7 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     if dtype not in _DTYPES:
         raise ConfigurationError(field="dtype of draft models", value=dtype, allowed=f"one of {', '.join(_DTYPES)}")
     read_json(folder / "config.json", "draft model")
-    with quietly(), reading(f"load the draft model at {folder}", about=folder), ExitStack() as stack:
+    with quietly(), reading(f"load the draft model at {folder}", about=folder), making_a_model(), ExitStack() as stack:
         model, info = _read(folder, target, stack)(
             dtype=getattr(torch, dtype),
             trust_remote_code=False,

@@ -1,8 +1,10 @@
-"""Lets transformers load a model from weights that it cannot read itself: quantised ones, shared ones and blocks."""
+"""Lets transformers make models one after the other, from weights too that it cannot read itself: quantised, shared, blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
@@ -12,6 +14,19 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from services.model_files.weights.files import WeightFiles
+
+_MAKING = threading.RLock()
+
+
+@contextmanager
+def making_a_model() -> Iterator[None]:
+    """Keep other threads from making a model meanwhile.
+
+    transformers replaces methods of its models' class, and torch's default type, for the whole process as long as it makes
+    one. Two threads at once would put back what the other one had replaced: tied weights would be missing from then on.
+    """
+    with _MAKING:
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from services.model_files.weights.files import save_blocks
+from services.model_files.weights.for_transformers import making_a_model
 from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, Weight
 from services.verifier.loading.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
 from services.verifier.loading.refusals import refuse_unsupported
@@ -49,14 +50,15 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     if is_gguf_arch_supported(architecture.contents()):
         # transformers loads these architectures by another path, which gives only dequantised tensors.
         say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
-        whole, info = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        with making_a_model():
+            whole, info = AutoModelForCausalLM.from_pretrained(
+                **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            )
         refuse_incomplete(whole, info, gguf)
         refuse_nonsense(whole, gguf)
         whole.save_pretrained(folder)
     else:
-        with torch.device("meta"):
+        with making_a_model(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         weights = _weights(reader, model, architecture.contents(), say)
         lacking = {name for name, _ in model.named_parameters()} - weights.keys() - model.all_tied_weights_keys.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.for_transformers import from_pretrained
+from services.model_files.weights.for_transformers import from_pretrained, making_a_model
 from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention import calls as attention
@@ -40,7 +39,6 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _WHOLE: Mapping[str, Cut] = {}
-_BY_TRANSFORMERS = threading.Lock()
 
 # What the module after the last layer is called.
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
@@ -63,7 +61,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         return _load_as_stored(config)
     if quantised is not None and has_own_names(config):
         return _load_as_stored(config)
-    with reading(f"load the model at {folder}", about=folder), without_report(), ExitStack() as stack:
+    with reading(f"load the model at {folder}", about=folder), making_a_model(), without_report(), ExitStack() as stack:
         load: Callable[..., Any] = partial(
             AutoModelForCausalLM.from_pretrained, folder, trust_remote_code=False, use_safetensors=True
         )
@@ -87,7 +85,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
 def load_beside(config: TargetConfig) -> PreTrainedModel:
     """As ``load_whole``, while another model computes in this process: nothing is changed that all threads share.
 
-    transformers' own loading changes torch's default type, which is no change for float32, and does not work in two threads.
+    transformers' own loading changes torch's default type, which is no change for float32.
 
     Raises:
         ConfigurationError: it cannot be loaded, or not so; says why.
@@ -101,8 +99,7 @@ def load_beside(config: TargetConfig) -> PreTrainedModel:
             field="verifier.dtype",
             value=config.dtype,
         )
-    with _BY_TRANSFORMERS:
-        return load_whole(config)
+    return load_whole(config)
 
 
 def keeps_stored(config: TargetConfig) -> bool:
@@ -134,11 +131,12 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
     """
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}", about=folder):
-        model: PreTrainedModel = without_weights(
-            lambda: AutoModelForCausalLM.from_config(
-                read_config(config), dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
+        with making_a_model():
+            model: PreTrainedModel = without_weights(
+                lambda: AutoModelForCausalLM.from_config(
+                    read_config(config), dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
+                )
             )
-        )
         with WeightFiles(folder, config.shared_with) as files:
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
         _read(model, config)
@@ -261,7 +259,7 @@ def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
 def hollow_model(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
-    with reading(f"load the model at {config.model_path}", about=config.model_path), torch.device("meta"):
+    with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
         found = read_config(config)
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -14,7 +14,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from services.drafter.heads.mtp.block import ATTENTION
 from services.model_files.known_types import known_types, transformers_version
-from services.model_files.weights.for_transformers import Unread
+from services.model_files.weights.for_transformers import Unread, making_a_model
 from speculation.errors import ConfigurationError
 
 # What the module behind the last layer is called.
@@ -49,7 +49,7 @@ class OneLayer:
                 allowed=f"that of a causal language model that {transformers_version()} knows",
             )
         config = AutoConfig.for_model(**{**fields, "model_type": kind})
-        with torch.device("meta"):
+        with making_a_model(), torch.device("meta"):
             self._model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
         self._decoder = self._model.get_decoder()
         norm = next((name for name in _FINAL_NORMS if hasattr(self._decoder, name)), None)
