@@ -1,4 +1,4 @@
-"""Lets transformers make models one after the other, from weights too that it cannot read itself: quantised, shared, blocks."""
+"""Lets transformers make models one by one, also from weights that it cannot read itself: quantised, shared, blocks."""
 
 from __future__ import annotations
 
