@@ -226,10 +226,10 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
         pytest.param("in_process", SAMPLING[2], _SOME[:1], id="all"),
         pytest.param("in_process", SAMPLING[0], _SOME, marks=pytest.mark.exhaustive, id="in process, greedily"),
         pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
+        # A link carries the drafts of any two in the same way.
         *(
             pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
-            for link in ("in_process", "grpc")
-            for at in (0, 2)
+            for link, at in (("in_process", 0), ("grpc", 2))
         ),
     ],
 )
