@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -157,9 +158,16 @@ async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
     assert len(await answer) == 2 and only.target.adapters == {}
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path an error shows whole."""
+    with TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
+
+
 @pytest.mark.parametrize("folder", ["adapters/one", "/elsewhere", "ROOT/one/../..", "ROOT-of-others/one", "ROOT/none", ""])
-async def test_folders_that_nothing_is_read_from(folder: str, tmp_path: Path) -> None:
-    root = tmp_path / "adapters"
+async def test_folders_that_nothing_is_read_from(folder: str, short: Path) -> None:
+    root = short / "adapters"
     (root / "one").mkdir(parents=True)
     only = Verifier(Adapters(), root)
     with refuses(InvalidArgument, "lora_path", allowed="verifier.lora_folders"):
@@ -167,12 +175,12 @@ async def test_folders_that_nothing_is_read_from(folder: str, tmp_path: Path) ->
     assert only.target.adapters == {}
 
 
-async def test_a_file_that_lies_elsewhere_is_not_read(tmp_path: Path) -> None:
-    folder = tmp_path / "adapters" / "one"
+async def test_a_file_that_lies_elsewhere_is_not_read(short: Path) -> None:
+    folder = short / "adapters" / "one"
     folder.mkdir(parents=True)
-    (tmp_path / "secret").touch()
-    (folder / "adapter_config.json").symlink_to(tmp_path / "secret")
-    only = Verifier(Adapters(), tmp_path / "adapters")
+    (short / "secret").touch()
+    (folder / "adapter_config.json").symlink_to(short / "secret")
+    only = Verifier(Adapters(), short / "adapters")
     with refuses(InvalidArgument, "lora_path", allowed="adapter_config.json does not"):
         await only.adapt(order_to_load(str(folder)))
     assert only.target.adapters == {}
