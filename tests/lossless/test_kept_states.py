@@ -218,7 +218,7 @@ async def said(folder: Path, plan: Plan, *, together: bool, **settings: object) 
     await running.start()
     try:
         asked = [
-            request(f"r{number}", prompt, plan, max_tokens=40, ignore_eos=True, **SAMPLING)
+            request(f"r{number}", prompt, plan, max_tokens=70, ignore_eos=True, **SAMPLING)
             for number, prompt in enumerate(PROMPTS * 2)
         ]
         if together:
@@ -240,7 +240,7 @@ async def test_the_cache_changes_no_token(folder: Path, monkeypatch: pytest.Monk
     # The second prompt begins as the first one does; then both are asked again.
     assert cached == 64 + 128 + 128
     # Those that begin together share nothing at first; those that give way begin again at what is kept.
-    answers, cached, preemptions = await said(folder, BLEND, together=True, kv_cache_tokens=512, max_model_len=256)
+    answers, cached, preemptions = await said(folder, BLEND, together=True, kv_cache_tokens=448, max_model_len=256)
     assert answers == wanted
     assert cached and preemptions
 
