@@ -10,8 +10,9 @@ from threading import Barrier
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging as messages
 
-from services.drafter.draft_model.loading import load_draft_model
+from services.drafter.draft_model.loading import load_draft_model, quietly
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import hollow_model, load_whole
 from tests.draft_models import draft_beside
@@ -41,3 +42,15 @@ def test_transformers_is_left_as_it_was(tiny_model: Path) -> None:
         list(threads.map(load, loads))
     assert PreTrainedModel.tie_weights is tie_weights
     assert torch.get_default_dtype() is dtype
+
+
+def test_transformers_prints_again_what_it_printed() -> None:
+    """Of two that keep it quiet, the second to begin has found it so, and may be the last one to end."""
+    before = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    first, second = quietly(), quietly()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (messages.get_verbosity(), messages.is_progress_bar_enabled()) == (messages.ERROR, False)
+    second.__exit__(None, None, None)
+    assert (messages.get_verbosity(), messages.is_progress_bar_enabled()) == before

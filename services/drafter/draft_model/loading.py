@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -64,18 +65,44 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     return loaded
 
 
+class _Quiet:
+    """Keeps transformers quiet while any thread wants it to be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._before = (messages.get_verbosity(), messages.is_progress_bar_enabled())
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._wanted:
+                self._before = (messages.get_verbosity(), messages.is_progress_bar_enabled())
+                messages.set_verbosity_error()
+                messages.disable_progress_bar()
+            self._wanted += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if self._wanted:
+                return
+            level, bars = self._before
+            messages.set_verbosity(level)
+            if bars:
+                messages.enable_progress_bar()
+
+
+_QUIET = _Quiet()
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """Transformers prints progress, and as a table what our errors say in one line."""
-    level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
+    _QUIET.begin()
     try:
         yield
     finally:
-        messages.set_verbosity(level)
-        if bars:
-            messages.enable_progress_bar()
+        _QUIET.end()
 
 
 def _read(folder: Path, target: Path, stack: ExitStack) -> Callable[..., Any]:
