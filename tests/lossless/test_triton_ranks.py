@@ -66,7 +66,9 @@ def parts_of(folder: Path, ranks: int, order: list[int] | None = None, dtype: Dt
     )
     board, parts = Board(ranks), []
     for rank in range(ranks):
-        part = ModelSlice(config, 0, means=means(dtype), rank=rank)
+        # It tries itself.
+        with hopper():
+            part = ModelSlice(config, 0, means=means(dtype), rank=rank)
         if part.shards is not None:
             part.shards.connect(InTurn(board, rank, order))
         parts.append(part)
