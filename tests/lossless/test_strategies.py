@@ -228,8 +228,8 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
         pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
         # A link carries the drafts of any two in the same way.
         *(
-            pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
-            for link, at in (("in_process", 0), ("grpc", 2))
+            pytest.param(link, SAMPLING[at], _PAIRS[half::2], marks=pytest.mark.exhaustive, id=f"pairs-{link}-{at}")
+            for half, link, at in ((0, "in_process", 0), (1, "grpc", 2))
         ),
     ],
 )
