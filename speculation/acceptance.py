@@ -10,7 +10,7 @@ proof of losslessness: a tree decides how many of the target's tokens one pass y
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from speculation.records import maker, quickly_made
@@ -48,9 +48,14 @@ class StopRule:
 
     def after(self, tokens: list[int]) -> FinishReason | None:
         """Why generation ends with the last of ``tokens``, which follow the answer so far; None if it goes on."""
-        if tokens[-1] in self.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.generated + len(tokens) >= self.room else None
+        return reason_to_end(tokens[-1], self.generated + len(tokens), self.stop_token_ids, self.room)
+
+
+def reason_to_end(last: int, length: int, stop_token_ids: Collection[int], room: int) -> FinishReason | None:
+    """Why an answer of ``length`` tokens ends with its token ``last``; None if it goes on. ``room`` as in ``StopRule``."""
+    if last in stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= room else None
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,11 +28,12 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.drafter.sources.prompt_lookup import PromptLookupSession
 from services.verifier.engine import verify
-from services.verifier.engine.native.tree_walks import Decided, walk_each
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
+from speculation import acceptance
+from speculation.acceptance import Accepted, StopRule
 from speculation.tree import chain
-from speculation.types import EMPTY_TREE, TokenTree
+from speculation.types import TokenTree
 from tests.patience import wait_for_every_draft
 from tests.service import tiny_settings
 
@@ -213,15 +213,15 @@ def test_a_drafter_that_is_always_wrong_is_slower_and_still_lossless(
 def test_an_acceptance_rule_that_takes_anything_is_not_lossless(
     lineup: DirectLineup, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    def gullible(
-        trees: Sequence[TokenTree], choices: Sequence[Sequence[int]], left: Sequence[int], stops: Sequence[array[int]]
-    ) -> list[Decided]:
+    def gullible(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
         """Takes the first drafted token for the target's own, unseen."""
-        drafted = [tree.tokens[:1] for tree in trees]
-        seen = [token or own[:1] for token, own in zip(drafted, choices, strict=True)]
-        return walk_each([EMPTY_TREE] * len(trees), seen, left, stops)
+        if not len(tree):
+            return acceptance_walk(tree, choose_at, stop)
+        tokens = (tree.tokens[0],)
+        return Accepted(path=(), tokens=tokens, finish_reason=stop.after(list(tokens)))
 
-    monkeypatch.setattr(verify, "walk_all", gullible)
+    acceptance_walk = acceptance.walk
+    monkeypatch.setattr(verify.acceptance, "walk", gullible)
     bench = run(lineup, tiny_model, temperature)
     results = bench.results(partial=False)
     assert not bench.lossless

@@ -12,15 +12,15 @@ from services.access.gate import Gate
 from services.access.key_records import KeyRecord
 from services.access.key_use import KeyUse
 from services.router import migration
-from services.verifier.engine import forgetting, verify
+from services.verifier.engine import forgetting
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Prefixes
 from services.verifier.identity import Identity
 from services.verifier.kv_cache.blocks import BlockAllocator
+from speculation import acceptance
 from speculation.messages import Draft, GenerationRequest
-from speculation.types import TokenTree
 from tests.simulation.gates import Audit
 from tests.simulation.serve_handles import Stream
 
@@ -76,15 +76,13 @@ def _stale_draft_taken() -> Iterator[None]:
 
 @contextmanager
 def _drafted_token_believed() -> Iterator[None]:
-    """The one token of a draft counts as the target's own."""
-    walk_all = verify.walk_all
+    """The last token of a draft counts as the target's own."""
+    walk = acceptance.walk
 
-    def believing(trees: Sequence[TokenTree], choices: Sequence[Sequence[int]], *more: Any) -> Any:
-        pairs = zip(trees, choices, strict=True)
-        seen = [(tree.tokens[0], *own[1:]) if len(tree) == 1 else own for tree, own in pairs]
-        return walk_all(trees, seen, *more)
+    def believing(tree: Any, choose_at: Callable[[int], int], stop: Any) -> Any:
+        return walk(tree, lambda node: tree.tokens[0] if node < 0 and len(tree) == 1 else choose_at(node), stop)
 
-    with patch.object(verify, "walk_all", believing):
+    with patch.object(acceptance, "walk", believing):
         yield
 
 

@@ -17,7 +17,7 @@ from services.verifier.choosing import chooser, device_choice, device_trials
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.verify import verify_all
+from services.verifier.engine.verify import verify
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from speculation import rejection
 from speculation.acceptance import StopRule
@@ -137,10 +137,7 @@ def verified(case: Case, tree: TokenTree, outcome: Outcome) -> tuple[Verdict, in
         return distribution(row)
 
     request = SimpleNamespace(message=SimpleNamespace(sampling=case.params), tokens=case.text, stop_rule=ENDLESS)
-    (found,) = verify_all([(cast(LiveRequest, request), tree, replace(outcome, distribution=counted))])
-    if isinstance(found, Exception):
-        raise found
-    return found, len(asked)
+    return verify(cast(LiveRequest, request), tree, replace(outcome, distribution=counted)), len(asked)
 
 
 def test_the_same_tokens_are_accepted_and_drawn() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from services.verifier.engine.prompt_scores import PromptScores
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamSpec, TokenRule
-from speculation.acceptance import StopRule, stop_token_ids
+from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.records import maker
@@ -57,7 +56,6 @@ class LiveRequest:
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
         observed: the hidden states of all positions before this one have been reported.
-        stops: the tokens that end its answer, as int32.
         scores: log-probabilities of its prompt.
         events: read by the consumer; ends in ``Finished`` or an exception.
         closed: the consumer has stopped reading.
@@ -120,7 +118,6 @@ class LiveRequest:
         self._prompt_length = len(message.prompt)
         self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
         self._stop_ids = stop_token_ids(message.sampling, eos_token_ids)
-        self.stops = array("i", self._stop_ids)
         self._words = word_rule(message.sampling, vocab_size, self._stop_ids, grammar)
         if self._words is not None:
             self._words.commit(message.committed)
@@ -158,10 +155,9 @@ class LiveRequest:
         """The rule that ends the answer, counting from the tokens generated so far."""
         return _make_stop_rule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
 
-    @property
-    def left(self) -> int:
-        """How many tokens its answer may still have."""
-        return self._room - len(self.tokens) + self._prompt_length
+    def reason_to_end(self, token: int) -> FinishReason | None:
+        """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
+        return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self._stop_ids, self._room)
 
     @property
     def complete(self) -> FinishReason | None:

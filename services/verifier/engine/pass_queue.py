@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.clock import now
-from services.verifier.engine.native.library import engine_library
 from services.verifier.engine.passes import Part, finish_pass, whole_pass
 from services.verifier.engine.stats import StepTimes
 from services.verifier.model.target_port import Target
@@ -77,8 +76,6 @@ class PassQueue:
         self._longest_s = 0.0
         self._under_way: deque[PassUnderWay] = deque()
         self._began: float | None = None
-        # What walks down trees is compiled now, and not within the first pass.
-        engine_library()
 
     @property
     def overdue(self) -> bool:

@@ -12,7 +12,7 @@ from services.verifier.engine.deciding.asking import prices_of
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
-from services.verifier.engine.verify import verify_all, with_features
+from services.verifier.engine.verify import verify, with_features
 from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
@@ -262,7 +262,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
         outcomes = target.finish()
     times.move(target.choosing_s, "forward", "choose")
     with times.measure("choose"):
-        kept = _decide(parts, outcomes)
+        kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
     if any(part.rows.layers for part in parts):
         _observe_all(target, parts, kept)
     with times.measure("keep"):
@@ -271,25 +271,19 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
                 target.keep(part.rows.request_id, part.rows.context, kept_rows)
 
 
-def _decide(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[list[int]]:
-    """Give the parts whose rows reach the end of the prompt their verdicts. Returns each part's rows to keep."""
-    given = [(part, outcome) for part, outcome in zip(parts, outcomes, strict=True) if part.verified]
-    found = verify_all([(part.request, part.tree, outcome) for part, outcome in given])
-    for (part, _), verdict in zip(given, found, strict=True):
-        if isinstance(verdict, Exception):
-            part.error = verdict
-        else:
-            part.verdict = verdict
-    for part, outcome in zip(parts, outcomes, strict=True):
-        part.scored = outcome.scored
-    return [_kept(part) for part in parts]
-
-
-def _kept(part: Part) -> list[int]:
-    chain, verdict = part.chain, part.verdict
+def _decided(part: Part, outcome: Outcome) -> list[int]:
+    """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
+    chain = part.chain
     rows = [0] if chain == 1 else list(range(chain))
-    if verdict is not None and verdict.accepted_path:
-        rows += [chain + node for node in verdict.accepted_path]
+    part.scored = outcome.scored
+    if part.verified:
+        try:
+            verdict = part.verdict = verify(part.request, part.tree, outcome)
+        except Exception as error:
+            part.error = error
+            return rows
+        for node in verdict.accepted_path:
+            rows.append(chain + node)
     return rows
 
 

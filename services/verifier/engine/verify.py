@@ -1,67 +1,62 @@
-"""Verifies the trees of a pass: turns the target's outcomes into verdicts."""
+"""Verifies one request's tree: turns the target's outcome of a pass into a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.native.tree_walks import walk_all
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
-from speculation import rejection
+from speculation import acceptance, rejection
+from speculation.acceptance import Accepted
 from speculation.errors import Internal
 from speculation.records import maker
 from speculation.tree import ROOT
-from speculation.types import Features, FinishReason, Observation, TokenLogprobs, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, Features, Observation, TokenLogprobs, TokenTree, Verdict
 
 _make_verdict, _make_observation = maker(Verdict), maker(Observation)
 
 
-def verify_all(given: Sequence[tuple[LiveRequest, TokenTree, Outcome]]) -> list[Verdict | Exception]:
-    """Decide which tokens each request of a pass commits.
+def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
+    """Decide which tokens ``request`` commits.
 
     Args:
-        given: with each request its tree, and the target's results after the pending token (row 0) and after each node.
+        outcome: the target's results after the pending token (row 0) and after each node of ``tree``.
 
-    Returns:
-        For each request its verdict, or why there is none: the target's own error, if it chose nothing after a row that its
-        choices lead to.
+    Raises:
+        Exception: the target's own error, if it chose nothing after a row on the accepted path.
     """
-    walked = [each for each in given if each[2].distribution is None]
-    decided = iter(
-        walk_all(
-            [tree for _, tree, _ in walked],
-            [outcome.choices for _, _, outcome in walked],
-            [request.left for request, _, _ in walked],
-            [request.stops for request, _, _ in walked],
-        )
+    if not tree.tokens and outcome.distribution is None and outcome.logprobs is None:
+        return _plain(request, outcome)
+    accepted = _accept(request, tree, outcome)
+    return _make_verdict(
+        accepted_path=accepted.path,
+        committed=accepted.tokens,
+        length=len(request.tokens) + len(accepted.tokens),
+        finish_reason=accepted.finish_reason,
+        logprobs=_logprobs(accepted, outcome),
+        observation=_observe(tree, outcome),
     )
-    return [_verdict(*each, *next(decided)) if each[2].distribution is None else _by_rejection(*each) for each in given]
 
 
-def _verdict(
-    request: LiveRequest,
-    tree: TokenTree,
-    outcome: Outcome,
-    path: tuple[int, ...],
-    tokens: tuple[int, ...],
-    finish_reason: FinishReason | None,
-) -> Verdict | Exception:
-    if not tokens:
-        return outcome.error or Internal("the target chose nothing after a row that its choices lead to")
-    try:
-        return _make_verdict(
-            accepted_path=path,
-            committed=tokens,
-            length=len(request.tokens) + len(tokens),
-            finish_reason=finish_reason,
-            logprobs=_logprobs(path, tokens, outcome) if outcome.logprobs is not None else (),
-            observation=_observe(tree, outcome) if outcome.top_ids else None,
-        )
-    except Exception as error:
-        return error
+def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
+    """What ``verify`` finds where there is no tree: one token, chosen after the pending one."""
+    committed = outcome.choices
+    token = committed[0]
+    if token == NOT_CHOSEN:
+        raise _nothing_chosen(outcome)
+    return _make_verdict(
+        accepted_path=(),
+        committed=committed,
+        length=len(request.tokens) + 1,
+        finish_reason=request.reason_to_end(token),
+        observation=_observe(EMPTY_TREE, outcome) if outcome.top_ids else None,
+    )
+
+
+def _nothing_chosen(outcome: Outcome) -> Exception:
+    return outcome.error or Internal("the target chose nothing after a row that its choices lead to")
 
 
 def with_features(verdict: Verdict, features: Features) -> Verdict:
@@ -85,28 +80,34 @@ class KnownTrial(rejection.DraftTrial):
         return super().draw() if token == NOT_CHOSEN else token
 
 
-def _by_rejection(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict | Exception:
+def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted:
+    def choose_at(node: int) -> int:
+        choice = outcome.choices[node + 1]
+        if choice == NOT_CHOSEN:
+            raise _nothing_chosen(outcome)
+        return choice
+
+    if outcome.distribution is None:
+        return acceptance.walk(tree, choose_at, request.stop_rule)
     distribution = outcome.distribution
-    assert distribution is not None
     randomness = rejection.SeededRandomness(request.message.sampling.seed)
 
     def trial_at(node: int, siblings: list[int], position: int) -> rejection.DraftTrial:
         known = outcome.tried[node + 1] if outcome.tried else None
         return KnownTrial(known, tree, siblings, partial(distribution, node + 1), randomness, position)
 
-    try:
-        found = rejection.accept(tree, trial_at, len(request.tokens), request.stop_rule)
-    except Exception as error:
-        return error
-    return _verdict(request, tree, outcome, found.path, found.tokens, found.finish_reason)
+    return rejection.accept(tree, trial_at, len(request.tokens), request.stop_rule)
 
 
-def _logprobs(path: tuple[int, ...], tokens: tuple[int, ...], outcome: Outcome) -> tuple[TokenLogprobs, ...]:
-    assert outcome.logprobs is not None
-    nodes = (ROOT, *path)
-    return tuple(outcome.logprobs(node + 1, token) for node, token in zip(nodes, tokens, strict=False))
+def _logprobs(accepted: Accepted, outcome: Outcome) -> tuple[TokenLogprobs, ...]:
+    if outcome.logprobs is None:
+        return ()
+    nodes = (ROOT, *accepted.path)
+    return tuple(outcome.logprobs(node + 1, token) for node, token in zip(nodes, accepted.tokens, strict=False))
 
 
-def _observe(tree: TokenTree, outcome: Outcome) -> Observation:
+def _observe(tree: TokenTree, outcome: Outcome) -> Observation | None:
+    if not outcome.top_ids:
+        return None
     ids = outcome.top_ids
-    return _make_observation(tree=tree, top_ids=ids, probe_ids=tuple([ids[node + 1] for node in tree.probes]))
+    return _make_observation(tree=tree, top_ids=ids, probe_ids=tuple(ids[node + 1] for node in tree.probes))
