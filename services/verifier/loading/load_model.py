@@ -61,21 +61,22 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         return _load_as_stored(config)
     if quantised is not None and has_own_names(config):
         return _load_as_stored(config)
-    with reading(f"load the model at {folder}", about=folder), making_a_model(), without_report(), ExitStack() as stack:
+    with reading(f"load the model at {folder}", about=folder), ExitStack() as stack:
         load: Callable[..., Any] = partial(
             AutoModelForCausalLM.from_pretrained, folder, trust_remote_code=False, use_safetensors=True
         )
         if quantised is not None:
             load = from_pretrained(read_config(config), stack.enter_context(WeightFiles(folder)))
-        model, info = load(
-            dtype=load_dtype(config),
-            attn_implementation=attention.NAME,
-            # refuse_incomplete refuses them by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            # Read elsewhere, see services/model_files/generation_config.py.
-            generation_config=GenerationConfig(),
-        )
+        with making_a_model(), without_report():
+            model, info = load(
+                dtype=load_dtype(config),
+                attn_implementation=attention.NAME,
+                # refuse_incomplete refuses them by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                # Read elsewhere, see services/model_files/generation_config.py.
+                generation_config=GenerationConfig(),
+            )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)
     loaded: PreTrainedModel = model
