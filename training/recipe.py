@@ -42,7 +42,9 @@ class RecipeBase(_Strict):
     max_rows: int = Field(2048, ge=8, description="longer sequences lose their beginning")
     learning_rate: float = Field(1e-3, gt=0)
     muon_rate: float | None = Field(
-        None, gt=0, description="learning rate of Muon, which then trains the matrices; null: AdamW trains all"
+        None,
+        gt=0,
+        description="learning rate of Muon, which then trains matrices without a row for each token; null: AdamW trains all",
     )
     warmup: Share = Field(0.03, description="share of the steps in which the learning rate rises")
     beta1: float = Field(0.9, ge=0, lt=1)

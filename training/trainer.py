@@ -86,7 +86,7 @@ class Trainer:
         self._folder = folder
         self._validate = validate
         self._parameters = trained(learner.module)
-        self._optimizer = Optimizer(self._parameters, recipe)
+        self._optimizer = Optimizer(self._parameters, recipe, len(learner.ids))
         self.state = fresh
         self._lengths = shards.lengths
         found = newest_whole(folder)

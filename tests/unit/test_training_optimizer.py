@@ -27,7 +27,7 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 def optimizer(held: dict[str, nn.Parameter], **recipe: float) -> Optimizer:
-    return Optimizer(held, LayersRecipe(kind="draft_model", warmup=0.0, steps=10, **recipe))  # type: ignore[arg-type]
+    return Optimizer(held, LayersRecipe(kind="draft_model", precision="float32", warmup=0.0, steps=10, **recipe))  # type: ignore[arg-type]
 
 
 def test_it_trains_matrices_alone() -> None:
@@ -41,6 +41,16 @@ def test_it_trains_matrices_alone() -> None:
     moved = parameters()["w"] - ours["w"]
     expected = 0.1 * 0.2 * 6**0.5 * orthogonal(torch.ones(4, 6))
     assert torch.allclose(moved, expected, atol=1e-6)
+
+
+def test_adamw_trains_rows_of_tokens() -> None:
+    ours, adam = parameters(), parameters()
+    recipe = LayersRecipe(kind="draft_model", warmup=0.0, steps=10, muon_rate=0.1)
+    made = (Optimizer(ours, recipe, tokens=4), Optimizer(adam, recipe.model_copy(update={"muon_rate": None})))
+    for held, each in zip((ours, adam), made, strict=True):
+        held["w"].grad = torch.ones(4, 6)
+        each.make_step(0, 1)
+    assert torch.equal(ours["w"], adam["w"])
 
 
 def test_there_may_be_matrices_alone() -> None:
