@@ -33,7 +33,8 @@ async def test_no_token_changes(tmp_path: Path, target: str, place: str) -> None
 
 async def test_what_is_drafted_is_what_transformers_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the states that really travel: of every layer, of prompts and answers."""
-    pair, drafted = make_pair(tmp_path, whole=True, ordered=True), []
+    pair = make_pair(tmp_path, whole=True, ordered=True)
+    drafted: list[tuple[tuple[int, ...], int]] = []
     plain = FeatureSource.draft
 
     def draft(self: FeatureSource, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:

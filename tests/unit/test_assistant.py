@@ -10,6 +10,7 @@ import torch
 
 from services.drafter.heads.assistant.files import load_assistant
 from services.drafter.heads.assistant.head import AssistantHead
+from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.sessions.known_states import KnownStates
@@ -44,9 +45,10 @@ def known(pair: Pair, head: AssistantHead, tokens: list[int], without: tuple[int
 
 def spoken(head: AssistantHead, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Logits that are asked for from now on, one row each."""
-    rows, plain = [], head.logits
+    rows: list[torch.Tensor] = []
+    plain = head.logits
 
-    def logits(hidden: torch.Tensor, vocabulary: object) -> torch.Tensor:
+    def logits(hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         made = plain(hidden, vocabulary)
         rows.extend(made.clone())
         return made

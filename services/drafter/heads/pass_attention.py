@@ -54,7 +54,7 @@ class PassAttention:
 
     def keep(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
         sizes = [part.rows for part in self._parts]
-        for part, key, value in zip(self._parts, keys[0].split(sizes), values[0].split(sizes), strict=True):
+        for part, key, value in zip(self._parts, torch.split(keys[0], sizes), torch.split(values[0], sizes), strict=True):
             part.keep(key[None], value[None], layer)
 
     @property

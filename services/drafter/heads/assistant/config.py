@@ -1,6 +1,6 @@
-"""What a Gemma 4 assistant computes, from its config.json, the target's, and the shapes of both ones' tensors; without torch.
+"""What a Gemma 4 assistant computes, from its config.json, the target's, and both ones' shapes of tensors; without torch.
 
-Which of the target's layers its queries look at, its config.json does not say: of each kind of attention it is the last layer
+Its config.json does not say which of the target's layers its queries look at: of each kind of attention it is the last one
 that makes keys and values of its own (transformers 5.24, ``Gemma4TextConfig.kv_sharing_modes``).
 """
 

@@ -1,10 +1,10 @@
-"""Gemma 4's assistants as a head: pre_projection([embedding ; state]), layers that look at the target's keys and values, and an
-output layer of its own over all tokens or over those of the likeliest clusters (transformers 5.24, ``Gemma4Assistant``).
+"""Gemma 4's assistants as a head: pre_projection([embedding ; state]), layers that look at the target's keys and values, and
+an output layer of its own over all tokens or those of the likeliest clusters (transformers 5.24, ``Gemma4Assistant``).
 
 Row i is, as of every head, (embedding of token i + 1, state of position i). Its query stands at position i + 1, that of the
-token, whose own keys the target has not made yet: it sees those up to position i. Rows drafted behind it see no more and stand
-at that very position, so that only their token and the state fed back tell them apart; what is fed back is a state of the
-target's width. Rows of drafts keep nothing, and of the rows of a text only the last one need run through the layers.
+token, whose own keys the target has not made yet: it sees those up to position i. Rows drafted behind it see no more and
+stand at that very position, so that only their token and the state fed back tell them apart; what is fed back is a state of
+the target's width. Rows of drafts keep nothing, and of a text's rows only the last one need run through the layers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClusteredOutput(nn.Module):
 
     def forward(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """[n, h] with the output layer's rows [V, h] to [n, V]."""
-        return torch.cat([self._few(part, rows) for part in hidden.split(_AT_ONCE)])
+        return torch.cat([self._few(part, rows) for part in torch.split(hidden, _AT_ONCE)])
 
     def _few(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         active = self.centroids(hidden).topk(self._active, dim=-1).indices
@@ -166,11 +166,12 @@ class AssistantHead(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, AssistantLayer)
             rows = layer(rows, turns[layer.kind], seen[layer.kind])
-        return rows
+        made: torch.Tensor = rows
+        return made
 
     def _keep(self, states: torch.Tensor, positions: torch.Tensor, attend: TextAttend) -> None:
         """Make the target's keys and values of a text's rows; a row whose states have not come is hidden until they do."""
-        parts = states.unflatten(-1, (-1, self.config.target_hidden_size))
+        parts = states.view(*states.shape[:2], -1, self.config.target_hidden_size)
         most = torch.finfo(states.dtype).max / 4
         # No layer of a target gives zeros alone.
         hidden = torch.where(states.any(-1, keepdim=True), 0.0, -most).to(states.dtype)

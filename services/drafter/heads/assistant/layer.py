@@ -37,7 +37,7 @@ class LookingAttention(nn.Module):
     def _looked(self, query: torch.Tensor, part: SeenRows) -> torch.Tensor:
         used = self._groups * self._width
         keys, values = (
-            each[:, :used].unflatten(-1, (self._groups, self._width)).transpose(0, 1)[None]
+            each[:, :used].view(len(each), self._groups, self._width).transpose(0, 1)[None]
             for each in (part.keys, part.values)
         )
         # Heads that share keys are rows of one product. Behind its keys, each row says whether it is hidden.

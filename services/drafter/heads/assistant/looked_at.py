@@ -1,7 +1,7 @@
 """Keys and values of the target's own layers, made anew of the states that travel to drafters.
 
-A layer's keys and values are a function of the state that enters it and of the position: so no row of the target's cache need
-leave the verifier, and the target's own matrices, read from its files, make the very rows.
+A layer's keys and values are a function of the state that enters it and of the position: so no row of the target's cache
+need leave the verifier, and the target's own matrices, read from its files, make the very rows.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class TargetKeys:
         """Keys and values, [B, R, heads * width] each, of states [B, R, h_t] at positions [B, R]."""
         width = self.shape.width
         rows = functional.rms_norm(states, (states.shape[-1],), self.norm, self.eps)
-        key = functional.linear(rows, self.key).unflatten(-1, (-1, width))
-        value = key if self.value is None else functional.linear(rows, self.value).unflatten(-1, (-1, width))
+        key = functional.linear(rows, self.key).view(*rows.shape[:2], -1, width)
+        value = key if self.value is None else functional.linear(rows, self.value).view(*rows.shape[:2], -1, width)
         key = functional.rms_norm(key, (width,), self.key_norm, self.eps).transpose(1, 2)
         key = turned(key, *turns.factors(positions, key.dtype)).transpose(1, 2)
         return key.flatten(2), functional.rms_norm(value, (width,), None, self.eps).flatten(2)
