@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma4AssistantConfig,
-    Gemma4AssistantForCausalLM,
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Gemma4TextConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma4Config, Gemma4ForConditionalGeneration
 
 from speculation.types import Features
 from tests.tiny import make_tiny_tokenizer
@@ -41,12 +35,19 @@ TARGETS: dict[str, dict[str, Any]] = {
     "shared": {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
     # As 31B: values are keys where attention is full, which has heads of another number.
     "one matrix": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    # As 12B.
+    "unified": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     # As 26B-A4B.
     "experts": {
         "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 32,
     },
 }  # fmt: skip
+_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 16,
+}  # fmt: skip
+_WITHOUT_PER_LAYER = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Pair:
 
     @cached_property
     def theirs(self) -> Any:
-        return Gemma4AssistantForCausalLM.from_pretrained(self.folder, attn_implementation="eager").eval()
+        kind = json.loads((self.folder / "config.json").read_text())["model_type"]
+        return _assistant_of(kind).from_pretrained(self.folder, attn_implementation="eager").eval()
 
     def change(self, fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor | None]) -> None:
         """Change fields of config.json (those of its text_config as ``text.NAME``), and tensors; None: left out."""
@@ -108,55 +110,46 @@ class Pair:
         return found
 
 
-def make_pair(folder: Path, target: str = "shared", *, ordered: bool = False, whole: bool = False, **fields: Any) -> Pair:
+def make_pair(folder: Path, target: str = "shared", *, ordered: bool = False, whole: bool = False) -> Pair:
     """Write both.
 
     Args:
         target: one of ``TARGETS``.
         ordered: whether the output layer looks through clusters.
         whole: whether the target is a model of pictures, too.
-        fields: of the assistant's text_config.
     """
     torch.manual_seed(5)
+    kind = "gemma4_unified" if target == "unified" else "gemma4"
     kinds = [SLIDING, SLIDING, SLIDING, FULL, SLIDING, FULL]
     own = {**_SIZES, "hidden_size": HIDDEN, "num_hidden_layers": 6, "layer_types": kinds, **TARGETS[target]}
-    model: Any = AutoModelForCausalLM.from_config(Gemma4TextConfig(**own))
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(f"{kind}_text", **own))
     if whole:
-        vision = {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "head_dim": 16,
-        }
-        vision["num_key_value_heads"] = 2
-        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=own, vision_config=vision))
+        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=own, vision_config=_VISION))
     _spread(model)
     model.save_pretrained(folder / "target")
     make_tiny_tokenizer(folder / "target")
     layers = {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 4}
     groups = {name: own[name] for name in ("attention_k_eq_v", "num_global_key_value_heads") if name in own}
-    text = {
-        **_SIZES,
-        **layers,
-        **groups,
-        "hidden_size": 32,
-        "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": 0,
-    }
-    config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(**{**text, **fields}),
+    config = AutoConfig.for_model(
+        f"{kind}_assistant",
+        text_config=AutoConfig.for_model(
+            f"{kind}_text", **{**_SIZES, **layers, **groups, "hidden_size": 32, **_WITHOUT_PER_LAYER}
+        ),
         backbone_hidden_size=HIDDEN,
         use_ordered_embeddings=ordered,
         num_centroids=16,
         centroid_intermediate_top_k=4,
     )
-    assistant: Any = Gemma4AssistantForCausalLM(config)
+    assistant = _assistant_of(kind)(config)
     _spread(assistant)
     if ordered:
         assistant.masked_embedding.token_ordering.copy_(torch.randperm(VOCABULARY))
     assistant.save_pretrained(folder / "assistant")
     return Pair(folder / "assistant", folder / "target")
+
+
+def _assistant_of(kind: str) -> Any:
+    return transformers.Gemma4UnifiedAssistantForCausalLM if "unified" in kind else transformers.Gemma4AssistantForCausalLM
 
 
 @torch.no_grad()

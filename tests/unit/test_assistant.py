@@ -15,7 +15,7 @@ from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.sessions.known_states import KnownStates
 from speculation.tree import ROOT, depths, path_to
-from tests.assistants import WINDOW, Pair, edit, make_pair
+from tests.assistants import TARGETS, WINDOW, Pair, edit, make_pair
 from tests.feature_sources import draft, fresh, opening, report, same, text
 from tests.unit.test_feature_ahead import ahead
 
@@ -24,7 +24,7 @@ CHAIN = TreeForm(steps=3, width=1)
 LENGTHS = (2, 5, WINDOW, WINDOW + 1, WINDOW + 2, WINDOW + 3, 30, 31, 40)
 
 
-@pytest.fixture(scope="module", params=["shared", "one matrix", "experts"])
+@pytest.fixture(scope="module", params=TARGETS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("pair"), request.param, ordered=request.param == "shared")
 

@@ -153,7 +153,7 @@ def parse_assistant(
         kinds=kinds,
         looked_at=looked_at,
         # transformers' mask lets a query see the row at the window's edge, and its own row is not among them.
-        window=fields.number("sliding_window", 512) + 1,
+        window=fields.number("sliding_window") + 1,
         max_positions=target.max_positions,
         hidden_act=_activation(fields),
         rms_norm_eps=float(fields.fields.get("rms_norm_eps", 1e-6)),
