@@ -129,7 +129,7 @@ def make_pair(folder: Path, target: str = "shared", *, ordered: bool = False, wh
     model.save_pretrained(folder / "target")
     make_tiny_tokenizer(folder / "target")
     layers = {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 4}
-    groups = {name: own[name] for name in ("attention_k_eq_v", "num_global_key_value_heads") if name in own}
+    groups: dict[str, Any] = {name: own[name] for name in ("attention_k_eq_v", "num_global_key_value_heads") if name in own}
     text: dict[str, Any] = {**_SIZES, **layers, **groups, "hidden_size": 32, **_WITHOUT_PER_LAYER}
     config = AutoConfig.for_model(
         f"{kind}_assistant",
