@@ -177,16 +177,6 @@ def test_medusa_is_known_by_its_tensors(tmp_path: Path, target: Path) -> None:
         load_head(HeadCheckpoint({}, {"a.weight": numbers(4, 4)}).write(tmp_path / "b"), target)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_gemma_4_assistant_is_refused_by_name(tmp_path: Path, target: Path, known: bool) -> None:
-    fields = {"architectures": ["Gemma4AssistantForCausalLM"]} if known else {}
-    around = {"pre_projection.weight": numbers(8, 16), "post_projection.weight": numbers(8, 8)}
-    query = {"model.layers.0.self_attn.q_proj.weight": numbers(8, 8)}
-    folder = HeadCheckpoint(fields, query if known else {**query, **around}).write(tmp_path)
-    with refuses(ConfigurationError, says="is a Gemma 4 assistant checkpoint: it reads keys and values of the target's own"):
-        inspect(folder, target)
-
-
 def test_lilicorr_is_refused_by_name(tmp_path: Path, target: Path) -> None:
     tensors = {name: numbers(8, 8) for name in ("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight")}
     fields = {"architectures": ["LiLiCorrDraftModel"], "block_size": 4, "dflash_config": {"lilicorr_candidate_topk": 4}}

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.drafter.heads.layer import SeenRows
+
 # Rows beyond the window that are kept until the cache is moved to its beginning: so it is moved rarely.
 _SLACK = 256
 
@@ -56,6 +58,11 @@ class RowCache:
     @property
     def device(self) -> torch.device:
         return self._rows.device
+
+    @property
+    def window(self) -> int:
+        """As in ``CacheShape``."""
+        return self._shape.window
 
     @property
     def nbytes(self) -> int:
@@ -206,6 +213,19 @@ class PassRows:
         before = self._before()
         found = self.cache.handed(number)[torch.from_numpy(before).clamp(min=0).to(self.cache.device)]
         return found.masked_fill(torch.from_numpy(before < 0).to(found.device)[:, None], 0.0)
+
+    @property
+    def looking(self) -> int:
+        """How many of the rows matter, counted from the end; see ``TextAttend.looking``."""
+        return 1 if self.ancestors is None else self.rows
+
+    def seen(self, layer: int, window: int | None) -> SeenRows:
+        """What the rows that matter see of a layer of one head, drafted ones left out; see ``TextAttend.seen``."""
+        end = self.high if self.ancestors is None else self.high - self.ancestors.shape[1]
+        most = self.cache.window if window is None else min(window, self.cache.window)
+        keys, values = self.cache.of(layer)
+        at = slice(max(0, end - most), end)
+        return SeenRows(rows=self.looking, keys=keys[0, at], values=values[0, at])
 
     def _before(self) -> NDArray[np.int64]:
         """[rows], the slots of the rows before them; -1: none."""

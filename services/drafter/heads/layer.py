@@ -6,7 +6,8 @@ twice as wide; FSPAD's MLP writes two outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -90,6 +91,41 @@ class TextAttend(Protocol):
     def handed(self, number: int) -> torch.Tensor:
         """[B, R, h], what the row before each one handed on; zeros where there is none."""
         ...
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
+        """Keep a layer's keys and values, [B, R, width] each, for rows that ``seen`` speaks of; nobody attends."""
+        ...
+
+    @property
+    def looking(self) -> torch.Tensor | None:
+        """Which of the pass's rows matter, int64; None: all. Of rows of a text, often the last one alone."""
+        ...
+
+    def seen(self, layer: int, window: int | None = None) -> Sequence[SeenRows]:
+        """What the rows that matter see of what was kept, one after the other.
+
+        A row of a text sees those up to itself, a drafted one those before the draft.
+
+        Args:
+            window: only the latest of these; None: as many as are held.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenRows:
+    """What some rows, next to each other, see.
+
+    Attributes:
+        rows: how many they are.
+        keys, values: [seen, width].
+        mask: bool [rows, seen], which each one sees; None: all.
+    """
+
+    rows: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None = None
 
 
 ACTIVATIONS: dict[str, Activation] = {

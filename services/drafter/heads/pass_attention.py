@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from services.drafter.heads.cache import PassRows
+from services.drafter.heads.layer import SeenRows
 
 
 class PassAttention:
@@ -50,3 +51,21 @@ class PassAttention:
 
     def handed(self, number: int) -> torch.Tensor:
         return torch.cat([part.handed(number) for part in self._parts])[None]
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
+        sizes = [part.rows for part in self._parts]
+        for part, key, value in zip(self._parts, torch.split(keys[0], sizes), torch.split(values[0], sizes), strict=True):
+            part.keep(key[None], value[None], layer)
+
+    @property
+    def looking(self) -> torch.Tensor | None:
+        """Of rows of a text, the last one: drafts begin there."""
+        if all(part.rows == part.looking for part in self._parts):
+            return None
+        ends = np.cumsum([part.rows for part in self._parts])
+        return torch.from_numpy(
+            np.concatenate([np.arange(end - part.looking, end) for part, end in zip(self._parts, ends, strict=True)])
+        )
+
+    def seen(self, layer: int, window: int | None = None) -> list[SeenRows]:
+        return [part.seen(layer, window) for part in self._parts]

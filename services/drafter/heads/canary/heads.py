@@ -18,6 +18,7 @@ import torch
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, beside, read_texts
 from services.drafter.heads.files.head_config import FINAL, TargetShape
 from services.drafter.heads.files.target_rows import read_target_shape
+from services.drafter.heads.layer import SeenRows
 from services.drafter.heads.state_head import StateHead
 from speculation.errors import ConfigurationError
 
@@ -197,6 +198,20 @@ class _Unrolled:
         given = self._handed[number]
         return given if self._second else torch.nn.functional.pad(given, (0, 0, 1, 0))[:, :-1]
 
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
+        self._kept[layer] = keys, values
+
+    @property
+    def looking(self) -> torch.Tensor | None:
+        return None
+
+    def seen(self, layer: int, window: int | None = None) -> list[SeenRows]:
+        (keys,), (values,) = self._kept[layer]
+        rows = torch.arange(len(keys), device=keys.device)
+        away = rows[:, None] - rows
+        mask = away >= 0 if window is None else (away >= 0) & (away < window)
+        return [SeenRows(rows=len(keys), keys=keys, values=values, mask=mask)]
+
 
 @torch.no_grad()
 def _shares(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, how: _Rows) -> tuple[int, float, float]:
@@ -256,7 +271,9 @@ def _settings(head: StateHead, texts: Sequence[CanaryText], target: TargetShape)
     """Other layers and flags."""
     layers = head.state_layers
     for by in (1, -1):
-        others = tuple(other for layer in layers if (other := beside(layer, by, target)) is not None)
+        # Beside layers that are counted, the last state is not.
+        moved = (layer if layer == FINAL and len(layers) > 1 else beside(layer, by, target) for layer in layers)
+        others = tuple(other for other in moved if other is not None)
         held = (held_states(text, layer, target) for text in texts for layer in others)
         if len(others) == len(layers) and all(states is not None for states in held):
             said = f"its layers are off by one: it wants the states of {shown_layers(others)}, not of {shown_layers(layers)}"

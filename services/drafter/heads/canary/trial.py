@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.drafter.heads.assistant.files import holds_assistant, load_assistant
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.canary.heads import CanaryResult, check
 from services.drafter.heads.canary.levels import LevelModel, LevelTrial, check_levels
@@ -15,6 +16,7 @@ from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_shape import read_target_shape
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.mtp.files import load_mtp
+from services.drafter.heads.state_head import StateHead
 from services.drafter.heads.streams.files import load_streams
 
 
@@ -48,5 +50,8 @@ def open_trial(folder: Path, target: Path) -> CanaryTrial:
     if load is not None:
         trial = LevelTrial.of(load(folder, target))
         return CanaryTrial(trial.layers, lambda texts: check_levels(trial, texts, shape, where))
-    head = load_mtp(folder, target) if kind == "mtp" else load_head(folder, target)
+    if kind == "mtp":
+        head: StateHead = (load_assistant if holds_assistant(folder) else load_mtp)(folder, target)
+    else:
+        head = load_head(folder, target)
     return CanaryTrial(head.state_layers, lambda texts: check(head, texts, shape, where))

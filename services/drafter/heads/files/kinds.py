@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from services.drafter.draft_model.mask import mask_of
+from services.drafter.heads.assistant.config import is_assistant, parse_assistant
 from services.drafter.heads.blocks.fields import is_block, named, parse_blocks
 from services.drafter.heads.files.head_config import FINAL, HeadConfig
 from services.drafter.heads.files.head_fields import Shapes, parse, unused
-from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, refused_kind, stripped
+from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.heads.files.parallel_fields import is_parallel, with_masks
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer, read_target_shape
@@ -25,8 +26,6 @@ from services.model_files.weights.headers import read_shapes
 from services.model_files.weights.shared import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
 
-# What stands around the layers of a Gemma 4 assistant.
-_OF_ASSISTANT = {"pre_projection.weight", "post_projection.weight"}
 # Parts that a head of hidden states has and a language model has not.
 _OF_HEADS = ("fc.", "fusion_fc.", "midlayer.", "layers.0.hidden_norm.", "blocks.", "medusa_heads.")
 
@@ -75,11 +74,11 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     config = read_json(folder / "config.json", of="drafter")
     refuse_pickles(folder)
     shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
-    if shapes.keys() >= _OF_ASSISTANT:
-        raise refused_kind("Gemma 4 assistant", where)
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if target is not None and not _is_whole_model(shapes, folder):
         check_tokenizer(folder, target)
+    if is_assistant(config, shapes):
+        return _assistant(folder, config, shapes, numbers, target)
     if config.get("model_type") == KIND:
         return _streams(folder, config, shapes, numbers, target)
     if is_mtp(folder, config, shapes, target):
@@ -133,6 +132,17 @@ def _mtp(folder: Path, config: Mapping[str, Any], shapes: Shapes, target: Path |
         own, found = parse_mtp(config, shapes, read_target_shape(target), str(folder))
         kept = own.vocab_size * own.hidden_size
     return Checkpoint(folder=folder, source="mtp", layers=(FINAL,), numbers=mtp_numbers(found, shapes) + kept)
+
+
+def _assistant(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
+    """Beside its own, it keeps what makes the target's keys."""
+    if target is None:
+        return Checkpoint(folder=folder, source="mtp", layers=(FINAL,), numbers=numbers)
+    found = parse_assistant(config, shapes, read_target_shape(target), read_shapes(target), str(folder))
+    kept = sum(
+        each.heads * each.width * found.target_hidden_size * (1 + each.own_values) for each in found.looked_at.values()
+    )
+    return Checkpoint(folder=folder, source="mtp", layers=found.state_layers, numbers=numbers + kept)
 
 
 def _blocks(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:

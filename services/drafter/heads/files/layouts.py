@@ -110,7 +110,7 @@ _NOT_YET = "drafters of this kind are not supported yet; use an EAGLE, EAGLE-3, 
 _ODD_MEDUSA = "its tensors must be named as its authors (0.0.linear.weight) or vLLM (blocks.0.layers.0.weight) name them"
 _ODD_BLOCK = "its tensors must be named as its authors name them (fc.weight, hidden_norm.weight, layers.0.self_attn...)"
 _ODD = {
-    "Gemma 4 assistant": "it reads keys and values of the target's own layers, which drafters are not given yet",
+    "Gemma 4 assistant": "it is no head of EAGLE's family, but drafts as mtp",
     "LiLiCorr": "its head, which scores pairs of candidates, is not supported yet; DFlash and DFlash2 are",
     "Medusa": _ODD_MEDUSA,
     "DFlash": _ODD_BLOCK,

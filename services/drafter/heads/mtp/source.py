@@ -1,10 +1,11 @@
-"""MTP layers as a source of drafts: trees, grown as those of EAGLE's heads are."""
+"""MTP layers, and Gemma 4's assistants, as a source of drafts: trees, grown as those of EAGLE's heads are."""
 
 from __future__ import annotations
 
 import torch
 
 from services.drafter.config import DrafterConfig
+from services.drafter.heads.assistant.files import holds_assistant, load_assistant
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.source import THREADS, FeatureSource, TreeForm
 from services.drafter.heads.mtp.files import load_mtp
@@ -22,7 +23,8 @@ def make(config: DrafterConfig) -> FeatureSource:
     trained = config.trained
     folder, target = trained.weights_of(NAME)
     use_threads(THREADS)
-    head = load_mtp(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    load = load_assistant if holds_assistant(folder) else load_mtp
+    head = load(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     # The target's own layer is asked for by the strategy's name.
     check_checkpoint(head, folder, target, asked_for=trained.asked_for or trained.default_strategy == NAME)
     return FeatureSource(NAME, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
