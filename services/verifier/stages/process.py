@@ -165,6 +165,8 @@ def serve(spec: StageSpec) -> None:
             loading.start()
         Stage(part, exchange).run()
     finally:
+        if loading is not None:
+            loading.stop()
         exchange.close()
 
 

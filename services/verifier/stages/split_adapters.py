@@ -25,7 +25,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.peft_folder import AdaptableLayer, read_adapter
-from services.verifier.stages.exchange import IDLE_S
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.02
+# How often a stage looks whether it is to load an adapter, and how long its end waits for one that it is loading.
+_LISTEN_S, _PATIENCE_S = 0.1, 1.0
 
 
 class SplitAdapters:
@@ -123,24 +124,33 @@ class StageAdapters:
 
     def __init__(self, host: str, port: int, process: int, adapters: LoraAdapters, config: TargetConfig) -> None:
         self._process, self._adapters, self._config = process, adapters, config
+        self._ended = threading.Event()
+        self._listener = threading.Thread(target=self._follow, name="adapters", daemon=True)
         try:
-            # Of its own, since a wait keeps others from using it.
             self._store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
             self._store.set(f"adaptable/{process}", _written(adapters.layers))
         except RuntimeError as error:
             raise TargetLost(f"no verifier at {host}:{port}") from error
 
     def start(self) -> None:
-        """Begin to listen; it ends with the verifier, or with this process."""
-        threading.Thread(target=self._follow, name="adapters", daemon=True).start()
+        """Begin to listen."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._ended.set()
+        self._listener.join(_PATIENCE_S)
 
     def _follow(self) -> None:
         try:
-            self._adapters.layers = _layers_of(self._awaited("adaptable"))
+            if layers := self._awaited("adaptable"):
+                self._adapters.layers = _layers_of(layers)
             for number in count(1):
-                told = json.loads(self._awaited(f"adapter/{number}"))
+                if not (order := self._awaited(f"adapter/{number}")):
+                    return
+                told = json.loads(order)
                 # A thread for each, since torch's threads in it go with it.
-                with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
+                with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"adapter of stage {self._process}") as reader:
                     refusal = reader.submit(self._load, number, told["folder"], told["digest"]).result()
                 self._store.set(f"adapter/{number}/{self._process}", refusal)
         except RuntimeError:
@@ -148,9 +158,15 @@ class StageAdapters:
             log.debug("process %d hears nothing of adapters any more", self._process, exc_info=True)
 
     def _awaited(self, key: str) -> str:
-        self._store.wait([key], timedelta(seconds=IDLE_S))
-        found: str = self._store.get(key).decode()
-        return found
+        """What is written there, once it is; empty: nothing until the end.
+
+        Asked for again and again: a thread that waits within torch would outlive the interpreter's end, and abort it.
+        """
+        while not self._ended.wait(_LISTEN_S):
+            if self._store.check([key]):
+                found: str = self._store.get(key).decode()
+                return found
+        return ""
 
     def _load(self, number: int, folder: str, digest: str) -> str:
         """Load an adapter; why it cannot, or nothing."""
