@@ -52,7 +52,9 @@ def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """Of adapters: of everything; of some modules, with another rank in a layer whose number is another one in its stage."""
     made, ranks = tmp_path_factory.mktemp("adapters"), {f"model.layers.{LAYERS - 1}.self_attn.q_proj": 19}
     make_adapter(made / "one", model, seed=1, targets=WITH_ENDS)
-    make_adapter(made / "two", model, seed=2, rank=3, ranks=ranks, targets=("q_proj", "v_proj", "up_proj"), dtype=torch.bfloat16)
+    make_adapter(
+        made / "two", model, seed=2, rank=3, ranks=ranks, targets=("q_proj", "v_proj", "up_proj"), dtype=torch.bfloat16
+    )
     late = make_adapter(made / "late", model, seed=3)
     kept = {name: each for name, each in load_file(late / WEIGHTS).items() if f".layers.{LAYERS - 1}." in name}
     save_file(kept, late / WEIGHTS)
@@ -202,7 +204,9 @@ def planted(fault: str) -> Callable[..., StoredAdapter]:
     return reading
 
 
-@pytest.mark.parametrize(("fault", "says"), [("memory", "stage 1: "), ("another", "another adapter"), ("elsewhere", "lora_folders")])
+@pytest.mark.parametrize(
+    ("fault", "says"), [("memory", "stage 1: "), ("another", "another adapter"), ("elsewhere", "lora_folders")]
+)
 def test_where_one_stage_cannot_load_it_none_keeps_it(
     make: Callable[..., TransformersTarget], folders: dict[str, str], whole: TransformersTarget, parts: list[ModelSlice], monkeypatch: pytest.MonkeyPatch,
     fault: str, says: str,
