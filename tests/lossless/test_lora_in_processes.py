@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ def test_a_stage_that_is_replaced_loads_its_adapters_again(tmp_path: Path, monke
             os.kill(stage.pid, fault)
             loading = threading.Thread(target=load_the_third)
             loading.start()
+            while loading.is_alive() and not split._adapters._loading.locked():
+                time.sleep(0.01)
             monkeypatch.setattr(upstream, "_BEAT_S", 1.0)
             with pytest.raises(TargetLost, match="stage 0"):
                 split.beat()

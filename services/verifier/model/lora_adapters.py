@@ -102,12 +102,16 @@ class LoraAdapters:
     @property
     def digests(self) -> dict[str, str]:
         """Of the adapters, by name."""
-        return {name: adapter.digest for name, adapter in self._adapters.items()}
+        return {name: adapter.digest for name, adapter in self._listed()}
 
     @property
     def folders(self) -> dict[str, str]:
         """Where they were read, by name."""
-        return {name: adapter.where for name, adapter in self._adapters.items()}
+        return {name: adapter.where for name, adapter in self._listed()}
+
+    def _listed(self) -> list[tuple[str, _Adapter]]:
+        """All of them, copied at once: another thread may load one meanwhile."""
+        return list(self._adapters.items())
 
     def add(self, name: str, stored: StoredAdapter) -> None:
         """Let requests have an adapter that was read for this model. May be called while passes run.
