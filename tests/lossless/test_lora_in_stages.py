@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
@@ -26,6 +28,7 @@ from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.stages import process, split_adapters
 from speculation.errors import ConfigurationError
 from tests.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
+from tests.lossless import architectures
 from tests.lossless.test_target_is_exact import tree_around
 from tests.refusals import refuses
 from tests.stage_threads import launch_thread
@@ -65,11 +68,9 @@ def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def config(model: Path, stages: int, **options: object) -> TargetConfig:
     return TargetConfig(
         model_path=str(model),
-        kv_cache_tokens=2048,
-        max_model_len=512,
         threads=1,
         stages=stages,
-        **options,  # type: ignore[arg-type]
+        **{"kv_cache_tokens": 2048, "max_model_len": 512, **options},  # type: ignore[arg-type]
     )
 
 
@@ -106,8 +107,8 @@ def make(model: Path) -> Iterator[Callable[..., TransformersTarget]]:
     """Makes targets of stages in threads."""
     made: list[TransformersTarget] = []
 
-    def of(stages: int, **options: object) -> TransformersTarget:
-        made.append(TransformersTarget(config(model, stages, **options), launch_thread))
+    def of(stages: int, folder: Path = model, **options: object) -> TransformersTarget:
+        made.append(TransformersTarget(config(folder, stages, **options), launch_thread))
         return made[-1]
 
     yield of
@@ -267,3 +268,25 @@ def test_a_target_that_is_rebuilt_has_its_adapters(
     assert "the adapter late is dropped" in caplog.text
     assert parts[-1].adapters is not None and len(parts[-1].adapters.digests) == 2
     assert same(passes(split, "", "one", "two"), passes(whole, "", "one", "two"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["phi3", "lfm2", "qwen3", "starcoder2"])
+def test_models_of_other_types(make: Callable[..., TransformersTarget], kind: str, tmp_path: Path) -> None:
+    """Joint projections; layers with a state; norms of queries and keys; biases."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert architectures.make(kind, folder) is not None
+    settings: dict[str, Any] = {"lora_folders": (tmp_path,), "kv_cache_tokens": 1024, "max_model_len": 128}
+    alone, split = TransformersTarget(config(folder, 1, **settings)), make(2, folder, **settings)
+    own, known = alone._part.adapters, split._part.adapters
+    assert own is not None and known is not None and list(known.layers.items()) == list(own.layers.items())
+    modules = [name for name, _ in AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_modules()]
+    others = {name.rpartition(".")[2] for name in modules if name not in own.layers}
+    targets = sorted({name.rpartition(".")[2] for name in own.layers} - others)
+    where = make_adapter(tmp_path / "one", folder, seed=1, targets=targets, size=0.1)
+    for target in (alone, split):
+        target.load_adapter("one", where)
+    wanted = passes(alone, "", "one")
+    assert not torch.equal(wanted[""], wanted["one"])
+    assert same(passes(split, "", "one"), wanted)
