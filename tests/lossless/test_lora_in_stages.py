@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.peft_folder import StoredAdapter
+from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
 from services.verifier.model import slice as model_slice
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
@@ -194,12 +194,11 @@ def test_one_is_loaded_while_passes_run_and_another_takes_its_name(
 
 def planted(fault: str) -> Callable[..., StoredAdapter]:
     """What stands for ``read_adapter`` in the stages, but not in the verifier."""
-    read = split_adapters.read_adapter
 
     def reading(folder: Path, *given: object) -> StoredAdapter:
         if threading.current_thread().name.startswith("adapter of stage 1") and fault == "memory":
             raise MemoryError("no room for 5 GiB")
-        found = read(folder, *given)  # type: ignore[arg-type]
+        found = read_adapter(folder, *given)  # type: ignore[arg-type]
         return replace(found, digest="another") if fault == "another" else found
 
     return reading
