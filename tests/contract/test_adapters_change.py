@@ -40,9 +40,12 @@ def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "allowed"
 
 
-@pytest.fixture(scope="module")
-def service(tiny_model: Path, folder: Path) -> Iterator[HttpService]:
-    flags = (f"verifier.lora_folders=[{folder}]", f"verifier.lora_modules={{kept: {folder / '2'}}}")
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.exhaustive)], ids=["one process", "two stages"])
+def service(tiny_model: Path, folder: Path, request: pytest.FixtureRequest) -> Iterator[HttpService]:
+    flags = (
+        f"verifier.lora_folders=[{folder}]", f"verifier.lora_modules={{kept: {folder / '2'}}}",
+        f"verifier.stages={request.param}",
+    )  # fmt: skip
     with http_served(tiny_model, *flags) as running:
         yield running
 
@@ -115,7 +118,7 @@ def test_paths_that_are_not_absolute(service: HttpService) -> None:
 
 
 def test_one_that_half_arrived_or_is_of_another_model(service: HttpService, folder: Path, tiny_model: Path) -> None:
-    made = make_adapter(folder / "damaged", tiny_model, seed=9)
+    made = make_adapter(folder / f"damaged {len(list(folder.iterdir()))}", tiny_model, seed=9)
     whole = (made / WEIGHTS).read_bytes()
     (made / WEIGHTS).write_bytes(whole[:-10])
     assert "cut off" in load(service, "damaged", made).json()["error"]["message"]

@@ -27,6 +27,7 @@ from speculation.sources import STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomRetriever, origin, request
 from tests.lora import WITH_ENDS, make_adapter
+from tests.stage_threads import launch_thread
 
 pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
 
@@ -48,7 +49,7 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @asynccontextmanager
 async def verifier(
-    folder: Path, adapters: dict[str, str], link: str = "in_process", *, kv_cache_tokens: int = 4096
+    folder: Path, adapters: dict[str, str], link: str = "in_process", *, kv_cache_tokens: int = 4096, stages: int = 1
 ) -> AsyncIterator[VerifierService]:
     drafter = DrafterService(DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000)), RandomRetriever(vocab=250))
     server, draft_link = None, InProcessDraftLink(drafter)
@@ -60,11 +61,11 @@ async def verifier(
 
         draft_link = GrpcDraftLink(resolve)  # type: ignore[assignment]
     target = TargetConfig(
-        model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters
-    )
+        model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages
+    )  # fmt: skip
     loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=0.025)
     running = VerifierService(
-        VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed"), [origin(draft_link)]
+        VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed"), [origin(draft_link)], launch_thread
     )
     await running.start()
     try:
@@ -108,6 +109,7 @@ def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
 @pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
+@pytest.mark.parametrize("stages", [1, 2], ids=["one process", "two stages"])
 async def test_all_in_one_batch(
     tiny_model: Path,
     folders: dict[str, str],
@@ -115,8 +117,9 @@ async def test_all_in_one_batch(
     sampling: dict[str, object],
     link: str,
     kv_cache_tokens: int,
+    stages: int,
 ) -> None:
-    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens) as running:
+    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens, stages=stages) as running:
         # The second time, prefixes are shared and drafts come from the tenant's answers.
         for _ in range(2):
             wanted = [(name, at, asked(name, PROMPTS[at], DRAFTED, **sampling)) for at in range(3) for name in NAMES]
@@ -146,8 +149,9 @@ async def test_an_answer_moves_to_who_has_the_adapter(
         card = await first.describe()
     assert arithmetic == card.adapters["two"] != card.adapters["one"] != card.arithmetic
     moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
-    async with verifier(tiny_model, {"two": folders["two"]}) as second:
-        assert begun + await said(second, moved) == plain["two"][1]
+    for stages in (1, 2):
+        async with verifier(tiny_model, {"two": folders["two"]}, stages=stages) as second:
+            assert begun + await said(second, moved) == plain["two"][1]
     async with verifier(tiny_model, {"two": folders["one"]}) as another:
         with pytest.raises(NotBegun):
             await said(another, moved)

@@ -20,7 +20,7 @@ from services.verifier.kernels.native.layer_adapter import AdaptedRows, LayerAda
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.low_rank_kernel import AddLowRank, LowRank, PackedLowRank
-from services.verifier.loading.peft_folder import StoredAdapter
+from services.verifier.loading.peft_folder import AdaptableLayer, StoredAdapter
 from services.verifier.model.adaptable_layers import described
 from services.verifier.model.target_port import Rows
 
@@ -61,6 +61,7 @@ class _Adapter:
     """An adapter, as kernels read it. ``of_layers``: in whole layers; ``of_modules``: in all others."""
 
     digest: str
+    where: str
     of_layers: Mapping[nn.Module, LayerAdapter]
     of_modules: Mapping[nn.Module, _OfLinear | _OfEmbedding]
 
@@ -74,36 +75,56 @@ class _Layer:
 
 
 class LoraAdapters:
-    """The adapters of a model, and which request has which.
+    """The adapters of a model, or of the layers that a pipeline stage has of one, and which request has which.
 
     Args:
         modules: those that may be adapted, by name.
+        first_layer: which one of the whole model's is the first here; names count from the whole model's.
 
     Attributes:
-        layers: what adapters of these modules have to fit, by the same names.
+        layers: what adapters of the whole model's modules have to fit, by name; a stage knows its own until it is told.
     """
 
-    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module], kernels: Library) -> None:
-        self._modules = modules
-        self.layers = described(model, modules)
+    def __init__(
+        self, model: PreTrainedModel, modules: Mapping[str, nn.Module], kernels: Library, first_layer: int = 0
+    ) -> None:
+        named = partial(_in_whole_model, f"{model.base_model_prefix}.layers.", first_layer)
+        self._modules = {named(name): module for name, module in modules.items()}
+        self.layers: Mapping[str, AdaptableLayer] = {named(name): one for name, one in described(model, modules).items()}
         self._head = model.get_output_embeddings()
         self._add = AddLowRank(kernels)
-        self._whole = {name: module for name, module in model.named_modules() if isinstance(module.forward, FusedLayer)}
+        self._whole = {
+            named(name): module for name, module in model.named_modules() if isinstance(module.forward, FusedLayer)
+        }
         self._adapters: dict[str, _Adapter] = {}
         self._of_request: dict[str, _Adapter] = {}
 
     @property
     def digests(self) -> dict[str, str]:
         """Of the adapters, by name."""
-        return {name: adapter.digest for name, adapter in self._adapters.items()}
+        return {name: adapter.digest for name, adapter in self._listed()}
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Where they were read, by name."""
+        return {name: adapter.where for name, adapter in self._listed()}
+
+    def _listed(self) -> list[tuple[str, _Adapter]]:
+        """All of them, copied at once: another thread may load one meanwhile."""
+        return list(self._adapters.items())
 
     def add(self, name: str, stored: StoredAdapter) -> None:
-        """Let requests have an adapter that was read for this model. May be called while passes run."""
+        """Let requests have an adapter that was read for this model. May be called while passes run.
+
+        What it has for layers of other stages is left out.
+        """
         layers: dict[str, _Layer] = {}
         modules: dict[nn.Module, _OfLinear | _OfEmbedding] = {}
         for name_of_module, product in stored.products.items():
             layer = next((layer for layer in self._whole if name_of_module.startswith(f"{layer}.")), None)
-            module = self._modules[name_of_module]
+            module = self._modules.get(name_of_module)
+            if module is None:
+                continue
             if layer is not None:
                 own = layers.setdefault(layer, _Layer(module=self._whole[layer]))
                 own.products[name_of_module.removeprefix(f"{layer}.")] = product
@@ -113,6 +134,7 @@ class LoraAdapters:
                 modules[module] = _OfLinear(product)
         self._adapters[name] = _Adapter(
             digest=stored.digest,
+            where=stored.where,
             of_layers={each.module: _forward(each.module).adapter(each.products) for each in layers.values()},
             of_modules=modules,
         )
@@ -122,13 +144,16 @@ class LoraAdapters:
         del self._adapters[name]
 
     def assign(self, request_id: str, name: str) -> None:
-        """Give a request an adapter; empty: none."""
-        if name:
-            self._of_request[request_id] = self._adapters[name]
+        """Give a request an adapter."""
+        self._of_request[request_id] = self._adapters[name]
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of a request, which may be nothing."""
         self._of_request.pop(request_id, None)
+
+    def forget_all(self) -> None:
+        """Drop what is known of all requests."""
+        self._of_request.clear()
 
     def rows_of(self, batch: Sequence[Rows], stream_rows: Sequence[int] | None = None) -> list[AdaptedRows]:
         """The rows of a pass that have adapters, in whole layers.
@@ -188,6 +213,14 @@ class LoraAdapters:
         outputs = made.view(-1, made.shape[-1])
         for product, first, rows in spans:
             self._add(product.packed, product.inputs(given[0], first, rows), outputs[first : first + rows])
+
+
+def _in_whole_model(layers: str, first: int, name: str) -> str:
+    """The whole model's name of what a stage's model, whose layers begin at 0, calls ``name``."""
+    if not name.startswith(layers):
+        return name
+    number, dot, rest = name.removeprefix(layers).partition(".")
+    return f"{layers}{int(number) + first}{dot}{rest}"
 
 
 def _forward(layer: nn.Module) -> FusedLayer:

@@ -134,7 +134,7 @@ class ModelSlice:
             self._fuse()
         if config.adapts:
             assert self.library is not None
-            self.adapters = LoraAdapters(self.model, adaptable, self.library)
+            self.adapters = LoraAdapters(self.model, adaptable, self.library, layers.start)
         if streams is not None:
             self._check_streams(streams, ranks)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
@@ -302,10 +302,11 @@ class ModelSlice:
             entering = torch.tensor(tokens + [0] * padding, device=self.device)
         else:
             entering = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
-        if self.is_last:
-            return self._logits(running, entering, batch, earlier)
-        with self.hidden_states.kept(batch, 0, earlier):
-            return self._decode(running, entering)[: len(tokens)]
+        with nullcontext() if self.adapters is None else self.adapters.within(batch):
+            if self.is_last:
+                return self._logits(running, entering, batch, earlier)
+            with self.hidden_states.kept(batch, 0, earlier):
+                return self._decode(running, entering)[: len(tokens)]
 
     def _running(self, batch: Sequence[Rows], padding: int) -> Running:
         steps = None if self.states is None else self.states.begin(batch, padding)
@@ -328,7 +329,6 @@ class ModelSlice:
         with (
             answering(running),
             self._streams_within(batch, len(entering), running),
-            nullcontext() if self.adapters is None else self.adapters.within(batch),
             self.hidden_states.kept(batch, len(needed), earlier) as others,
         ):
             found = self.model(

@@ -26,16 +26,16 @@ from services.verifier.loading.load_model import split_layers
 from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.loading.model_config import check_files, read_config
 from services.verifier.loading.model_size import check_memory
-from services.verifier.loading.peft_folder import read_adapter
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
+from services.verifier.model.target_adapters import TargetAdapters
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
-from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, TargetLost
+from speculation.errors import ConfigurationError, OutriderError, TargetLost
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,14 @@ class TransformersTarget:
         # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
+        self._adapters = TargetAdapters(Path(config.model_path))
         self._build()
-        for name, folder in config.lora_modules.items():
-            self.load_adapter(name, Path(folder).expanduser())
+        try:
+            for name, folder in config.lora_modules.items():
+                self.load_adapter(name, Path(folder).expanduser())
+        except BaseException:
+            self.shutdown()
+            raise
 
     def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
@@ -127,6 +132,7 @@ class TransformersTarget:
             states = KeptStates(kept_states(config), config.mamba_block_size) if self._has_states else None
             self.blocks = BlockAllocator(self.pool.total_blocks, states)
             self._earlier.join(part)
+            self._adapters.connect(part.adapters, self._earlier)
             self.exact = is_exact(self)
         except BaseException:
             self.shutdown()
@@ -164,24 +170,17 @@ class TransformersTarget:
     @property
     def adapters(self) -> dict[str, str]:
         """The digests of the adapters that requests may have, by name."""
-        return {} if self._part.adapters is None else self._part.adapters.digests
+        return self._adapters.digests
 
     def load_adapter(self, name: str, folder: Path) -> str:
         """Let requests have an adapter. May be called in any thread, while passes run. Returns its digest.
 
         Raises:
-            ConfigurationError: it cannot be served; says why.
+            ConfigurationError: it cannot be served; says why. No stage keeps it.
             InvalidArgument: another adapter has the name.
+            TargetLost: a stage has died meanwhile.
         """
-        adapters = self._part.adapters
-        if adapters is None:
-            raise ConfigurationError("no folder is named there", field="verifier.lora_folders", value="[]")
-        stored = read_adapter(folder, adapters.layers, Path(self._config.model_path))
-        if adapters.digests.get(name, stored.digest) != stored.digest:
-            raise InvalidArgument("lora_name", name, "a name that no other adapter has: unload that one first")
-        adapters.add(name, stored)
-        log.info("adapter %s is loaded from %s", name, folder)
-        return stored.digest
+        return self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Drop an adapter, which no request may have.
@@ -189,9 +188,7 @@ class TransformersTarget:
         Raises:
             KeyError: there is none of the name.
         """
-        assert self._part.adapters is not None
-        self._part.adapters.remove(name)
-        log.info("adapter %s is unloaded", name)
+        self._adapters.unload(name)
 
     def open(
         self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
@@ -212,8 +209,7 @@ class TransformersTarget:
         if (kept := self.blocks.state_at_start(request_id)) is not None:
             self._part.memory.load_state(request_id, shared * BLOCK, kept)
             self._earlier.load_state(request_id, shared * BLOCK, kept)
-        if self._part.adapters is not None:
-            self._part.adapters.assign(request_id, given.adapter)
+        self._adapters.assign(request_id, given.adapter)
         if tenant is not None:
             self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
@@ -232,8 +228,7 @@ class TransformersTarget:
     def close(self, request_id: str) -> None:
         self.blocks.release(request_id)
         self._part.memory.forget(request_id)
-        if self._part.adapters is not None:
-            self._part.adapters.forget(request_id)
+        self._adapters.forget(request_id)
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
         self._chooser.close(request_id)
@@ -330,7 +325,8 @@ class TransformersTarget:
         self._under_way.clear()
         self._tokens.clear()
         self._rows.clear()
-        self._build(self._part)
+        with self._adapters.rebuilding():
+            self._build(self._part)
 
     def shutdown(self) -> None:
         self._earlier.stop()

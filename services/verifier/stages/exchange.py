@@ -189,6 +189,11 @@ class Meeting:
             host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
+    @property
+    def store(self) -> TCPStore:
+        """What all stages read and write."""
+        return self._store
+
     def claim(self, rank: int, size: int, device: torch.device) -> None:
         """Claim a GPU before anything is loaded there; see ``claim_gpu``, which the other stages call."""
         _claim(self._store, rank, size, identity(device))

@@ -26,6 +26,8 @@ class Op(IntEnum):
     BEAT = 7
     LOAD_STATE = 8
     SAVE_STATE = 9
+    ADAPT = 10
+    DROP_ADAPTER = 11
 
 
 class Orders:
@@ -63,6 +65,14 @@ class Orders:
         number = self._requests.pop(request_id, None)
         if number is not None:
             self.numbers += (Op.CLOSE, number)
+
+    def adapt(self, request_id: str, adapter: int) -> None:
+        """Compute a request with the adapter of that number, which every stage has loaded."""
+        self.numbers += (Op.ADAPT, self._requests[request_id], adapter)
+
+    def drop_adapter(self, adapter: int) -> None:
+        """Drop an adapter, which no request may have; one that is not there is fine."""
+        self.numbers += (Op.DROP_ADAPTER, adapter)
 
     def run(self, batch: Sequence[Rows]) -> None:
         """Run a pass."""
@@ -124,5 +134,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
             yield op, (request, *some(count)), ()
         elif op in (Op.LOAD_STATE, Op.SAVE_STATE):
             yield op, some(3), ()
+        elif op is Op.ADAPT:
+            yield op, some(2), ()
         else:
-            yield op, some(1 if op is Op.CLOSE else 0), ()
+            yield op, some(1 if op in (Op.CLOSE, Op.DROP_ADAPTER) else 0), ()

@@ -23,6 +23,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
 from services.verifier.stages.exchange import IDLE_S, Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
+from services.verifier.stages.split_adapters import StageAdapters
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, Internal, TargetLost
@@ -66,6 +67,12 @@ class Stage:
             if not self._part.is_last:
                 send_activations(self._exchange, Health.FINE, Activations())
             return
+        adapters = self._part.adapters
+        if op is Op.DROP_ADAPTER:
+            # A stage that could not load it has none of the number.
+            if adapters is not None and (number := str(arguments[0])) in adapters.digests:
+                adapters.remove(number)
+            return
         request = str(arguments[0])
         memory = self._part.memory
         if op is Op.OPEN:
@@ -82,9 +89,14 @@ class Stage:
             memory.load_state(request, *arguments[1:])
         elif op is Op.SAVE_STATE:
             memory.save_state(request, *arguments[1:])
+        elif op is Op.ADAPT:
+            assert adapters is not None
+            adapters.assign(request, str(arguments[1]))
         else:
             memory.forget(request)
             self._lengths.pop(request, None)
+            if adapters is not None:
+                adapters.forget(request)
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:
         """Run one pass; in any case the next stage is told how it went.
@@ -131,6 +143,9 @@ def serve(spec: StageSpec) -> None:
         claim_gpu(spec.host, spec.port, spec.process, config.processes, torch.device(device))
         part = ModelSlice(config, spec.stage, rank=spec.rank)
         check_slice(part, config.stages)
+        loading = None
+        if part.adapters is not None:
+            loading = StageAdapters(spec.host, spec.port, spec.process, part.adapters, config)
     except TargetLost:
         raise
     except Exception as error:
@@ -146,8 +161,12 @@ def serve(spec: StageSpec) -> None:
         return
     try:
         part.connect(exchange)
+        if loading is not None:
+            loading.start()
         Stage(part, exchange).run()
     finally:
+        if loading is not None:
+            loading.stop()
         exchange.close()
 
 

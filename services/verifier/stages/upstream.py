@@ -18,6 +18,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
+from services.verifier.stages.split_adapters import SplitAdapters
 from speculation.errors import ConfigurationError, TargetLost
 
 if TYPE_CHECKING:
@@ -108,6 +109,23 @@ class EarlierStages(Protocol):
         """Close a request; unknown ones are fine."""
         ...
 
+    def load_adapter(self, name: str, folder: str, digest: str) -> None:
+        """Have an adapter loaded, and wait for it. One call at a time, in any thread; passes may run.
+
+        Raises:
+            ConfigurationError: a stage cannot; says which one and why. None keeps it.
+            TargetLost: a stage has died.
+        """
+        ...
+
+    def drop_adapter(self, name: str) -> None:
+        """Drop an adapter, which no request may have; an unknown one is fine. May be called in any thread."""
+        ...
+
+    def adapt(self, request_id: str, name: str) -> None:
+        """Compute the request just opened with an adapter that is loaded."""
+        ...
+
     def begin(self, batch: Sequence[Rows]) -> None:
         """Start a pass."""
         ...
@@ -153,6 +171,12 @@ class NoStages:
 
     def close(self, request_id: str) -> None: ...
 
+    def load_adapter(self, name: str, folder: str, digest: str) -> None: ...
+
+    def drop_adapter(self, name: str) -> None: ...
+
+    def adapt(self, request_id: str, name: str) -> None: ...
+
     def begin(self, batch: Sequence[Rows]) -> None: ...
 
     def finish(self, part: ModelSlice) -> Activations:
@@ -181,9 +205,11 @@ class Upstream:
             for stage, rank in places[:-1]
         ]
         self._stages: list[StageHandle] = []
+        self._stopped = False
         self._exchange: Exchange | None = None
         self._under_way: deque[tuple[Sequence[Rows], list[Sent]]] = deque()
         self._size = config.processes
+        self._adapters = SplitAdapters(self._meeting.store, range(self._size - 1), self._runs)
         try:
             for spec in specs:
                 self._stages.append(launch(spec))
@@ -196,9 +222,10 @@ class Upstream:
 
     def join(self, part: ModelSlice) -> None:
         self._exchange = self._meeting.join(
-            self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, part.device,
-            ranks=self._ranks, weights=self._weights,
-        )  # fmt: skip
+            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self._weights
+        )
+        if part.adapters is not None:
+            self._adapters.join(part.adapters)
         part.connect(self._exchange)
 
     def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
@@ -218,6 +245,15 @@ class Upstream:
 
     def close(self, request_id: str) -> None:
         self._orders.close(request_id)
+
+    def load_adapter(self, name: str, folder: str, digest: str) -> None:
+        self._adapters.load(name, folder, digest)
+
+    def drop_adapter(self, name: str) -> None:
+        self._adapters.drop(name)
+
+    def adapt(self, request_id: str, name: str) -> None:
+        self._orders.adapt(request_id, self._adapters.number_of(name))
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._orders.run(batch)
@@ -245,6 +281,7 @@ class Upstream:
             order.wait()
 
     def stop(self) -> None:
+        self._stopped = True
         # Referenced until the stages have ended: tensors under way must not be freed.
         sent = []
         if self._exchange is not None:
@@ -258,8 +295,15 @@ class Upstream:
             self._exchange.close()
             self._exchange = None
 
+    def _runs(self, stage: int) -> bool:
+        """Whether a stage's process runs, and is to."""
+        stages = list(self._stages)
+        return not self._stopped and stages[stage].alive()
+
     def _tell(self) -> list[Sent]:
         assert self._exchange is not None
+        for adapter in self._adapters.to_drop():
+            self._orders.drop_adapter(adapter)
         message = self._orders.take()
         parts = (torch.tensor([len(message)]), message)
         return [self._exchange.send(part, stage) for stage in range(self._size - 1) for part in parts]
