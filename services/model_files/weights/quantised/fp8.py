@@ -27,6 +27,8 @@ class Fp8:
         ConfigurationError: a field has a value that is not served.
     """
 
+    entering = ""
+
     def __init__(self, fields: QuantisationFields) -> None:
         fields.one_of("fmt", ("e4m3", "e5m2"), "e4m3")
         if fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic") == "static":
