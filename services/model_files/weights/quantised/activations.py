@@ -14,7 +14,7 @@ _KEY = "input_activations"
 _SHARED = {"token": "each row", "group": "inputs of each row"}
 
 
-class Activations:
+class InputActivations:
     """The rounding that a group asks for.
 
     Raises:

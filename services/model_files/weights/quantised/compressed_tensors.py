@@ -16,7 +16,7 @@ import torch
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised import targets
-from services.model_files.weights.quantised.activations import Activations
+from services.model_files.weights.quantised.activations import InputActivations
 from services.model_files.weights.quantised.as_blocks import likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, floats, mx_numbers
@@ -101,7 +101,7 @@ class _Group:
             except re.error as error:
                 raise fields.refusal("targets", "names, or re: and a pattern", f"{error}") from error
         fields.empty("output_activations", "what leaves a layer would be rounded, which is not served")
-        self.activations = Activations(fields)
+        self.activations = InputActivations(fields)
         weights = fields.part("weights")
         self.type: str = weights.one_of("type", ("int", "float"), "int")
         self.bits: int = weights.one_of("num_bits", (2, 3, 4, 5, 6, 7, 8) if self.type == "int" else (4, 8), 8)
