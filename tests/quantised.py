@@ -384,6 +384,9 @@ ROUNDED: Mapping[str, Quantised] = {
     "w4a8": compressed(num_bits=4, strategy="group", group_size=32, entering=EACH_ROW),
     "fp8_dynamic": compressed(**FP8, strategy="channel", entering={**EACH_ROW, **FP8}),
     "fp8_stored": _with(compressed(**FP8, strategy="tensor", entering=FP8), input_scale=0.01),
+    "fp8_static": _with(
+        Quantised(config={"quant_method": "fp8", "activation_scheme": "static"}, make=fp8_whole), activation_scale=0.02
+    ),
     "fp8_block": compressed(
         **FP8, strategy="block", block_structure=[32, 32],
         entering={**FP8, "dynamic": True, "strategy": "group", "group_size": 32},

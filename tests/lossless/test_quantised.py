@@ -310,7 +310,7 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     ("fp8_rows", {"quant_method": "quanto"}, "quantization_config.quant_method", "quanto"),
     ("fp8_rows", {"quant_method": {"a": 1}}, "quantization_config.quant_method", "{'a': 1}"),
     ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "None"),
-    ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "static"}, "quantization_config.activation_scheme", "static"),
+    ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "none"}, "quantization_config.activation_scheme", "none"),
     ("fp8_rows", {"quant_method": "fp8", "fmt": "e3m4"}, "quantization_config.fmt", "e3m4"),
     ("fp8_rows", {"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size", "[128]"),
     ("awq", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version", "gemv"),

@@ -19,18 +19,21 @@ from cluster.ray.stage_actors import launch_child
 from cluster.settings.components import VerifierSettings
 from services.drafter.draft_model.loading import load_draft_model
 from services.drafter.draft_model.model import DraftLM
-from services.model_files.weights.rounded_inputs import InputRounding, RoundedLinear, roundings_of
+from services.model_files.weights.rounded_inputs import InputRounding, roundings_of
 from services.verifier.checks.exactness import is_exact
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.model.means import MEANS
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
 from speculation.sources import SOURCES, STRATEGIES
 from tests.fakes import PLAIN
+from tests.lora import make_adapter
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import plan_of, said, verifier
@@ -55,7 +58,8 @@ def by_the_package(folder: Path, plain: Path) -> PreTrainedModel:
     """The float model, with compressed-tensors' rounding of what enters its layers."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    args = QuantizationArgs(**config["config_groups"]["group_0"]["input_activations"])
+    groups = config.get("config_groups", {"group_0": {"input_activations": FP8}})
+    args = QuantizationArgs(**groups["group_0"]["input_activations"])
     stored = load_file(folder / FILE)
 
     def rounded(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -64,9 +68,9 @@ def by_the_package(folder: Path, plain: Path) -> PreTrainedModel:
     for name, module in model.named_modules():
         if name.endswith("_proj"):
             module.quantization_status = QuantizationStatus.COMPRESSED
-            for part in ("input_scale", "input_zero_point"):
+            for part, own in (("input_scale",) * 2, ("input_zero_point",) * 2, ("activation_scale", "input_scale")):
                 if f"{name}.{part}" in stored:
-                    setattr(module, part, stored[f"{name}.{part}"])
+                    setattr(module, own, stored[f"{name}.{part}"])
             module.register_forward_pre_hook(rounded)
     return model
 
@@ -101,6 +105,24 @@ def test_rows_of_zeros_and_of_small_numbers() -> None:
         assert torch.equal(rounding(rows), torch.cat([rounding(row[None]) for row in rows]))
 
 
+@pytest.mark.parametrize("form", ["w8a8", "w8a8_halves", "fp8_dynamic", "fp8_block"])
+@torch.inference_mode()
+def test_whole_layers_round_in_our_kernels(form: str, float_model: Path, tmp_path: Path) -> None:
+    """The same to rounding, which moves a number to the next code in few rows."""
+    if library() is None:
+        pytest.skip("no C compiler here")
+    folder, plain = quantise(float_model, tmp_path, ROUNDED[form])
+    part = ModelSlice(of(folder), 0)
+    fused = [isinstance(layer.forward, FusedLayer) for layer in part.model.model.layers]
+    assert fused == [form != "fp8_block"] * 2
+    part.pool.assign("a", [0], 1)
+    made = part.run([Rows(request_id="a", context=0, tokens=tuple(TEXT[0].tolist()), logits=TEXT.shape[1])], None)
+    expected = by_the_package(folder, plain)(TEXT).logits[0]
+    off = (made - expected).abs().amax(-1) / expected.abs().max()
+    assert off.quantile(0.75) < 1e-5
+    assert off.max() < 0.05
+
+
 def test_only_layers_that_are_meant(float_model: Path, tmp_path: Path) -> None:
     """Layers that the checkpoint leaves out round nothing, and run in our kernels for whole layers where all of one is."""
     folder, plain = quantise(float_model, tmp_path, ROUNDED["w8a8"])
@@ -111,11 +133,12 @@ def test_only_layers_that_are_meant(float_model: Path, tmp_path: Path) -> None:
     configure(folder, quantization_config={**config, "ignore": ["lm_head", "re:.*layers.0.*"]})
     part = ModelSlice(of(folder), 0)
     assert {name.split(".")[2] for name in roundings_of(part.model)} == {"1"}
-    assert isinstance(part.model.model.layers[1].self_attn.q_proj, RoundedLinear)
+    ours = [isinstance(layer.forward, FusedLayer) for layer in part.model.model.layers]
+    assert ours == [library() is not None] * 2
 
 
 @pytest.mark.parametrize("kernels", ["auto", "onednn"])
-@pytest.mark.parametrize("form", ["w8a8_halves", "fp8_dynamic"])
+@pytest.mark.parametrize("form", ["w8a8_halves", "fp8_dynamic", "fp8_block"])
 def test_a_row_does_not_depend_on_others(form: str, kernels: str, float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     target = TransformersTarget(of(folder, kernels=kernels))
@@ -158,6 +181,30 @@ def test_two_ranks_say_the_same(tmp_path: Path) -> None:
     alone = parallel.passes(ModelSlice(parallel.config(folder), 0))
     parts = parallel.ranks_of(parallel.config(folder, 2))
     assert all(torch.equal(made, alone) for made in parallel.together(parts, parallel.passes))
+    layers = [layer for part in parts for layer in part.model.get_decoder().layers]
+    assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+
+
+@pytest.mark.parametrize("form", ["w8a8", "fp8_block"])
+@torch.inference_mode()
+def test_an_adapter_reads_what_is_not_rounded(form: str, float_model: Path, tmp_path: Path) -> None:
+    """As PEFT's do: in whole layers by our kernels, and in modules."""
+    peft = pytest.importorskip("peft")
+    if library() is None:
+        pytest.skip("no C compiler here")
+    folder, plain = quantise(float_model, tmp_path, ROUNDED[form])
+    targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    adapter = make_adapter(tmp_path / "adapter", float_model, seed=1, targets=targets)
+    target = TransformersTarget(of(folder, lora_modules={"one": str(adapter)}))
+    tokens = TEXT[0].tolist()
+    assert target.open("a", len(tokens), Prefix(tokens=tokens, adapter="one"))
+    made = target.forward([Rows(request_id="a", context=0, tokens=tuple(tokens), logits=len(tokens))])[0]
+    base = by_the_package(folder, plain)
+    without = base(TEXT).logits[0]
+    expected = peft.PeftModel.from_pretrained(base, adapter).eval()(TEXT).logits[0]
+    assert (expected - without).abs().max() > 0.1 * expected.abs().max()
+    off = (made - expected).abs().amax(-1) / expected.abs().max()
+    assert off.quantile(0.75) < 1e-5
 
 
 def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
@@ -196,10 +243,11 @@ def test_weights_are_not_replaced_by_those_that_round_otherwise(float_model: Pat
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), None])
-def test_stored_scales_are_checked(scale: float | None, float_model: Path, tmp_path: Path) -> None:
-    folder, _ = quantise(float_model, tmp_path, ROUNDED["fp8_stored"])
+@pytest.mark.parametrize(("form", "part"), [("fp8_stored", "input_scale"), ("fp8_static", "activation_scale")])
+def test_stored_scales_are_checked(form: str, part: str, scale: float | None, float_model: Path, tmp_path: Path) -> None:
+    folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     weights = load_file(folder / FILE)
-    name = "model.layers.1.mlp.up_proj.input_scale"
+    name = f"model.layers.1.mlp.up_proj.{part}"
     if scale is None:
         del weights[name]
     else:

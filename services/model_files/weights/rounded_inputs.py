@@ -127,7 +127,7 @@ def round_inputs(model: nn.Module, roundings: Mapping[str, InputRounding], sibli
 
     Args:
         roundings: by the layer's name in ``model``.
-        siblings: names of children of one module that are called in this order with the same input.
+        siblings: names of children of one module that are called one after the other with the same input.
 
     Raises:
         ValueError: one of them is no linear layer of the model.
@@ -137,7 +137,7 @@ def round_inputs(model: nn.Module, roundings: Mapping[str, InputRounding], sibli
         if name not in left:
             continue
         parent, _, own = name.rpartition(".")
-        several = next((names for names in siblings if own == names[0]), (own,))
+        several = next((names for names in siblings if own in names), (own,))
         together = [f"{parent}.{one}" if parent else one for one in several]
         if any(left.get(one) != rounding for one in together):
             together = [name]

@@ -37,9 +37,7 @@ def round_entering(model: PreTrainedModel, config: TargetConfig, layers: range |
     if layers is not None:
         roundings = _within(model, roundings, layers)
     round_inputs(model, roundings, SIBLINGS)
-    log.info(
-        "%d linear layers round what enters them to %s; kernels for whole layers do not", len(roundings), stored.entering
-    )
+    log.info("%d linear layers round what enters them to %s", len(roundings), stored.entering)
 
 
 def _within(model: PreTrainedModel, roundings: Mapping[str, InputRounding], layers: range) -> dict[str, InputRounding]:

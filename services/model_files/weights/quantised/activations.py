@@ -66,6 +66,7 @@ class InputActivations:
         if not rounding.stored:
             return rounding, {}
         zero = {} if rounding.symmetric else {"input_zero": f"{layer}.input_zero_point"}
+        # Checked with the codes, which an error names.
         parts = parts_of(tensors, {"codes": codes, "input_scale": f"{layer}.input_scale", **zero})
         for part, name in parts.items():
             if part != "codes":
