@@ -24,13 +24,13 @@ struct parts {
 /* The layer's products, by the input that they have. */
 enum place { TO_QUERY_KEY_VALUE, TO_ATTENTION_OUT, TO_GATE_UP, TO_DOWN, PLACES };
 
-/* Mirrored by layer_kernel.py. `rounding`: an `enum rounding` for each place. */
+/* Mirrored by layer_kernel.py. `rounding`: of what enters each place. */
 struct decoder_layer {
     struct norm before_attention, before_mlp, of_query, of_key;
     struct parts query_key_value, gate_up;
     struct linear attention_out, down;
     int64_t hidden, intermediate, heads, kv_heads, size;
-    int64_t rounding[PLACES];
+    struct rounding rounding[PLACES];
 };
 
 /* What an adapter adds to the layer's products. */
@@ -127,16 +127,16 @@ static void activate(const struct decoder_layer *layer, int64_t rows, const stru
 /* What enters the products of a place: `in`, [rows, size], or what it is rounded to. Adapters are given `in` itself. */
 static const float *entering(const struct decoder_layer *layer, enum place place, const struct room *room, int64_t rows,
                              int64_t size, const float *in) {
-    const enum rounding how = (enum rounding)layer->rounding[place];
-    if (how == UNROUNDED) return in;
+    const struct rounding *how = &layer->rounding[place];
+    if (how->to == UNROUNDED) return in;
 #pragma omp parallel for if (rows * size > ALONE)
     for (int64_t row = 0; row < rows; row++) round_row(how, size, in + row * size, room->rounded + row * size);
     return room->rounded;
 }
 
 /* For tests: [rows, size], rounded. */
-void outrider_round_rows(int64_t how, int64_t rows, int64_t size, const float *in, float *out) {
-    for (int64_t row = 0; row < rows; row++) round_row((enum rounding)how, size, in + row * size, out + row * size);
+void outrider_round_rows(const struct rounding *how, int64_t rows, int64_t size, const float *in, float *out) {
+    for (int64_t row = 0; row < rows; row++) round_row(how, size, in + row * size, out + row * size);
 }
 
 static void multiply_parts(const struct parts *parts, int64_t rows, const float *in, float *out) {

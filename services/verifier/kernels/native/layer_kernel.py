@@ -16,6 +16,7 @@ from services.verifier.kernels.native.layer_adapter import PARTS, LayerAdapter
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
 from services.verifier.kernels.native.low_rank_kernel import LowRank
+from services.verifier.kernels.native.rounding_struct import RoundingStruct, rounding_struct
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import shared_product
 from services.verifier.kernels.whole_layers import only_call, part_of
@@ -23,9 +24,9 @@ from services.verifier.stages.stage_ranks import StageRanks
 
 # Sizes must be whole vectors of the widest instruction set.
 _COLUMNS = 16
-# Places where numbers enter products, and how the kernel rounds them there: the orders of layer.c and rounding.h.
+# Places where numbers enter products: the order of layer.c.
 _QUERY_KEY_VALUE, _ATTENTION_OUT, _GATE_UP, _DOWN = range(4)
-_UNROUNDED, _TO_WHOLE, _TO_FLOATS = range(3)
+_AS_THEY_ARE = rounding_struct(None)
 # Relative difference of hidden states that another order of rounding may cause.
 TOLERANCE = 1e-4
 
@@ -48,7 +49,7 @@ class _DecoderLayer(ctypes.Structure):
         *[(name, _Parts) for name in ("query_key_value", "gate_up")],
         *[(name, LinearStruct) for name in ("attention_out", "down")],
         *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
-        ("rounding", ctypes.c_int64 * 4),
+        ("rounding", RoundingStruct * 4),
     ]
 
 
@@ -110,8 +111,9 @@ class FusedLayer:
         )
         # By place.
         self._roundings = (round_states, round_out, round_normed, round_down)
-        self._kinds = [_kind(rounding) for rounding in self._roundings]
-        widest = max(hidden, query_heads * size, intermediate) if any(self._kinds) else 0
+        self._rounding_structs = [rounding_struct(None if inputs is None else inputs.rounding) for inputs in self._roundings]
+        rounds = any(inputs is not None for inputs in self._roundings)
+        widest = max(hidden, query_heads * size, intermediate) if rounds else 0
         self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate, widest)
         self._attention, self._size, self._out, self._down = call, size, out, down
         self._at = dict(zip(PARTS, (*query_key_value.at, 0, *gate_up.at[:2], 0), strict=True))
@@ -152,10 +154,10 @@ class FusedLayer:
         layer, by = self._layer, ctypes.byref
         adapted = self._adapted(laid_out, rows)
         if widths[-1]:
-            layer.rounding[:] = [
-                kind if inputs is not None and inputs.active else _UNROUNDED
-                for kind, inputs in zip(self._kinds, self._roundings, strict=True)
-            ]
+            for place, inputs in enumerate(self._roundings):
+                layer.rounding[place] = (
+                    self._rounding_structs[place] if inputs is not None and inputs.active else _AS_THEY_ARE
+                )
         arguments = (
             by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapted is None else by(adapted),
             ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()),
@@ -225,20 +227,6 @@ def _linear(module: nn.Module, name: str) -> tuple[NativeLinear, StageRanks | No
 
 def _unwrapped(part: nn.Module) -> tuple[nn.Module, RoundedInputs | None]:
     return (part.after_rounding, part.inputs) if isinstance(part, RoundedLinear) else (part, None)
-
-
-def _kind(inputs: RoundedInputs | None) -> int:
-    """How the kernel rounds.
-
-    Raises:
-        ValueError: it does not, in this way.
-    """
-    if inputs is None:
-        return _UNROUNDED
-    rounding = inputs.rounding
-    if rounding.stored or rounding.size is not None or not rounding.symmetric:
-        raise ValueError(f"what enters its products is rounded to {rounding.name}")
-    return _TO_FLOATS if rounding.floats else _TO_WHOLE
 
 
 def _native(part: nn.Module, name: str) -> NativeLinear:
