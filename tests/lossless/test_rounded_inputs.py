@@ -41,6 +41,7 @@ from tests.lossless.test_strategies import plan_of, said, verifier
 from tests.mixture import make_mixture
 from tests.quantised import EACH_ROW, FP8, ROUNDED, compressed, configure, make_float_model, quantise
 from tests.refusals import refuses
+from tests.virtual_ranks import ranks_of, together
 
 FILE = "model.safetensors"
 TEXT = torch.arange(5, 45)[None]
@@ -76,6 +77,7 @@ def by_the_package(folder: Path, plain: Path) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("form", ROUNDED)
 @torch.inference_mode()
 def test_logits_are_those_of_the_package(form: str, float_model: Path, tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_rows_of_zeros_and_of_small_numbers() -> None:
         assert torch.equal(rounding(rows), torch.cat([rounding(row[None]) for row in rows]))
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros", "w8a8_stored", "fp8_dynamic", "fp8_static", "fp8_block"])
 def test_whole_layers_round_in_our_kernels(
     form: str, float_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +147,7 @@ def test_only_layers_that_are_meant(float_model: Path, tmp_path: Path) -> None:
     assert ours == [library() is not None] * 2
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kernels", ["auto", "onednn"])
 @pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros", "fp8_dynamic", "fp8_block"])
 def test_a_row_does_not_depend_on_others(form: str, kernels: str, float_model: Path, tmp_path: Path) -> None:
@@ -186,8 +190,8 @@ def test_two_ranks_say_the_same(tmp_path: Path) -> None:
         pytest.skip("no C compiler here")
     folder, _ = quantise(make_float_model(tmp_path / "float", **parallel.SIZES), tmp_path, ROUNDED["w8a8_halves"])
     alone = parallel.passes(ModelSlice(parallel.config(folder), 0))
-    parts = parallel.ranks_of(parallel.config(folder, 2))
-    assert all(torch.equal(made, alone) for made in parallel.together(parts, parallel.passes))
+    parts = ranks_of(parallel.config(folder, 2))
+    assert all(torch.equal(made, alone) for made in together(parts, parallel.passes))
     layers = [layer for part in parts for layer in part.model.get_decoder().layers]
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
 
