@@ -135,9 +135,19 @@ def fp8_whole(weight: torch.Tensor) -> Made:
     return {"weight": codes, "weight_scale": scale}, codes.float() * scale
 
 
-def compressed(scales: torch.dtype = torch.float32, **weights: object) -> Quantised:
-    """By the package compressed-tensors: its configuration, its quantisation, its packing, its numbers."""
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))  # type: ignore[arg-type]
+def compressed(
+    scales: torch.dtype = torch.float32, entering: Mapping[str, object] | None = None, **weights: object
+) -> Quantised:
+    """By the package compressed-tensors: its configuration, its quantisation, its packing, its numbers.
+
+    Args:
+        entering: how what enters a layer is rounded.
+    """
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(**weights),  # type: ignore[arg-type]
+        input_activations=None if entering is None else QuantizationArgs(**entering),  # type: ignore[arg-type]
+    )
     form = infer_module_format(torch.nn.Linear, scheme)
     compressor = BaseCompressor.get_value_from_registry(form.value)
     group = scheme.model_copy(update={"format": form.value}).model_dump(mode="json")
@@ -145,6 +155,20 @@ def compressed(scales: torch.dtype = torch.float32, **weights: object) -> Quanti
     return Quantised(
         config={**config, "ignore": ["lm_head"]}, make=lambda weight: _compress(weight.to(scales), scheme, compressor)
     )
+
+
+def _with(how: Quantised, **stored: float) -> Quantised:
+    """With further tensors of one number for each layer; zero points are whole numbers."""
+    tensors = {
+        name: torch.tensor([value], dtype=torch.int8 if name.endswith("point") else torch.float32)
+        for name, value in stored.items()
+    }
+
+    def make(weight: torch.Tensor) -> Made:
+        made, numbers = how.make(weight)
+        return {**made, **{name: tensor.clone() for name, tensor in tensors.items()}}, numbers
+
+    return Quantised(config=how.config, make=make)
 
 
 def _compress(weight: torch.Tensor, scheme: QuantizationScheme, compressor: type[BaseCompressor]) -> Made:
@@ -272,6 +296,36 @@ def _bnb(kind: str, nested: bool) -> Quantised:
     )
 
 
+def hqq(weight: torch.Tensor, bits: int, axis: int, size: int = 32, scales: torch.dtype = torch.float16) -> Made:
+    """As hqq packs it, without its fine-tuning; tests/unit/test_hqq.py has what the package itself makes."""
+    groups, most = weight.reshape((-1, size) if axis else (size, -1)), (1 << bits) - 1
+    low, high = groups.amin(axis, keepdim=True), groups.amax(axis, keepdim=True)
+    scale = ((high - low) / most).to(scales)
+    zero = (-low / scale.float()).to(scales)
+    codes = (groups / scale.float() + zero.float()).round().clamp(0, most)
+    each = 10 if bits == 3 else 8 // bits
+    rows = torch.nn.functional.pad(codes.int(), (0, 0, 0, -len(codes) % each))
+    words = torch.zeros(len(rows) // each, rows.shape[1], dtype=torch.int32)
+    for part in rows.chunk(each):
+        words = (words << bits) | part
+    said = {"shape": torch.tensor(weight.shape), "packing": _letters("3bit_32" if bits == 3 else f"{bits}bit_u8")}
+    said |= {name: torch.tensor(value, dtype=torch.int32) for name, value in (("group_size", size), ("axis", axis))}
+    said |= {name: torch.tensor(value, dtype=torch.uint8) for name, value in (("view_as_float", 0), ("quant_zero", 0))}
+    made = {"W_q": words if bits == 3 else words.byte(), "scale": scale, "zero": zero, **said}
+    return made, ((codes - zero.float()) * scale.float()).reshape(weight.shape)
+
+
+def _letters(text: str) -> torch.Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _hqq(bits: int, axis: int, **how: Any) -> Quantised:
+    """Its configuration says less than the tensors do."""
+    params = {"nbits": bits, "group_size": 32, "axis": axis, "view_as_float": False}
+    config = {"quant_method": "hqq", "quant_config": {"weight_quant_params": params}, "skip_modules": ["lm_head"]}
+    return Quantised(config=config, make=partial(hqq, bits=bits, axis=axis, **how))
+
+
 FP8 = {"num_bits": 8, "type": "float"}
 FORMS: Mapping[str, Quantised] = {
     "fp8_blocks_of_128": Quantised(
@@ -305,8 +359,37 @@ FORMS: Mapping[str, Quantised] = {
     "gptq_v2": _gptq(partial(gptq, less=0, symmetric=False), checkpoint_format="gptq_v2", sym=False),
     "gptq_3_bits": _gptq(partial(gptq, bits=3, size=-1, symmetric=False), bits=3, group_size=-1),
     "gptq_8_bits": _gptq(partial(gptq, bits=8), bits=8),
+    "hqq_8_bits": _hqq(8, 1, scales=torch.float32),
+    "hqq_8_bits_below": _hqq(8, 0),
+    "hqq_4_bits": _hqq(4, 1),
+    "hqq_4_bits_below": _hqq(4, 0, scales=torch.bfloat16),
+    "hqq_3_bits": _hqq(3, 1),
+    "hqq_2_bits_below": _hqq(2, 0),
     "bnb_int8": Quantised(config={"quant_method": "bitsandbytes", "load_in_8bit": True}, make=bnb_int8),
     "bnb_nf4": _bnb("nf4", nested=False),
     "bnb_nf4_nested": _bnb("nf4", nested=True),
     "bnb_fp4": _bnb("fp4", nested=False),
 }
+# Layers that also round what enters them.
+EACH_ROW = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+ROUNDED: Mapping[str, Quantised] = {
+    "w8a8": compressed(num_bits=8, strategy="channel", entering=EACH_ROW),
+    "w8a8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", entering=EACH_ROW),
+    "w8a8_zeros": compressed(num_bits=8, strategy="channel", entering={**EACH_ROW, "symmetric": False}),
+    "w8a8_stored": _with(compressed(num_bits=8, strategy="channel", entering={"num_bits": 8}), input_scale=0.03),
+    "w8a8_stored_zeros": _with(
+        compressed(num_bits=8, strategy="channel", entering={"num_bits": 8, "symmetric": False}),
+        input_scale=0.03, input_zero_point=-9,
+    ),
+    "w4a8": compressed(num_bits=4, strategy="group", group_size=32, entering=EACH_ROW),
+    "fp8_dynamic": compressed(**FP8, strategy="channel", entering={**EACH_ROW, **FP8}),
+    "fp8_stored": _with(compressed(**FP8, strategy="tensor", entering=FP8), input_scale=0.01),
+    "fp8_static": _with(
+        Quantised(config={"quant_method": "fp8", "activation_scheme": "static"}, make=fp8_whole), activation_scale=0.02
+    ),
+    "fp8_block": compressed(
+        **FP8, strategy="block", block_structure=[32, 32],
+        entering={**FP8, "dynamic": True, "strategy": "group", "group_size": 32},
+    ),
+    "w4afp8": compressed(num_bits=4, strategy="group", group_size=32, entering={**EACH_ROW, **FP8}),
+}  # fmt: skip

@@ -70,7 +70,7 @@ def expanded(verifier: VerifierSettings, folder: Path) -> str:
     multiplied = f", linear layers multiplied as {' and '.join(types)} where that is faster" if types else ""
     return (
         f"{stored.name}: the numbers that it stands for take {sum(sizes) / 2**20:,.0f} MiB in {verifier.dtype}{multiplied}; "
-        "what enters a layer is not rounded"
+        f"what enters a layer is {f'rounded to {stored.entering}' if stored.entering else 'not rounded'}"
     )
 
 

@@ -263,6 +263,15 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
     "bnb: no state": ("bnb_nf4", without(f"{UP}.weight.{STATE}"), "up_proj.weight is stored as U8"),
     "bnb: rows": ("bnb_int8", instead(f"{UP}.SCB", lambda scales: scales[1:]), f"{UP}.SCB is F32 [159]"),
     "bnb: layout": ("bnb_int8", instead(f"{UP}.weight_format", lambda kind: kind + 1), f"{UP}.weight_format is 1"),
+    "hqq: no scales": ("hqq_4_bits", without(f"{UP}.scale"), f"hold no {UP}.scale"),
+    "hqq: bits": ("hqq_4_bits", instead(f"{UP}.packing", lambda text: text + 1), f"{UP}.packing is 5cju`v9"),
+    "hqq: axis": ("hqq_4_bits", instead(f"{UP}.axis", lambda axis: axis + 1), f"{UP}.axis is 2"),
+    "hqq: floats": ("hqq_4_bits", instead(f"{UP}.view_as_float", lambda flag: flag + 1), f"{UP}.view_as_float is 1"),
+    "hqq: groups": ("hqq_4_bits", instead(f"{UP}.group_size", lambda size: size - 1), "are no groups of 31 (group_size)"),
+    "hqq: shape": ("hqq_4_bits", instead(f"{UP}.shape", lambda shape: shape * 2), f"{UP}.W_q is U8 [480, 32]"),
+    "hqq: no matrix": ("hqq_4_bits", instead(f"{UP}.shape", lambda shape: shape - 160), f"{UP}.shape says [0, 32]"),
+    "hqq: zeros": ("hqq_4_bits", instead(f"{UP}.zero", lambda zeros: zeros[1:]), f"{UP}.zero is F16 [959, 1]"),
+    "hqq: nan": ("hqq_4_bits", instead(f"{UP}.zero", with_nan), f"{UP}.zero holds infinite values or NaN"),
     "plain": ("fp8_rows", lambda weights: weights.update({k: v.float() for k, v in weights.items()}), "files hold none"),
 }
 # fmt: on
@@ -301,7 +310,7 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     ("fp8_rows", {"quant_method": "quanto"}, "quantization_config.quant_method", "quanto"),
     ("fp8_rows", {"quant_method": {"a": 1}}, "quantization_config.quant_method", "{'a': 1}"),
     ("fp8_rows", {"bits": 4}, "quantization_config.quant_method", "None"),
-    ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "static"}, "quantization_config.activation_scheme", "static"),
+    ("fp8_rows", {"quant_method": "fp8", "activation_scheme": "none"}, "quantization_config.activation_scheme", "none"),
     ("fp8_rows", {"quant_method": "fp8", "fmt": "e3m4"}, "quantization_config.fmt", "e3m4"),
     ("fp8_rows", {"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size", "[128]"),
     ("awq", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version", "gemv"),
@@ -334,8 +343,8 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
     (
         "compressed_w8",
         {"quant_method": "compressed-tensors", "config_groups": {"a": ACTIVATIONS}},
-        "quantization_config.config_groups.a.input_activations",
-        "{'num_bits': 8, 'dynamic': True}",
+        "quantization_config.config_groups.a.input_activations.strategy",
+        "None",
     ),
     ("compressed_w8", {"quant_method": "compressed-tensors"}, "quantization_config.config_groups", "None"),
     (

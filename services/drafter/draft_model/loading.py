@@ -19,6 +19,7 @@ from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.for_transformers import from_pretrained, making_a_model, without_quantisation
 from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
+from services.model_files.weights.rounded_inputs import round_inputs
 from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
@@ -54,6 +55,10 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     _check_whole(folder, [each[0] for each in info["mismatched_keys"]], "{} has another shape than config.json says")
     _check_whole(folder, info["unexpected_keys"], "its files hold {}, for which config.json has no place")
     loaded: PreTrainedModel = model
+    stored = format_of(folder)
+    if stored is not None and stored.entering:
+        with reading(f"load the draft model at {folder}", about=folder), WeightFiles(folder) as files:
+            round_inputs(loaded, files.roundings)
     for name, parameter in loaded.named_parameters():
         if not torch.isfinite(parameter).all():
             raise ConfigurationError(

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from services.drafter.draft_model.row_buffers import RowBuffers, mask_of
 from services.drafter.draft_model.text_cache import NewRows, TextCache
+from services.model_files.weights.rounded_inputs import unrounded
 from speculation.errors import ConfigurationError
 
 _NAME = "outrider_draft"
@@ -41,7 +42,9 @@ class DraftLM:
         AttentionInterface.register(_NAME, _attend)
         self.device = model.device
         self._model = model
-        self._compare(folder)
+        # Rounding would make a last bit as large as a step from code to code.
+        with unrounded(model):
+            self._compare(folder)
         if kept is not None:
             self._cut_head(kept, folder)
 

@@ -32,7 +32,7 @@ class Tensor:
         return f"{self.dtype} {list(self.shape)}"
 
     def content(self) -> bytes:
-        """Its bytes, read from the file now; of bytes alone.
+        """Its bytes, read from the file now.
 
         Raises:
             OSError: the file cannot be read.
@@ -41,7 +41,7 @@ class Tensor:
             return b""
         with self.file.open("rb") as opened:
             opened.seek(self.begin)
-            return opened.read(self.numbers)
+            return opened.read(int(self.numbers * self.bytes_each))
 
     @property
     def numbers(self) -> int:

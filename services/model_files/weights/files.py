@@ -18,6 +18,7 @@ from services.model_files.folder import reading
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
 from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.quantised.packed import Packed
+from services.model_files.weights.rounded_inputs import InputRounding
 from services.model_files.weights.shared import read_shared
 from services.model_files.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
 from speculation.errors import ConfigurationError
@@ -122,6 +123,17 @@ class WeightFiles:
         """A weight as stored, blocks as the float32 numbers that they stand for."""
         weight = self.get(name)
         return weight.float() if isinstance(weight, StoredBlocks) else weight
+
+    @property
+    def roundings(self) -> dict[str, InputRounding]:
+        """Of the linear layers that round what enters them, by name.
+
+        Raises:
+            ConfigurationError: a stored scale is none; names it.
+        """
+        with reading(f"load the model at {self._folder}", about=self._folder):
+            found = {name: packed.rounding(self._stored) for name, packed in self._packed.items()}
+        return {name.removesuffix(".weight"): one for name, one in found.items() if one is not None}
 
     def digest(self, names: Iterable[str]) -> str:
         """SHA-256 over weights as they are stored: names, types, shapes and bytes, in the order of the names."""

@@ -9,6 +9,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     # Not imported: a bare machine (benchmarks/gpu_check) lacks what they need.
+    from services.model_files.weights.rounded_inputs import RoundedLinear
     from services.model_files.weights.stored_blocks import StoredLinear
     from services.verifier.stages.stage_ranks import StageRanks
 
@@ -21,7 +22,7 @@ class ShardedLinear(nn.Module):
         gathers: whether rows arrive in shards as well, such as what a rank's heads have made.
     """
 
-    def __init__(self, own: nn.Linear | StoredLinear, shards: StageRanks, *, gathers: bool) -> None:
+    def __init__(self, own: nn.Linear | StoredLinear | RoundedLinear, shards: StageRanks, *, gathers: bool) -> None:
         super().__init__()
         self.own: nn.Module = own
         self.shards, self._gathers = shards, gathers

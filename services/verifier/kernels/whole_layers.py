@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.model_files.weights.rounded_inputs import unrounded
 from services.verifier.attention.calls import Call, Calls, Running, answering
 
 # Runs the model over a few rows and returns the pass in which it ran.
@@ -46,16 +47,18 @@ def fuse(layers: nn.ModuleList, make: MakeForward, trial_pass: TrialPass, tolera
     """
     reason = ""
     done = 0
-    trials, running = _watched(layers, trial_pass)
-    for layer, trial in zip(layers, trials, strict=True):
-        try:
-            with answering(running):
-                fused = _tried(make, layer, trial, tolerance)
-        except (ValueError, NotImplementedError) as error:
-            reason = reason or str(error)
-            continue
-        layer.forward = fused
-        done += 1
+    # Rounding would make a last bit as large as a step from code to code.
+    with unrounded(layers):
+        trials, running = _watched(layers, trial_pass)
+        for layer, trial in zip(layers, trials, strict=True):
+            try:
+                with answering(running):
+                    fused = _tried(make, layer, trial, tolerance)
+            except (ValueError, NotImplementedError) as error:
+                reason = reason or str(error)
+                continue
+            layer.forward = fused
+            done += 1
     return done, reason
 
 

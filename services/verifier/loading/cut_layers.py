@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear
 from services.verifier.loading.rank_sizes import check_rank_sizes
@@ -88,7 +89,7 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
             setattr(parent, name, ShardedLinear(getattr(parent, name), shards, gathers=True))
     if isinstance(decoder.embed_tokens, nn.Embedding):
         decoder.embed_tokens = ShardedEmbedding(decoder.embed_tokens, shards)
-    if isinstance(model.lm_head, (nn.Linear, StoredLinear)):
+    if isinstance(model.lm_head, (nn.Linear, StoredLinear, RoundedLinear)):
         model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
 
 

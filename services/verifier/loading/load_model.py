@@ -33,6 +33,7 @@ from services.verifier.loading.cut_layers import Cut, cut_layers, gather_between
 from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
+from services.verifier.loading.rounding import round_entering
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
 
@@ -56,7 +57,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     check_files(config)
     quantised = format_of(folder)
     if quantised is not None:
-        log.info("%s is %s, served as the float model that it stands for", folder, quantised.name)
+        log.info("%s is %s, served as the numbers that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config):
         return _load_as_stored(config)
     if quantised is not None and has_own_names(config):
@@ -79,6 +80,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)
+        round_entering(model, config)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -142,6 +144,7 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
         _read(model, config)
         refuse_nonsense(model, folder)
+        round_entering(model, config)
     return model
 
 
@@ -215,6 +218,7 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
     if hollow:
         raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
     _check_passes_through(model, dtype)
+    round_entering(model, config, layers)
     if shards is not None:
         gather_between(model, shards)
     return model

@@ -31,8 +31,9 @@ def noting_layers(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.Mo
     modules = {
         name: module
         for name, module in model.named_modules()
-        # What layers share their product by is none of the model's own modules.
-        if (hasattr(module, "in_features") and not name.endswith(".packed")) or _is_embedding(module, model)
+        # What layers share their product by, or round for, is none of the model's own modules.
+        if (hasattr(module, "in_features") and not name.endswith((".packed", ".after_rounding")))
+        or _is_embedding(module, model)
     }
     hooks = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
     try:

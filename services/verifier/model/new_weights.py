@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from services.machine import free_memory
 from services.model_files.folder import weights_digest
+from services.model_files.weights.rounded_inputs import roundings_of
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.exact_weights import ExactWeight
@@ -51,6 +52,12 @@ class NewWeights:
         written = _written(folder)
         self.digest = weights_digest(folder)
         model = load_beside(config)
+        if roundings_of(model) != roundings_of(served):
+            raise ConfigurationError(
+                f"cannot replace weights by those in {folder}: its layers round what enters them otherwise "
+                "(input_activations)",
+                about=folder,
+            )
         model.eval().requires_grad_(False)
         adapters.install(model, 1, torch.device(config.device))
         functions.install(model)

@@ -25,6 +25,8 @@ class Awq:
         ConfigurationError: a field has a value that is not served.
     """
 
+    entering = ""
+
     def __init__(self, fields: QuantisationFields) -> None:
         fields.one_of("version", ("gemm", "GEMM"), "gemm")
         fields.one_of(fields.named("bits", "w_bit"), (4,), 4)

@@ -31,6 +31,8 @@ class BitsAndBytes:
         ConfigurationError: a field has a value that is not served.
     """
 
+    entering = ""
+
     def __init__(self, fields: QuantisationFields) -> None:
         four: bool = fields.one_of("load_in_4bit", (False, True), False)
         self._kind = fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4") if four else "int8"

@@ -1,19 +1,22 @@
 """compressed-tensors, as llm-compressor and vLLM write it: groups of layers, each with its bits, type and scales.
 
 Whole numbers are packed into words (``pack-quantized``) or stored in a byte each (``int-quantized``), FP8 as it is
-(``float-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``).
+(``float-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``). Layers of a
+group may round what enters them (``input_activations``).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised import targets
+from services.model_files.weights.quantised.activations import InputActivations
 from services.model_files.weights.quantised.as_blocks import likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, floats, mx_numbers
@@ -53,6 +56,11 @@ class CompressedTensors:
         """What users call it."""
         return f"compressed-tensors, {', '.join(dict.fromkeys(group.name for group in self._groups))}"
 
+    @property
+    def entering(self) -> str:
+        """How layers round what enters them; empty: none does."""
+        return " or ".join(dict.fromkeys(group.activations.name for group in self._groups if group.activations.name))
+
     def find(self, tensors: Mapping[str, Tensor]) -> list[Packed]:
         """The weights of the layers that a group names."""
         found = []
@@ -60,10 +68,15 @@ class CompressedTensors:
             if name.endswith(_PACKED):
                 layer = name.removesuffix(_PACKED)
                 group = self._group_of(layer, name)
-                found.append(group.words(tensors, layer) if group.type == "int" else group.four_bits(tensors, layer))
+                made = group.words(tensors, layer) if group.type == "int" else group.four_bits(tensors, layer)
             elif name.endswith(".weight") and tensor.dtype in (*CODES, "I8"):
                 layer = name.removesuffix(".weight")
-                found.append(self._group_of(layer, name).bytes(tensors, layer))
+                group = self._group_of(layer, name)
+                made = group.bytes(tensors, layer)
+            else:
+                continue
+            entering, parts = group.activations.of_layer(tensors, layer, made.shape[-1], name)
+            found.append(replace(made, entering=entering, parts={**made.parts, **parts}))
         return found
 
     def _group_of(self, layer: str, name: str) -> _Group:
@@ -87,8 +100,8 @@ class _Group:
                 re.compile(target.removeprefix("re:"))
             except re.error as error:
                 raise fields.refusal("targets", "names, or re: and a pattern", f"{error}") from error
-        for entering in ("input_activations", "output_activations"):
-            fields.empty(entering, "what enters a layer or leaves it would be rounded, which is not served")
+        fields.empty("output_activations", "what leaves a layer would be rounded, which is not served")
+        self.activations = InputActivations(fields)
         weights = fields.part("weights")
         self.type: str = weights.one_of("type", ("int", "float"), "int")
         self.bits: int = weights.one_of("num_bits", (2, 3, 4, 5, 6, 7, 8) if self.type == "int" else (4, 8), 8)

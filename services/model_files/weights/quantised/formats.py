@@ -10,6 +10,7 @@ from services.model_files.weights.quantised.compressed_tensors import Compressed
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.fp8 import Fp8
 from services.model_files.weights.quantised.gptq import Gptq
+from services.model_files.weights.quantised.hqq import Hqq
 from services.model_files.weights.quantised.mxfp4 import Mxfp4
 from services.model_files.weights.quantised.packed import Format
 
@@ -19,5 +20,6 @@ FORMATS: Mapping[str, Callable[[QuantisationFields], Format]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": Fp8,
     "gptq": Gptq,
+    "hqq": Hqq,
     "mxfp4": Mxfp4,
 }

@@ -1,13 +1,14 @@
 """Weights in FP8 with scales: one for a weight, one for each output, or one for each block of outputs and inputs.
 
 Method ``fp8``, as DeepSeek, Qwen and transformers (``FineGrainedFP8Config``) store it. A number is its code times its scale,
-multiplied in float32. Those that multiply in FP8 also round what enters a layer (``activation_scheme: dynamic``); the
-model that the weights stand for does not.
+multiplied in float32. Those that multiply in FP8 also round what enters a layer. The model that the weights stand for does
+not, with ``activation_scheme: dynamic``; with ``static`` a scale is stored for what enters each layer, and that is rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of, spread
+from services.model_files.weights.rounded_inputs import InputRounding
 
 CODES = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
@@ -28,10 +30,9 @@ class Fp8:
     """
 
     def __init__(self, fields: QuantisationFields) -> None:
-        fields.one_of("fmt", ("e4m3", "e5m2"), "e4m3")
-        if fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic") == "static":
-            why = "what enters a layer would be rounded by stored scales, which is not served"
-            raise fields.refusal("activation_scheme", "dynamic", why)
+        static = fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic") == "static"
+        self._entering = InputRounding(floats=True, stored=True) if static else None
+        fields.one_of("fmt", ("e4m3",) if static else ("e4m3", "e5m2"), "e4m3")
         self._block = _block(fields)
 
     @property
@@ -39,13 +40,32 @@ class Fp8:
         """What users call it."""
         return "FP8" if self._block is None else f"FP8 in blocks of {self._block[0]} x {self._block[1]}"
 
+    @property
+    def entering(self) -> str:
+        """How layers round what enters them; empty: none does."""
+        return "" if self._entering is None else self._entering.name
+
     def find(self, tensors: Mapping[str, Tensor]) -> list[Packed]:
         """The weights in FP8."""
         return [self._weight(tensors, name) for name, tensor in tensors.items() if tensor.dtype in CODES]
 
     def _weight(self, tensors: Mapping[str, Tensor], name: str) -> Packed:
         scales = f"{name}_scale" if f"{name}_scale" in tensors else f"{name}_scale_inv"
-        return scaled(tensors, name, scales, self._block)
+        made = scaled(tensors, name, scales, self._block)
+        if self._entering is None:
+            return made
+        parts = {**made.parts, "input_scale": _entering_scale(tensors, name)}
+        return replace(made, parts=parts, entering=self._entering)
+
+
+def _entering_scale(tensors: Mapping[str, Tensor], codes: str) -> str:
+    """The name of the scale of what enters a layer: transformers', or AutoFP8's."""
+    layer = codes.removesuffix(".weight")
+    name = next((one for one in (f"{layer}.activation_scale", f"{layer}.input_scale") if one in tensors), None)
+    if name is None:
+        raise ValueError(f"its files hold no {layer}.activation_scale, by which what enters {layer} is rounded")
+    expect(tensors, name, ("F32", "BF16", "F16"), [(), (1,)], "one for all that enters the layer")
+    return name
 
 
 def _block(fields: QuantisationFields) -> tuple[int, int] | None:

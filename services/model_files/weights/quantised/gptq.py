@@ -26,6 +26,8 @@ class Gptq:
         ConfigurationError: a field has a value that is not served.
     """
 
+    entering = ""
+
     def __init__(self, fields: QuantisationFields) -> None:
         self._bits: int = fields.one_of("bits", (2, 3, 4, 8))
         self._size = None if fields.get("group_size") == -1 else fields.count("group_size", 128)

@@ -17,6 +17,8 @@ _CODES = "_blocks"
 class Mxfp4:
     """The method ``mxfp4``."""
 
+    entering = ""
+
     name = "MXFP4"
 
     def __init__(self, fields: QuantisationFields) -> None:

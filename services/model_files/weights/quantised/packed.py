@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.rounded_inputs import InputRounding
 from services.model_files.weights.stored_blocks import Weight
 
 # Stored tensors by their part in a weight, such as ``codes`` and ``scales``.
@@ -25,6 +26,7 @@ class Packed:
         parts: the names of the stored tensors; the part ``codes`` holds a code for each number.
         expand: makes the weight of the stored tensors: its numbers in float32 or bfloat16, or blocks that hold them.
         dtype: safetensors' or GGUF's name of the type that holds the numbers exactly, as far as headers tell.
+        entering: how its layer rounds what enters it, but for stored scales, which are parts; None: it does not.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Packed:
     parts: Mapping[str, str]
     expand: Callable[[Stored], Weight]
     dtype: str = "F32"
+    entering: InputRounding | None = None
 
     def weight(self, get: Callable[[str], torch.Tensor]) -> Weight:
         """The weight, from the stored tensors that ``get`` gives by name.
@@ -45,6 +48,23 @@ class Packed:
                 raise ValueError(f"{self.parts[part]} holds infinite values or NaN; fetch the files again")
         return self.expand(stored)
 
+    def rounding(self, get: Callable[[str], torch.Tensor]) -> InputRounding | None:
+        """How its layer rounds what enters it; None: it does not.
+
+        Args:
+            get: gives stored tensors by name.
+
+        Raises:
+            ValueError: the stored scale is none.
+        """
+        if self.entering is None or not self.entering.stored:
+            return self.entering
+        scale = float(get(self.parts["input_scale"]))
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"{self.parts['input_scale']} is {scale:g}: must be a positive number")
+        zero = 0.0 if self.entering.symmetric else float(get(self.parts["input_zero"]))
+        return replace(self.entering, scale=scale, zero=zero)
+
 
 class Format(Protocol):
     """How a checkpoint stores its weights."""
@@ -52,6 +72,11 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """What users call it."""
+        ...
+
+    @property
+    def entering(self) -> str:
+        """How layers round what enters them; empty: none does."""
         ...
 
     def find(self, tensors: Mapping[str, Tensor]) -> list[Packed]:

@@ -6,6 +6,7 @@
  */
 #include "linear.h"
 #include "low_rank.h"
+#include "rounding.h"
 #include "tree_attention.h"
 
 struct norm {
@@ -20,17 +21,19 @@ struct parts {
     int64_t count, width, at[3];
 };
 
-/* Mirrored by layer_kernel.py. */
+/* The layer's products, by the input that they have. */
+enum place { TO_QUERY_KEY_VALUE, TO_ATTENTION_OUT, TO_GATE_UP, TO_DOWN, PLACES };
+
+/* Mirrored by layer_kernel.py. `rounding`: of what enters each place. */
 struct decoder_layer {
     struct norm before_attention, before_mlp, of_query, of_key;
     struct parts query_key_value, gate_up;
     struct linear attention_out, down;
     int64_t hidden, intermediate, heads, kv_heads, size;
+    struct rounding rounding[PLACES];
 };
 
-/* What an adapter adds to the layer's products, by the input that they have. */
-enum place { TO_QUERY_KEY_VALUE, TO_ATTENTION_OUT, TO_GATE_UP, TO_DOWN, PLACES };
-
+/* What an adapter adds to the layer's products. */
 struct adapter {
     struct {
         struct low_rank part[3];
@@ -56,6 +59,7 @@ struct adapted {
 struct room {
     const float *cosine, *sine; /* [rows, size] */
     float *normed, *query_key_value, *attended, *gate_up, *active;
+    float *rounded; /* as wide as the widest input of a product, if one is rounded */
 };
 
 /* Fewer numbers than this are not worth waking other cores for. */
@@ -120,6 +124,21 @@ static void activate(const struct decoder_layer *layer, int64_t rows, const stru
         }
 }
 
+/* What enters the products of a place: `in`, [rows, size], or what it is rounded to. Adapters are given `in` itself. */
+static const float *entering(const struct decoder_layer *layer, enum place place, const struct room *room, int64_t rows,
+                             int64_t size, const float *in) {
+    const struct rounding *how = &layer->rounding[place];
+    if (how->to == UNROUNDED) return in;
+#pragma omp parallel for if (rows * size > ALONE)
+    for (int64_t row = 0; row < rows; row++) round_row(how, size, in + row * size, room->rounded + row * size);
+    return room->rounded;
+}
+
+/* For tests: [rows, size], rounded. */
+void outrider_round_rows(const struct rounding *how, int64_t rows, int64_t size, const float *in, float *out) {
+    for (int64_t row = 0; row < rows; row++) round_row(how, size, in + row * size, out + row * size);
+}
+
 static void multiply_parts(const struct parts *parts, int64_t rows, const float *in, float *out) {
     for (int64_t part = 0, at = 0; part < parts->count; at += parts->product[part++].panels * PANEL)
         outrider_linear(&parts->product[part], rows, in, 0, out + at, parts->width);
@@ -147,7 +166,8 @@ void outrider_layer_attend(const struct decoder_layer *layer, const struct layou
     const int64_t size = layer->size;
     struct layer attending = *attention;
     normalise_rows(&layer->before_attention, rows, layer->hidden, in, room->normed);
-    multiply_parts(parts, rows, room->normed, room->query_key_value);
+    multiply_parts(parts, rows, entering(layer, TO_QUERY_KEY_VALUE, room, rows, layer->hidden, room->normed),
+                   room->query_key_value);
     adapt(adapted, TO_QUERY_KEY_VALUE, room->normed, room->query_key_value, parts->width);
     place_heads(layer, rows, room);
     attending.query = room->query_key_value;
@@ -163,7 +183,7 @@ void outrider_layer_attend(const struct decoder_layer *layer, const struct layou
 void outrider_layer_gate(const struct decoder_layer *layer, const struct room *room, const struct adapted *adapted,
                          int64_t rows, const float *in) {
     normalise_rows(&layer->before_mlp, rows, layer->hidden, in, room->normed);
-    multiply_parts(&layer->gate_up, rows, room->normed, room->gate_up);
+    multiply_parts(&layer->gate_up, rows, entering(layer, TO_GATE_UP, room, rows, layer->hidden, room->normed), room->gate_up);
     adapt(adapted, TO_GATE_UP, room->normed, room->gate_up, layer->gate_up.width);
     activate(layer, rows, room);
 }
@@ -173,9 +193,11 @@ void outrider_layer(const struct decoder_layer *layer, const struct layout *pass
                     const struct room *room, const struct adapted *adapted, int64_t rows, const float *in, float *out) {
     const int64_t hidden = layer->hidden;
     outrider_layer_attend(layer, pass, attention, room, adapted, rows, in);
-    outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
+    const float *attended = entering(layer, TO_ATTENTION_OUT, room, rows, layer->heads * layer->size, room->attended);
+    outrider_linear(&layer->attention_out, rows, attended, in, out, hidden);
     adapt(adapted, TO_ATTENTION_OUT, room->attended, out, hidden);
     outrider_layer_gate(layer, room, adapted, rows, out);
-    outrider_linear(&layer->down, rows, room->active, out, out, hidden);
+    const float *active = entering(layer, TO_DOWN, room, rows, layer->intermediate, room->active);
+    outrider_linear(&layer->down, rows, active, out, out, hidden);
     adapt(adapted, TO_DOWN, room->active, out, hidden);
 }

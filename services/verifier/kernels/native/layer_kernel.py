@@ -9,12 +9,14 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from services.model_files.weights.rounded_inputs import RoundedInputs, RoundedLinear
 from services.verifier.attention.calls import Calls, Running, asked
 from services.verifier.kernels.native.attention_kernel import AttentionLayer, NativePass
 from services.verifier.kernels.native.layer_adapter import PARTS, LayerAdapter
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
 from services.verifier.kernels.native.low_rank_kernel import LowRank
+from services.verifier.kernels.native.rounding_struct import RoundingStruct, rounding_struct
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import shared_product
 from services.verifier.kernels.whole_layers import only_call, part_of
@@ -22,6 +24,9 @@ from services.verifier.stages.stage_ranks import StageRanks
 
 # Sizes must be whole vectors of the widest instruction set.
 _COLUMNS = 16
+# Places where numbers enter products: the order of layer.c.
+_QUERY_KEY_VALUE, _ATTENTION_OUT, _GATE_UP, _DOWN = range(4)
+_AS_THEY_ARE = rounding_struct(None)
 # Relative difference of hidden states that another order of rounding may cause.
 TOLERANCE = 1e-4
 
@@ -44,6 +49,7 @@ class _DecoderLayer(ctypes.Structure):
         *[(name, _Parts) for name in ("query_key_value", "gate_up")],
         *[(name, LinearStruct) for name in ("attention_out", "down")],
         *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
+        ("rounding", RoundingStruct * 4),
     ]
 
 
@@ -62,7 +68,8 @@ class _Adapted(ctypes.Structure):
 
 class _Room(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
+        (name, ctypes.c_void_p)
+        for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active", "rounded")
     ]
 
 
@@ -81,7 +88,7 @@ class FusedLayer:
         for function in (self._call, self._attend, self._gate):
             function.restype = None
         attention, mlp = part_of(layer, "self_attn"), part_of(layer, "mlp")
-        (out, self._shards), (down, _) = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
+        (out, self._shards, round_out), (down, _, round_down) = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
         ranks = 1 if self._shards is None else self._shards.count
         if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
             raise ValueError("its activation is not SiLU")
@@ -93,8 +100,8 @@ class FusedLayer:
         if out.in_features != query_heads * size * ranks or call.value_size != size:
             raise ValueError("its projections are not those of its heads")
         widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
-        query_key_value, projections = _parts(attention, widths)
-        gate_up, gates = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
+        query_key_value, projections, round_states = _parts(attention, widths)
+        gate_up, gates, round_normed = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
         norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
         norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
         # Owners of the memory that the struct points to.
@@ -102,7 +109,12 @@ class FusedLayer:
         self._layer = _DecoderLayer(
             *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
         )
-        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
+        # By place.
+        self._roundings = (round_states, round_out, round_normed, round_down)
+        self._rounding_structs = [rounding_struct(None if inputs is None else inputs.rounding) for inputs in self._roundings]
+        rounds = any(inputs is not None for inputs in self._roundings)
+        widest = max(hidden, query_heads * size, intermediate) if rounds else 0
+        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate, widest)
         self._attention, self._size, self._out, self._down = call, size, out, down
         self._at = dict(zip(PARTS, (*query_key_value.at, 0, *gate_up.at[:2], 0), strict=True))
         self._of_streams: LayerAdapter | None = None
@@ -135,24 +147,36 @@ class FusedLayer:
         cosine, sine = (table.contiguous() for table in position_embeddings)
         if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
             raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
-        room = laid_out.room(self._widths)
+        widths = self._widths
+        room = laid_out.room(widths)
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
         attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
         adapted = self._adapted(laid_out, rows)
+        if widths[-1]:
+            for place, inputs in enumerate(self._roundings):
+                layer.rounding[place] = (
+                    self._rounding_structs[place] if inputs is not None and inputs.active else _AS_THEY_ARE
+                )
         arguments = (
             by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapted is None else by(adapted),
             ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()),
         )  # fmt: skip
         if self._shards is not None:
-            _, _, attended, _, active = room
+            _, _, attended, _, active, _ = room
             self._attend(*arguments)
-            after = self._shards.columns(self._out(self._shards.columns(attended))) + given
+            after = self._multiplied(self._out, _ATTENTION_OUT, attended) + given
             self._gate(by(layer), by(pointers), None, ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
-            return self._shards.columns(self._down(self._shards.columns(active))) + after
+            return self._multiplied(self._down, _DOWN, active) + after
         made = torch.empty_like(given)
         self._call(*arguments, ctypes.c_void_p(made.data_ptr()))
         return made
+
+    def _multiplied(self, product: NativeLinear, place: int, own: torch.Tensor) -> torch.Tensor:
+        """What all ranks have made, times a matrix of which each has a shard."""
+        assert self._shards is not None
+        whole, inputs = self._shards.columns(own), self._roundings[place]
+        return self._shards.columns(product(whole if inputs is None else inputs(whole)))
 
     def _adapted(self, laid_out: NativePass, rows: int) -> _Adapted | None:
         """The pass's rows that have adapters in this layer; None: there are none."""
@@ -171,11 +195,14 @@ class FusedLayer:
         return made
 
 
-def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
+def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear], RoundedInputs | None]:
     """The products of the children with these numbers of outputs, and where their results begin: one shared product, or one
-    each.
+    each; and how what enters them is rounded.
     """
-    children = {name: part_of(module, name) for name in widths}
+    found = {name: _unwrapped(part_of(module, name)) for name in widths}
+    children, inputs = {name: child for name, (child, _) in found.items()}, [each for _, each in found.values()]
+    if any(each is not inputs[0] for each in inputs):
+        raise ValueError(f"what enters {', '.join(widths)} is not rounded in one way")
     shared = shared_product([*children.values()])
     if shared is not None:
         products = [_native(shared, "their product")]
@@ -187,15 +214,19 @@ def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[Nati
         raise ValueError(f"{', '.join(widths)} do not have {sum(widths.values())} outputs")
     structs = (LinearStruct * 3)(*[one.struct for one in products])
     width = sum(one.struct.panels for one in products) * PANEL
-    return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products
+    return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products, inputs[0]
 
 
-def _linear(module: nn.Module, name: str) -> tuple[NativeLinear, StageRanks | None]:
-    """A product, and the ranks that have a shard of it; None: it is whole."""
+def _linear(module: nn.Module, name: str) -> tuple[NativeLinear, StageRanks | None, RoundedInputs | None]:
+    """A product, the ranks that have a shard of it (None: it is whole), and how what enters it is rounded."""
     part = part_of(module, name)
-    if isinstance(part, ShardedLinear):
-        return _native(part_of(part, "own"), name), part.shards
-    return _native(part, name), None
+    shards = part.shards if isinstance(part, ShardedLinear) else None
+    product, inputs = _unwrapped(part if shards is None else part_of(part, "own"))
+    return _native(product, name), shards, inputs
+
+
+def _unwrapped(part: nn.Module) -> tuple[nn.Module, RoundedInputs | None]:
+    return (part.after_rounding, part.inputs) if isinstance(part, RoundedLinear) else (part, None)
 
 
 def _native(part: nn.Module, name: str) -> NativeLinear:

@@ -1,0 +1,75 @@
+"""``input_activations`` of compressed-tensors: how what enters the layers of a group is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.fields import QuantisationFields
+from services.model_files.weights.quantised.packed import expect, groups_of, parts_of
+from services.model_files.weights.rounded_inputs import InputRounding
+
+_KEY = "input_activations"
+# How a scale that follows from the input is shared.
+_SHARED = {"token": "each row", "group": "inputs of each row"}
+
+
+class InputActivations:
+    """The rounding that a group asks for.
+
+    Raises:
+        ConfigurationError: a field has a value that is not served.
+    """
+
+    def __init__(self, group: QuantisationFields) -> None:
+        self._rounding: InputRounding | None = None
+        if not group.get(_KEY):
+            return
+        fields = group.part(_KEY)
+        floats = fields.one_of("type", ("int", "float"), "int") == "float"
+        fields.one_of("num_bits", (8,), 8)
+        fields.empty("scale_dtype", "scales that are rounded themselves are not computed for what enters a layer")
+        symmetric = fields.one_of("symmetric", (True,) if floats else (True, False), True)
+        stored = not fields.one_of("dynamic", (True, False), False)
+        size = fields.get("group_size")
+        usual = "tensor" if size is None else "channel" if size == -1 else "group"
+        strategy = fields.get("strategy") or usual
+        if stored and strategy != "tensor":
+            raise fields.refusal("strategy", "tensor, where dynamic is false")
+        if not stored and strategy not in _SHARED:
+            why = "a scale for all rows would let what shares a pass change a token" if strategy == "tensor" else ""
+            raise fields.refusal("strategy", " or ".join(_SHARED), why)
+        grouped = fields.count("group_size") if strategy == "group" else None
+        self._rounding = InputRounding(floats=floats, symmetric=symmetric, size=grouped, stored=stored)
+
+    @property
+    def name(self) -> str:
+        """What users call it; empty: nothing is rounded."""
+        return "" if self._rounding is None else self._rounding.name
+
+    def of_layer(
+        self, tensors: Mapping[str, Tensor], layer: str, inputs: int, codes: str
+    ) -> tuple[InputRounding | None, dict[str, str]]:
+        """The rounding of a layer but for what is stored of it, and the names of that, by part.
+
+        Args:
+            codes: the weight's tensor of codes.
+
+        Raises:
+            ValueError: a tensor is missing, or does not fit.
+        """
+        rounding = self._rounding
+        if rounding is None:
+            return None, {}
+        if rounding.size is not None:
+            groups_of(inputs, rounding.size, layer)
+        if not rounding.stored:
+            return rounding, {}
+        zero = {} if rounding.symmetric else {"input_zero": f"{layer}.input_zero_point"}
+        # Checked with the codes, which an error names.
+        parts = parts_of(tensors, {"codes": codes, "input_scale": f"{layer}.input_scale", **zero})
+        for part, name in parts.items():
+            if part != "codes":
+                dtypes = ("F16", "BF16", "F32") if part == "input_scale" else ("I8",)
+                expect(tensors, name, dtypes, [(1,), ()], "one for all that enters the layer")
+        return rounding, parts

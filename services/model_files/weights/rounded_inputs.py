@@ -1,0 +1,181 @@
+"""Linear layers that round what enters them, as checkpoints with quantised activations define it (W8A8, FP8 dynamic).
+
+The scale follows from a row alone, or is stored. So a row's numbers do not depend on what shares its pass. The arithmetic is
+that of compressed-tensors' ``fake_quantize``: code = round(x / scale), number = code * scale, in the type of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from services.model_files.weights.stored_blocks import StoredLinear
+
+# The least and the greatest code.
+_WHOLE, _FLOATS = (-128.0, 127.0), (-448.0, 448.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputRounding:
+    """How the numbers that enter a layer are rounded to eight bits.
+
+    Attributes:
+        floats: the codes are FP8 (e4m3); otherwise they are whole numbers.
+        symmetric: there is no zero point.
+        size: neighbouring inputs that share a scale; None: all of a row.
+        stored: a scale for all rows is stored, and is ``scale``; and a zero point, ``zero``, unless it is symmetric.
+    """
+
+    floats: bool = False
+    symmetric: bool = True
+    size: int | None = None
+    stored: bool = False
+    scale: float = 1.0
+    zero: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        kind = "floats" if self.floats else "whole numbers"
+        shared = "row" if self.size is None else f"{self.size} numbers of a row"
+        return f"{kind} of 8 bits with {'a stored scale' if self.stored else f'a scale for each {shared}'}"
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., inputs], rounded; ``rows`` stays what it is."""
+        parts = rows if self.size is None else rows.reshape(*rows.shape[:-1], -1, self.size)
+        scale, zero = self._read(rows) if self.stored else self._own(parts)
+        codes = parts / scale
+        if zero is not None:
+            codes += zero
+        codes.clamp_(*(_FLOATS if self.floats else _WHOLE))
+        codes = codes.to(torch.float8_e4m3fn).to(rows.dtype) if self.floats else codes.round_()
+        if zero is not None:
+            codes -= zero
+        return codes.mul_(scale).reshape(rows.shape)
+
+    def _read(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # Tensors, since torch may multiply by a number's reciprocal where it is to divide.
+        scale, zero = (torch.tensor(one, dtype=rows.dtype, device=rows.device) for one in (self.scale, self.zero))
+        return scale, None if self.symmetric else zero
+
+    def _own(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        low, high = _FLOATS if self.floats else _WHOLE
+        smallest = torch.finfo(parts.dtype).eps
+        if self.symmetric:
+            scale = parts.abs().amax(-1, keepdim=True) / ((high - low) / 2)
+            return scale.masked_fill_(scale == 0, smallest), None
+        # Zero is always among the numbers that have a code.
+        least, most = parts.amin(-1, keepdim=True).clamp_(max=0), parts.amax(-1, keepdim=True).clamp_(min=0)
+        scale = (most - least) / (high - low)
+        # A row of zeros has no scale, and needs no zero point.
+        zero = (low - least / scale).nan_to_num_(0).clamp_(low, high).round_()
+        return scale.masked_fill_(scale == 0, smallest), zero
+
+
+class RoundedInputs:
+    """Rounds what enters layers that are called one after the other with the same input: once for all of them.
+
+    Args:
+        layers: how many these are.
+    """
+
+    def __init__(self, rounding: InputRounding, layers: int) -> None:
+        self.rounding, self.active = rounding, True
+        self._layers = layers
+        # The input is kept from the call of the first layer to that of the last.
+        self._left = 0
+        self._given: torch.Tensor | None = None
+        self._made: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., inputs], rounded."""
+        if not self.active:
+            return rows
+        made = self._made
+        if made is None or self._given is not rows:
+            made, self._left = self.rounding(rows), self._layers
+        self._left -= 1
+        self._given, self._made = (rows, made) if self._left else (None, None)
+        return made
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer, behind the rounding of what enters it.
+
+    Attributes:
+        after_rounding: the layer, which may be replaced by a packed one.
+    """
+
+    def __init__(self, linear: nn.Linear | StoredLinear, inputs: RoundedInputs) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.after_rounding: nn.Module = linear
+        self.inputs = inputs
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        made: torch.Tensor = self.after_rounding(self.inputs(rows))
+        return made
+
+
+def round_inputs(model: nn.Module, roundings: Mapping[str, InputRounding], siblings: Sequence[tuple[str, ...]] = ()) -> None:
+    """Let layers round what enters them.
+
+    Args:
+        roundings: by the layer's name in ``model``.
+        siblings: names of children of one module that are called one after the other with the same input.
+
+    Raises:
+        ValueError: one of them is no linear layer of the model.
+    """
+    left = dict(roundings)
+    for name, rounding in roundings.items():
+        if name not in left:
+            continue
+        parent, _, own = name.rpartition(".")
+        several = next((names for names in siblings if own in names), (own,))
+        together = [f"{parent}.{one}" if parent else one for one in several]
+        if any(left.get(one) != rounding for one in together):
+            together = [name]
+        inputs = RoundedInputs(rounding, len(together))
+        for one in together:
+            del left[one]
+            _replace(model, one, inputs)
+
+
+def _replace(model: nn.Module, name: str, inputs: RoundedInputs) -> None:
+    parent_name, _, own = name.rpartition(".")
+    try:
+        parent = model.get_submodule(parent_name)
+        linear = parent.get_submodule(own)
+    except AttributeError:
+        linear = parent = model
+    if type(linear) not in (nn.Linear, StoredLinear):
+        raise ValueError(
+            f"what enters {name} is to be rounded (input_activations), and {type(model).__name__} has no linear layer of "
+            "this name: layers that are joined or renamed when they are loaded cannot do that"
+        )
+    assert isinstance(linear, nn.Linear | StoredLinear)
+    setattr(parent, own, RoundedLinear(linear, inputs))
+
+
+def roundings_of(model: nn.Module) -> dict[str, InputRounding]:
+    """Of the layers of a model that round what enters them, by name."""
+    return {name: one.inputs.rounding for name, one in model.named_modules() if isinstance(one, RoundedLinear)}
+
+
+@contextmanager
+def unrounded(model: nn.Module) -> Iterator[None]:
+    """Let no layer round what enters it: a last bit may move a number to the next code, a whole step away."""
+    layers = [module for module in model.modules() if isinstance(module, RoundedLinear)]
+    for layer in layers:
+        layer.inputs.active = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.inputs.active = True

@@ -1,0 +1,59 @@
+/* Numbers that enter a product, rounded to eight bits: code = round(x / scale), number = code * scale.
+ * The same bits as of ``InputRounding`` in services/model_files/weights/rounded_inputs.py, for what has no zero point.
+ */
+#ifndef OUTRIDER_ROUNDING_H
+#define OUTRIDER_ROUNDING_H
+#include "vectors.h"
+
+/* TO_WHOLE: from -128 to 127. TO_FLOATS: FP8, e4m3. */
+enum codes { UNROUNDED, TO_WHOLE, TO_FLOATS };
+
+/* Mirrored by rounding_struct.py. */
+struct rounding {
+    int64_t to;   /* an enum codes */
+    int64_t size; /* neighbouring numbers of a row that share a scale, whole vectors; or none: all of them */
+    float scale;  /* a stored one; or 0: what follows from the numbers */
+};
+
+INLINE vec magnitude(vec x) { return (vec)((uvec)x & 0x7fffffffu); }
+
+/* The nearest whole number, the even one of two; of at most 2^22. */
+INLINE vec nearest_whole(vec x) { return (x + 12582912.0f) - 12582912.0f; }
+
+/* The nearest of FP8's numbers, of at most 448: three bits behind the first; below 2^-6, multiples of 2^-9. */
+INLINE vec nearest_float(vec x) {
+    const uvec bits = (uvec)magnitude(x), coarse = (bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u;
+    const vec fine = ((vec)bits + 16384.0f) - 16384.0f;
+    const vec made = either((vec)bits < spread(0x1p-6f), fine, (vec)coarse);
+    return (vec)((uvec)made | ((uvec)x & 0x80000000u));
+}
+
+INLINE float scale_of(float half, int64_t size, const float *in) {
+    vec most = {0};
+    for (int64_t at = 0; at < size; at += LANES) most = larger(magnitude(load(in + at)), most);
+    float reach = 0;
+    for (int lane = 0; lane < LANES; lane++) reach = most[lane] > reach ? most[lane] : reach;
+    const float scale = reach / half;
+    /* Of zeros alone; any other will do. */
+    return scale == 0 ? 0x1p-23f : scale;
+}
+
+/* Of `size` numbers with one scale, whole vectors. */
+static void round_part(const struct rounding *how, int64_t size, const float *in, float *out) {
+    const int whole = how->to == TO_WHOLE;
+    const float low = whole ? -128.0f : -448.0f, high = whole ? 127.0f : 448.0f;
+    const float scale = how->scale ? how->scale : scale_of((high - low) / 2, size, in);
+    for (int64_t at = 0; at < size; at += LANES) {
+        const vec x = load(in + at), code = -larger(-larger(x / scale, spread(low)), spread(-high));
+        const vec made = (whole ? nearest_whole(code) : nearest_float(code)) * scale;
+        /* What is no number stays none. */
+        keep(out + at, either(x == x, made, x));
+    }
+}
+
+static void round_row(const struct rounding *how, int64_t size, const float *in, float *out) {
+    const int64_t part = how->size ? how->size : size;
+    for (int64_t at = 0; at < size; at += part) round_part(how, part, in + at, out + at);
+}
+
+#endif

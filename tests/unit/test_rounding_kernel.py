@@ -1,0 +1,65 @@
+"""Rounding of what enters a product by our kernel: the bits of ``InputRounding``, which are those of compressed-tensors."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from services.model_files.weights.rounded_inputs import InputRounding
+from services.verifier.kernels.native.library import instruction_sets, library
+from services.verifier.kernels.native.rounding_struct import rounding_struct
+
+KINDS = {
+    "whole": InputRounding(), "floats": InputRounding(floats=True), "whole, parts": InputRounding(size=32),
+    "floats, parts": InputRounding(floats=True, size=16), "whole, stored": InputRounding(stored=True, scale=0.03),
+    "floats, stored": InputRounding(floats=True, stored=True, scale=1.0),
+}  # fmt: skip
+
+
+def rounded(instructions: str, kind: str, rows: torch.Tensor) -> torch.Tensor:
+    kernels = library(instructions)
+    if kernels is None:
+        pytest.skip(f"no {instructions} here")
+    made, function = torch.empty_like(rows), kernels.functions.outrider_round_rows
+    function.restype = None
+    how, sizes = rounding_struct(KINDS[kind]), [ctypes.c_int64(size) for size in rows.shape]
+    function(ctypes.byref(how), *sizes, ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(made.data_ptr()))
+    return made
+
+
+def between_codes() -> torch.Tensor:
+    """All FP8 numbers and all whole ones, what lies halfway between neighbours, and the numbers next to that."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    codes = torch.cat([codes[codes.isfinite()], torch.arange(-128.0, 128)]).sort().values
+    halfway = (codes[1:] + codes[:-1]) / 2
+    far = torch.tensor(1000.0)
+    near = [torch.nextafter(halfway, far), torch.nextafter(halfway, -far)]
+    return torch.cat([codes, halfway, *near]).clamp(-448, 448)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("instructions", instruction_sets())
+def test_the_kernel_rounds_to_the_same_bits(instructions: str, kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(96, generator=generator) * 10.0**power for power in range(-38, 30, 4)]
+    rows += [torch.zeros(96), torch.full((96,), -3.0), torch.full((96,), 1e-42)]
+    # With a scale of 1, or of what makes one.
+    reach = 448.0 if KINDS[kind].floats else 127.5
+    parts = between_codes().clamp(-reach, reach).split(95)
+    rows += [torch.cat([part, torch.full((96 - len(part),), reach)]) for part in parts]
+    given = torch.stack(rows)
+    assert torch.equal(rounded(instructions, kind, given), KINDS[kind](given))
+
+
+def test_zero_points_are_left_to_modules() -> None:
+    with pytest.raises(ValueError, match="our kernels do not have"):
+        rounding_struct(InputRounding(symmetric=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_number_stays_none(kind: str) -> None:
+    given = torch.ones(1, 32)
+    given[0, 3] = float("nan")
+    assert rounded(instruction_sets()[0], kind, given).isnan().sum() == 1
