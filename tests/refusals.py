@@ -27,7 +27,8 @@ _VOLATILE = (
     (re.compile(re.escape(str(ROOT))), "REPOSITORY"),
     (re.compile(r"redis://[^\s;]*@|redis://(?=127)"), "redis://"),
     (re.compile(r"((?:\b\d+\.\d+\.\d+\.\d+|localhost|\[::1?\]|\*):)[1-9]\d{3,4}\b"), r"\g<1>PORT"),
-    # How far off a planted fault is depends on the processor.
+    # What a small model has learnt by heart, and how far off a planted fault is, depend on the processor.
+    (re.compile(r"\b\d+%(?= of the (first|second)| that way)"), "…%"),
     (re.compile(r"by [0-9.e+-]+ of the spread"), "by … of the spread"),
     (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b"), "HASH"),
 )
