@@ -35,7 +35,7 @@ from training.recipe import parse_recipe
 
 _ALL = Path(drafters.__file__).parent
 _FOLDERS = sorted(file.parent for file in _ALL.glob("*/*/config.json"))
-_MOST_BYTES = 24 * 2**20
+_MOST_BYTES = 40 * 2**20
 _ROOT = Path(__file__).parents[2]
 
 _SHIPPED = ("draft_model", "fspad", "medusa", "streaming")
