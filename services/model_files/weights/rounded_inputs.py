@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from services.model_files.weights.stored_blocks import StoredLinear
+if TYPE_CHECKING:
+    from services.model_files.weights.stored_blocks import StoredLinear
 
 # The least and the greatest code.
 _WHOLE, _FLOATS = (-128.0, 127.0), (-448.0, 448.0)
@@ -148,6 +150,9 @@ def round_inputs(model: nn.Module, roundings: Mapping[str, InputRounding], sibli
 
 
 def _replace(model: nn.Module, name: str, inputs: RoundedInputs) -> None:
+    # Here alone: it brings the library of GGUF files, which a bare machine with a GPU need not have.
+    from services.model_files.weights.stored_blocks import StoredLinear
+
     parent_name, _, own = name.rpartition(".")
     try:
         parent = model.get_submodule(parent_name)
