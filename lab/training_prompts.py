@@ -15,7 +15,7 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,8 @@ def _headers(programs: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The beginnings of functions, with what they are to do as their docstring."""
     for entry in programs:
         name = re.match(r"\w+", entry["test_list"][0].removeprefix("assert "))
-        header = name and re.search(rf"^def {re.escape(name[0])}\(.*\):", entry["code"], re.MULTILINE)
-        if header:
-            yield f'{header[0]}\n    """{entry["text"].strip()}\n\n    >>> {name[0]}(...)\n    """\n' if name else ""
+        if name and (header := re.search(rf"^def {re.escape(name[0])}\(.*\):", entry["code"], re.MULTILINE)):
+            yield f'{header[0]}\n    """{entry["text"].strip()}\n\n    >>> {name[0]}(...)\n    """\n'
 
 
 def _articles() -> Iterator[str]:
@@ -178,7 +177,7 @@ def _is_prose(text: str) -> bool:
     return "```" not in text and 60 <= len(text.split()) <= 350
 
 
-def _asked(texts: Sequence[str] | Iterator[str]) -> list[Messages]:
+def _asked(texts: Iterable[str]) -> list[Messages]:
     return [[{"role": "user", "content": text}] for text in texts]
 
 

@@ -16,16 +16,18 @@ from torch import nn
 from services.drafter.heads.files.head_config import FIXED, HeadConfig
 
 
-class RotaryPositions:
+class Turns:
     """Turns queries and keys by their positions.
 
     The frequencies stay float32 whatever type the head computes in: bfloat16 cannot tell neighbouring positions apart.
+
+    Args:
+        frequencies: [head_dim / 2] in float32.
+        scale: on cosines and sines.
     """
 
-    def __init__(self, config: HeadConfig) -> None:
-        # They follow from the configuration, so they are there before any weight is.
-        with torch.device("cpu"):
-            self._frequencies, self._scale = _frequencies(config)
+    def __init__(self, frequencies: torch.Tensor, scale: float = 1.0) -> None:
+        self._frequencies, self._scale = frequencies, scale
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def factors(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +38,15 @@ class RotaryPositions:
         angles = positions[:, None, :, None].to(frequencies.dtype) * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+
+
+class RotaryPositions(Turns):
+    """Those of a head's configuration."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        # They follow from the configuration, so they are there before any weight is.
+        with torch.device("cpu"):
+            super().__init__(*_frequencies(config))
 
 
 def turned(rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -174,10 +185,23 @@ class HeadAttention(nn.Module):
         return written
 
 
+class WidthsOfMLP(Protocol):
+    """What a configuration says of an MLP."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def hidden_act(self) -> str: ...
+
+
 class GatedMLP(nn.Module):
     """down(act(gate(a)) * up(b)): a decoder layer's MLP, where a is b, and the one in FSPAD's sampler."""
 
-    def __init__(self, config: HeadConfig, written: int, *, bias: bool) -> None:
+    def __init__(self, config: WidthsOfMLP, written: int, *, bias: bool) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)

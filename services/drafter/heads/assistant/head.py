@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from services.drafter.heads.assistant.config import AssistantConfig, Kind
 from services.drafter.heads.assistant.layer import AssistantLayer
-from services.drafter.heads.assistant.looked_at import TargetKeys, Turns
+from services.drafter.heads.assistant.looked_at import TargetKeys, frequencies
 from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.target_rows import TargetRows
-from services.drafter.heads.layer import TextAttend
+from services.drafter.heads.layer import TextAttend, Turns
 from services.drafter.heads.state_head import HeadOutput
 
 # Rows whose clusters' tokens are scored at a time: each has rows of the output layer of its own.
@@ -75,13 +75,13 @@ class AssistantHead(nn.Module):
         self.register_buffer("missing_state", torch.zeros(target * len(config.state_layers)), persistent=False)
         self._rows = rows
         self._keys = keys
-        self._key_turns = {kind: Turns(each.rope, each.width) for kind, each in config.looked_at.items()}
+        self._key_turns = {kind: Turns(frequencies(each.rope, each.width)) for kind, each in config.looked_at.items()}
         self._take_queries(config)
 
     def _take_queries(self, config: AssistantConfig) -> None:
         """Turn queries as a configuration says."""
         self.config = config
-        self._turns = {kind: Turns(each.query_rope, each.width) for kind, each in config.looked_at.items()}
+        self._turns = {kind: Turns(frequencies(each.query_rope, each.width)) for kind, each in config.looked_at.items()}
 
     @property
     def state_layers(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from services.drafter.heads.assistant.config import AssistantConfig, Kind
-from services.drafter.heads.layer import ACTIVATIONS, SeenRows, turned
+from services.drafter.heads.layer import GatedMLP, SeenRows, turned
 
 
 class LookingAttention(nn.Module):
@@ -49,23 +49,6 @@ class LookingAttention(nn.Module):
         return functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0).reshape(query.shape)
 
 
-class AssistantMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
-
-    def __init__(self, config: AssistantConfig) -> None:
-        super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-        self._activation = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., h] to [..., h]."""
-        written: torch.Tensor = self.down_proj(self._activation(self.gate_proj(rows)) * self.up_proj(rows))
-        return written
-
-
 class AssistantLayer(nn.Module):
     """A layer: norms before and behind attention and MLP, and one factor on all that it gives."""
 
@@ -79,7 +62,7 @@ class AssistantLayer(nn.Module):
         self.self_attn = LookingAttention(config, kind)
         self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(size, eps=eps)
-        self.mlp = AssistantMLP(config)
+        self.mlp = GatedMLP(config, size, bias=False)
         self.post_feedforward_layernorm = nn.RMSNorm(size, eps=eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
@@ -88,6 +71,7 @@ class AssistantLayer(nn.Module):
     ) -> torch.Tensor:
         """[B, R, h] to [B, R, h]."""
         rows = rows + self.post_attention_layernorm(self.self_attn(self.input_layernorm(rows), turns, seen))
-        rows = rows + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(rows)))
+        normed = self.pre_feedforward_layernorm(rows)
+        rows = rows + self.post_feedforward_layernorm(self.mlp(normed, normed))
         made: torch.Tensor = rows * self.layer_scalar
         return made

@@ -13,25 +13,8 @@ from torch.nn import functional
 
 from services.drafter.heads.assistant.config import LookedAt, Rope
 from services.drafter.heads.files.head_fields import refused_tensor
-from services.drafter.heads.layer import turned
+from services.drafter.heads.layer import Turns, turned
 from services.model_files.weights.files import WeightFiles
-
-
-class Turns:
-    """Cosines and sines of one kind of attention. They stay float32 until they are asked for."""
-
-    def __init__(self, rope: Rope, width: int) -> None:
-        self._frequencies = frequencies(rope, width)
-        self._on: dict[torch.device, torch.Tensor] = {}
-
-    def factors(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 1, R, width] each, for positions [B, R]."""
-        own = self._on.get(positions.device)
-        if own is None:
-            own = self._on[positions.device] = self._frequencies.to(positions.device)
-        angles = positions[:, None, :, None].to(own.dtype) * own
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def frequencies(rope: Rope, width: int) -> torch.Tensor:
