@@ -19,14 +19,20 @@ from speculation.costs import slowdown
 from speculation.estimators import DecayingMean, Ratio
 
 # Requests times plain steps that a rate remembers: tokens of drafting vary from step to step, those of quiet steps do not.
-_MEMORY = {True: 512.0, False: 128.0}
+# Times vary by step, however many requests it has: so many plain steps are remembered at least.
+_MEMORY, _STEPS_REMEMBERED = {True: 512.0, False: 128.0}, 64.0
+# Weight of a step in the noise of steps, and how many steps the assumption counts as that there is none.
+_NOISE_WEIGHT, _NOISE_PRIOR = 0.01, 4.0
+# A step differs from the others of its kind by at most so much.
+_MOST_NOISE = 1.0
 # Weight of a step in the share of steps with prompts.
 _PROMPTS_WEIGHT = 0.02
 # So much counts what is known of the nearest other load.
 _PRIOR = 16.0
 # A rate is known after so many requests times plain steps.
 _KNOWN = 8.0
-# By what share quiet must be faster to be chosen, and drafting: less is within the noise, and quiet is the promise.
+# By what share quiet must be faster to be chosen, and drafting; quiet is the promise. The standard error of the comparison
+# is on quiet's side as well: where other work makes times uncertain, drafting must win by more, and goes on only if it does.
 _MARGIN = {False: 0.0, True: 0.02}
 # Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, so finds
 # more than a comparison of the past. So quiet must be faster by the second number to be tried, drafting by nothing; a text
@@ -50,15 +56,23 @@ _Kind = tuple[int, bool]
 
 @dataclass(slots=True)
 class _Rate:
-    """Work done in the time of each plain step, by kind of step. Weighed by the requests that get tokens."""
+    """Work done in the time of each plain step, by kind of step. Weighed by the requests that get tokens.
+
+    Attributes:
+        noise: mean square of what single steps differ from the estimate by, relative to it.
+    """
 
     memory: float
     by_kind: dict[_Kind, Ratio] = field(default_factory=dict)
+    noise: DecayingMean = field(default_factory=lambda: DecayingMean(0.0, newest=_NOISE_WEIGHT, prior=_NOISE_PRIOR))
 
-    def learn(self, kind: _Kind, work: float, steps: float) -> None:
+    def learn(self, kind: _Kind, requests: int, work: float, steps: float) -> None:
+        """Add a step: the work done for each request, and how many plain steps it took."""
         found = self.by_kind.setdefault(kind, Ratio())
-        found.fade(self.memory, steps)
-        found.add(work, steps)
+        if self.known(kind):
+            self.noise.add(min(_MOST_NOISE, (work / steps / self.of(kind) - 1.0) ** 2))
+        found.fade(max(self.memory, _STEPS_REMEMBERED * requests), requests * steps)
+        found.add(requests * work, requests * steps)
 
     def known(self, kind: _Kind) -> bool:
         return kind in self.by_kind and self.by_kind[kind].whole >= _KNOWN
@@ -74,6 +88,12 @@ class _Rate:
     def overall(self, load: int, prompts: float) -> float:
         """The estimate for steps at a load, of whose time this share goes to steps with prompts."""
         return (1.0 - prompts) * self.of((load, False)) + prompts * self.of((load, True))
+
+    def variance(self, load: int, requests: int) -> float:
+        """Of the estimate for a load, relative to it: the noise of one step over the steps remembered."""
+        kinds = (self.by_kind.get((load, prompts)) for prompts in (False, True))
+        steps = sum(kind.whole for kind in kinds if kind is not None) / requests
+        return self.noise.value / max(1.0, steps)
 
 
 class Contest:
@@ -117,7 +137,7 @@ class Contest:
         """Learn from a step for which nobody may draft: it is quiet, and costs no trial. Arguments as for ``learn``."""
         kind = _load(requests), prompt_s > 0
         steps = slowdown(seconds, plain_s + prompt_s) * (plain_s + prompt_s) / plain_s
-        self._rates[False].learn(kind, requests * (1.0 + prompt_s / plain_s), requests * steps)
+        self._rates[False].learn(kind, requests, 1.0 + prompt_s / plain_s, steps)
 
     def learn(
         self,
@@ -150,20 +170,20 @@ class Contest:
         self._since += 1
         if self._settles(busy):
             return
-        self._rates[self.drafting].learn((load, prompt_s > 0), requests * work, requests * steps)
+        self._rates[self.drafting].learn((load, prompt_s > 0), requests, work, steps)
         self._trial = max(0, self._trial - 1)
         if not self._trial:
-            self._decide(load, requests <= _FEW, repeats)
+            self._decide(load, requests, repeats)
 
     def _settles(self, busy: bool) -> bool:
         if self.drafting:
             return self._since <= _OPENING
         return busy and self._since <= _CLOSING
 
-    def _decide(self, load: int, few: bool, repeats: bool) -> None:
-        prompts = self._prompts.value
+    def _decide(self, load: int, requests: int, repeats: bool) -> None:
+        prompts, few = self._prompts.value, requests <= _FEW
         here, there = (self._rates[way].overall(load, prompts) for way in (self.drafting, not self.drafting))
-        margin = _MARGIN_OF_FEW if few else _MARGIN
+        margin = _MARGIN_OF_FEW if few else self._margin(load, requests)
         known = not self.drafting or bool(self._rates[False].by_kind)
         if self._tried:
             # A trial that was not better by the margin ends where it began.
@@ -181,6 +201,11 @@ class Contest:
             if enough and self._account >= min(cost, _MOST_SAVED):
                 self._tried = True
                 self._change(trial=steps)
+
+    def _margin(self, load: int, requests: int) -> dict[bool, float]:
+        """By what share quiet must be faster to be chosen, and drafting: with the standard error of their comparison."""
+        doubt = math.sqrt(sum(rate.variance(load, requests) for rate in self._rates.values()))
+        return {False: _MARGIN[False] - doubt, True: _MARGIN[True] + doubt}
 
     def _change(self, trial: int) -> None:
         self.drafting = not self.drafting
