@@ -1,6 +1,7 @@
 """A slow link between verifier and drafter, with and without drafts made ahead.
 
     python -m lab.link_delay [--delay-ms 0,2,10,50] [--ahead 0,4] [--strategies draft_model,fspad,suffix] [--tokens 64]
+        [--set 'drafter.models=[FOLDER]' --strategies dflash]
 
 The drafter has a process and a core of its own, the target another core. Every message takes --delay-ms in each direction.
 Plain decoding takes turns with the strategies, and all answers are compared with its answers. `waited` is the share of steps
@@ -122,10 +123,10 @@ async def drafter(model: ResolvedModel, flags: list[str], core: int) -> AsyncIte
 
 @asynccontextmanager
 async def service(
-    model: ResolvedModel, delay_s: float, ahead: int, core: int
+    model: ResolvedModel, delay_s: float, ahead: int, core: int, more: list[str]
 ) -> AsyncIterator[tuple[RouterService, LoopStats]]:
     """Router and verifier in this process, with the drafter on ``core`` behind a ``DelayedLink``."""
-    flags = [f"drafter.draft_ahead={ahead}", "drafter.keep_calibration=false", "verifier.threads=1"]
+    flags = [f"drafter.draft_ahead={ahead}", "drafter.keep_calibration=false", "verifier.threads=1", *more]
     settings = load(flags=flags)
     async with drafter(model, flags, core) as port:
         origins = await build.origins(settings, model, DelayedLink(port, delay_s))
@@ -191,7 +192,7 @@ async def run(arguments: argparse.Namespace, delay_ms: float) -> dict[str, list[
     results: dict[str, list[Measured]] = {}
     async with AsyncExitStack() as stack:
         running = {
-            ahead: await stack.enter_async_context(service(model, delay_ms / 1e3, ahead, beside))
+            ahead: await stack.enter_async_context(service(model, delay_ms / 1e3, ahead, beside, arguments.set))
             for ahead in arguments.ahead
         }
         first = running[arguments.ahead[0]]
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=_numbers, default=[0.0, 2.0, 10.0, 50.0], help="each way")
     parser.add_argument("--ahead", type=lambda text: [int(number) for number in _numbers(text)], default=[0, 4])
     parser.add_argument("--strategies", type=lambda text: text.split(","), default=["draft_model", "fspad", "suffix"])
+    parser.add_argument("--set", action="append", default=[], help="a setting of drafter and verifier, NAME=VALUE")
     parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

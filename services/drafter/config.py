@@ -325,7 +325,7 @@ class DrafterConfig:
     draft_ahead: Annotated[
         int,
         Setting(
-            "most outcomes of a step, the likeliest, for which text sources, the draft model and heads of hidden states "
+            "most outcomes of a step, the likeliest, for which text sources and models that draft "
             "send the next draft in advance, as far as these come true; pays on slow links",
             ge=0,
             le=8,

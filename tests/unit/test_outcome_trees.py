@@ -45,7 +45,7 @@ def test_they_run_no_more_than_they_say(seed: int, dynamic: bool) -> None:
     before, tree = len(model.run), draft.tree("eagle")
     # The root's own row is the last committed token's.
     assert before - 1 <= draft.rows
-    growth = OutcomeTrees(draft, model.run, most=most, max_nodes=max_nodes, steps=steps, width=width)
+    growth = OutcomeTrees(draft, most=most, max_nodes=max_nodes, steps=steps, width=width)
     model.grow(growth, growth.grow())
     assert len(model.run) == len(set(model.run))
     assert len(model.run) - before <= growth.rows

@@ -82,6 +82,11 @@ def grow_by_levels(growth: Growth, tokens: Indices, logs: Numbers) -> None:
         logs: their log-probabilities; -inf behind the last level.
     """
     growth.add(tokens[:1], logs[:1])
+    grow_on_by_levels(growth, tokens, logs)
+
+
+def grow_on_by_levels(growth: Growth, tokens: Indices, logs: Numbers) -> None:
+    """Grow on a tree that has begun, by the same levels."""
     while len(nodes := growth.grow()):
         behind = growth.depths(nodes)
         growth.add(tokens[behind], logs[behind])

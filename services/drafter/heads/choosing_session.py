@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ class ChoosingSession:
         temperature: of the target's choices.
         noise: the noise of the target's choices, if it may be known.
         sampled: whether drafts are drawn from q.
+        drafted: what its source keeps of the draft for the present text.
     """
 
     def __init__(self, message: OpenSession, extra: DraftVocabulary | None) -> None:
@@ -30,16 +33,18 @@ class ChoosingSession:
         self.temperature = message.temperature
         self.noise = message.noise
         self.sampled = message.sampled and message.temperature > 0
+        self.drafted: Any = None
         self._gumbels: dict[int, torch.Tensor] = {}
 
     def observe(self, report: StepReport) -> None:
         self.tokens += report.committed
+        self.drafted = None
         for position in [position for position in self._gumbels if position < len(self.tokens)]:
             del self._gumbels[position]
 
     def close(self) -> None:
         self.tokens.clear()
-        self.extra = self.noise = None
+        self.extra = self.noise = self.drafted = None
         self._gumbels.clear()
 
     def gumbel(self, position: int, ids: NDArray[np.int64], device: torch.device) -> torch.Tensor:

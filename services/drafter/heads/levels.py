@@ -7,18 +7,27 @@ most; and the calibrator learns what each depth is worth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from services.drafter.config import Choices, TrainedConfig
-from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth, grow_by_levels
+from services.drafter.heads.beam import (
+    BestFirst,
+    Indices,
+    Numbers,
+    SampledChain,
+    TreeGrowth,
+    grow_by_levels,
+    grow_on_by_levels,
+)
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_choice import AskedRows, DraftChoice, StateDrafter
 from services.drafter.heads.medusa.fixed_tree import FixedTree
-from services.drafter.interfaces import DraftWanted
+from services.drafter.heads.outcome_trees import OutcomeTrees
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from speculation.types import TokenTree
 
@@ -48,6 +57,15 @@ class LevelForm:
         return replace(cls.of(config), fixed=config.medusa_choices)
 
 
+@dataclass(frozen=True, slots=True)
+class _Guessed:
+    """A session's last draft, and its levels: [levels + 1, children] tokens and their log-probabilities."""
+
+    growth: TreeGrowth
+    tokens: Indices
+    logs: Numbers
+
+
 class LevelTrees:
     """Makes trees of levels.
 
@@ -55,10 +73,14 @@ class LevelTrees:
         name: of the source.
         levels: tokens ahead that the model guesses.
         draw: draws chains under ``acceptance: rejection``.
+        ahead: whether drafts may be made ahead, for which sessions keep the levels of their last draft.
     """
 
-    def __init__(self, name: str, model: StateDrafter, levels: int, form: LevelForm, draw: Draw | None = None) -> None:
+    def __init__(
+        self, name: str, model: StateDrafter, levels: int, form: LevelForm, draw: Draw | None = None, *, ahead: bool = False
+    ) -> None:
         self._name = name
+        self._ahead = ahead
         self._choice = DraftChoice(model)
         self._levels = levels
         self._depth = min(levels, form.depth or levels)
@@ -83,9 +105,28 @@ class LevelTrees:
         by_session[:, self._depth :] = -np.inf
         guessed = np.zeros(by_session.shape, dtype=np.int64)
         guessed[:, :levels] = tokens.reshape(len(wanted), levels, -1)
-        for growth, own, chances in zip(growths, guessed, by_session, strict=True):
+        for each, growth, own, chances in zip(wanted, growths, guessed, by_session, strict=True):
             grow_by_levels(growth, own, chances)
+            if self._ahead and not each.session.sampled:
+                each.session.drafted = _Guessed(growth, own, chances)
         return [growth.tree(self._name) for growth in growths]
+
+    def ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``: behind an outcome stand the levels that it left, for which no pass is needed.
+
+        The first draft that is made after the outcome guesses further and knows it, so it is the better one; this one is
+        there at once.
+        """
+        return [self._behind(wanted) if go_on() else [] for wanted in batch]
+
+    def _behind(self, wanted: AheadWanted) -> list[Ahead]:
+        last: _Guessed | None = wanted.session.drafted
+        if last is None:
+            return []
+        wanted.session.drafted = None
+        growth = OutcomeTrees.behind(last.growth, wanted, steps=wanted.max_nodes, width=self._width)
+        grow_on_by_levels(growth, last.tokens, last.logs)
+        return growth.found(self._name)
 
     def _asked(self, session: ChoosingSession) -> AskedRows:
         return AskedRows(session, len(session.tokens) + np.arange(self._levels))

@@ -6,12 +6,12 @@ then that token is the bonus token. (Speculative speculative decoding, 2603.0325
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
 from services.drafter.heads.beam import NO_NODES, Growing, Indices, Numbers, TreeGrowth
-from services.drafter.interfaces import Ahead
+from services.drafter.interfaces import Ahead, AheadWanted
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
@@ -24,7 +24,6 @@ class OutcomeTrees(Growing):
 
     Args:
         done: the draft's growth.
-        run: its nodes that were run.
         most: most outcomes.
         max_nodes: most nodes of each draft.
         steps: most rounds behind the outcomes' own; one more behind outcomes that were run before.
@@ -35,7 +34,6 @@ class OutcomeTrees(Growing):
     def __init__(
         self,
         done: TreeGrowth,
-        run: Collection[int],
         *,
         most: int,
         max_nodes: int,
@@ -52,7 +50,8 @@ class OutcomeTrees(Growing):
         self._width = width
         self._least = np.log(least) if least > 0 else -np.inf
         self._draft = {ROOT, *draft.tolist()}
-        self._run_before = set(run)
+        # Whose children are in the pool.
+        self._run_before = set(self.pool.parents.tolist()) - {ROOT}
         leaves = [node for node in self._by_score(draft) if node not in self._run_before][:_LEAVES]
         self._run = np.array(leaves, dtype=np.int64)
         self._begun = not leaves
@@ -60,6 +59,13 @@ class OutcomeTrees(Growing):
         self._below: dict[int, list[int]] = {}
         self._owner: dict[int, int] = {}
         self.rows = len(leaves) + most * (1 + steps) * width
+
+    @classmethod
+    def behind(cls, done: TreeGrowth, wanted: AheadWanted, *, steps: int, width: int) -> OutcomeTrees:
+        """Those that are asked for."""
+        return cls(
+            done, most=wanted.most, max_nodes=wanted.max_nodes, steps=steps, width=width, least=wanted.min_probability
+        )
 
     def add(self, tokens: Indices, logs: Numbers) -> None:
         first = len(self.pool)

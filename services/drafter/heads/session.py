@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,12 +60,10 @@ class FeatureSession(ChoosingSession):
 
     Attributes:
         cache: its rows.
-        drafted: what its source keeps of the draft for the present text.
     """
 
     def __init__(self, message: OpenSession, shape: CacheShape, extra: DraftVocabulary | None) -> None:
         super().__init__(message, extra)
-        self.drafted: Any = None
         self.cache = RowCache(shape)
         self._reported = False
         self._without: list[int] = []
@@ -79,11 +76,9 @@ class FeatureSession(ChoosingSession):
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         self._reported = True
-        self.drafted = None
 
     def close(self) -> None:
         super().close()
-        self.drafted = None
         self.cache.clear()
         self._without.clear()
 

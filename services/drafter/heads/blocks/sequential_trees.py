@@ -7,19 +7,20 @@ that are drawn from q keep q as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.drafter.heads.beam import BestFirst, SampledChain, TreeGrowth
+from services.drafter.heads.beam import BestFirst, Growth, SampledChain, TreeGrowth
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_choice import AskedRows, DraftChoice
 from services.drafter.heads.levels import LevelForm
-from services.drafter.interfaces import DraftWanted
+from services.drafter.heads.outcome_trees import OutcomeTrees
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from speculation.tree import ROOT
 from speculation.types import TokenTree
@@ -39,7 +40,7 @@ class _Level:
 
     place: int
     session: ChoosingSession
-    growth: TreeGrowth
+    growth: Growth
     nodes: NDArray[np.int64]
 
     @property
@@ -73,17 +74,45 @@ class _States:
         self._rows = torch.cat((self._rows, after))
 
 
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks of one batch, as their trees read them.
+
+    Attributes:
+        rows: [sessions, levels, h].
+        logits: [sessions, levels, V_d], before the token before is known.
+        states: of the paths to nodes.
+    """
+
+    rows: torch.Tensor
+    logits: torch.Tensor
+    states: _States
+
+
+@dataclass(frozen=True, slots=True)
+class _LastDraft:
+    """A session's last draft, and which of ``blocks`` it has grown from."""
+
+    growth: TreeGrowth
+    place: int
+    blocks: _Blocks
+
+
 class SequentialTrees:
     """Makes trees as ``LevelTrees`` does, for a drafter whose rows know the token before.
 
     Args:
         name: of the source.
         draw: draws chains under ``acceptance: rejection``.
+        ahead: whether drafts may be made ahead, for which sessions keep the blocks of their last draft.
     """
 
-    def __init__(self, name: str, drafter: BlockDrafter, form: LevelForm, draw: Draw | None = None) -> None:
+    def __init__(
+        self, name: str, drafter: BlockDrafter, form: LevelForm, draw: Draw | None = None, *, ahead: bool = False
+    ) -> None:
         levels = drafter.config.levels
         self._name = name
+        self._ahead = ahead
         self._drafter = drafter
         self._choice = DraftChoice(drafter)
         self._levels = levels
@@ -103,16 +132,40 @@ class SequentialTrees:
             _Level(place, each.session, growth, np.array([ROOT]))
             for place, (each, growth) in enumerate(zip(wanted, growths, strict=True))
         ]
-        states = _States(self._drafter.state_size, hidden)
+        blocks = _Blocks(rows, logits, _States(self._drafter.state_size, hidden))
         while level:
-            self._extend(level, rows, logits, states)
-            level = [
-                _Level(each.place, each.session, each.growth, nodes) for each in level if len(nodes := each.growth.grow())
-            ]
+            self._extend(level, blocks)
+            level = _grown(level)
+        if self._ahead:
+            for place, (each, growth) in enumerate(zip(wanted, growths, strict=True)):
+                if not each.session.sampled:
+                    each.session.drafted = _LastDraft(growth, place, blocks)
         return [growth.tree(self._name) for growth in growths]
 
-    def _extend(self, level: Sequence[_Level], rows: torch.Tensor, logits: torch.Tensor, states: _States) -> None:
-        """Give all nodes of a round their children, from [sessions, levels, ...] the blocks' rows and their logits."""
+    def ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``LevelTrees.ahead``; each level that an outcome left knows the token before it, too."""
+        growths: dict[int, OutcomeTrees] = {}
+        # Sessions need not have drafted together.
+        levels: dict[int, tuple[_Blocks, list[_Level]]] = {}
+        for number, wanted in enumerate(batch):
+            last: _LastDraft | None = wanted.session.drafted
+            if last is None:
+                continue
+            wanted.session.drafted = None
+            steps = _ROUNDS * self._depth
+            growths[number] = growth = OutcomeTrees.behind(last.growth, wanted, steps=steps, width=self._width)
+            _, level = levels.setdefault(id(last.blocks), (last.blocks, []))
+            level.append(_Level(last.place, wanted.session, growth, growth.grow()))
+        for blocks, level in levels.values():
+            level = [each for each in level if len(each.nodes)]
+            while level and go_on():
+                self._extend(level, blocks)
+                level = _grown(level)
+        return [growths[number].found(self._name) if number in growths else [] for number in range(len(batch))]
+
+    def _extend(self, level: Sequence[_Level], blocks: _Blocks) -> None:
+        """Give all nodes of a round their children."""
+        rows, logits, states = blocks.rows, blocks.logits, blocks.states
         depths = np.concatenate([each.growth.depths(each.nodes) for each in level])
         places = np.repeat([each.place for each in level], [len(each.nodes) for each in level])
         # Behind the last level comes nothing, whatever is computed for it.
@@ -139,3 +192,8 @@ class SequentialTrees:
             return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
         steps = _ROUNDS * self._depth
         return BestFirst(wanted.max_nodes, steps=steps, width=self._width, least=wanted.min_probability)
+
+
+def _grown(level: Sequence[_Level]) -> list[_Level]:
+    """The next round of the same trees, as far as they grow on."""
+    return [_Level(each.place, each.session, each.growth, nodes) for each in level if len(nodes := each.growth.grow())]

@@ -6,7 +6,7 @@ the token before (``SequentialTrees``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
-from services.drafter.interfaces import DraftWanted
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
@@ -45,11 +45,11 @@ def make(config: DrafterConfig) -> BlockSource:
     use_threads(_THREADS)
     drafter = load_blocks(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     check_levels_at(drafter, folder, target, asked_for=trained.asked_for)
-    return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained))
+    return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
 class BlockSource:
-    """Implements ``ModelSource``.
+    """Implements ``ModelSource`` and ``DraftsAhead``.
 
     Positions without a state are hidden from the block, until their states come.
 
@@ -58,6 +58,7 @@ class BlockSource:
         form: of the trees.
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
+        ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
     """
 
     def __init__(
@@ -68,14 +69,15 @@ class BlockSource:
         form: LevelForm | None = None,
         draw: Draw | None = None,
         most_bytes: int = _MOST_BYTES,
+        ahead: bool = False,
     ) -> None:
         config, weight = drafter.config, drafter.fc.weight
         self._drafter = drafter
         form = form or LevelForm()
         self._trees = (
-            SequentialTrees(NAME, drafter, form, draw)
+            SequentialTrees(NAME, drafter, form, draw, ahead=ahead)
             if drafter.sequential
-            else LevelTrees(NAME, drafter, config.levels, form, draw)
+            else LevelTrees(NAME, drafter, config.levels, form, draw, ahead=ahead)
         )
         self._room = CacheRoom(most_bytes)
         self._kinds = tuple(zip(config.causal, config.windows, strict=True))
@@ -106,6 +108,11 @@ class BlockSource:
                 trees[each.place] = tree
         self._room.used(each.session.cache for each in due)
         return trees
+
+    @torch.inference_mode()
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
+        return self._trees.ahead(batch, go_on)
 
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""

@@ -6,7 +6,7 @@ before it; it sees the committed rows and the masks before it. Level 1 is what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
-from services.drafter.interfaces import DraftWanted
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
@@ -47,11 +47,11 @@ def make(config: DrafterConfig) -> ParallelSource:
     if head.config.mask_token_id is None:
         raise ConfigurationError(f"cannot load the head at {folder} as {NAME}: it has no mask token", about=folder)
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
-    return ParallelSource(head, window=trained.window, form=LevelForm.of(trained))
+    return ParallelSource(head, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
 class ParallelSource:
-    """Implements ``ModelSource``.
+    """Implements ``ModelSource`` and ``DraftsAhead``.
 
     Args:
         head: one with a mask token.
@@ -59,6 +59,7 @@ class ParallelSource:
         form: of the trees.
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
+        ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class ParallelSource:
         form: LevelForm | None = None,
         draw: Draw | None = None,
         most_bytes: int = _MOST_BYTES,
+        ahead: bool = False,
     ) -> None:
         config, form = head.config, form or LevelForm()
         self._head = head
         # Masks see none behind them: those that nobody asks for are left out.
         self._levels = min(config.levels, form.depth or config.levels)
-        self._trees = LevelTrees(NAME, head, self._levels, form, draw)
+        self._trees = LevelTrees(NAME, head, self._levels, form, draw, ahead=ahead)
         self._room = CacheRoom(most_bytes)
         self._missing = head.missing_state.detach()
         self._shape = head.cache_shape(window)
@@ -95,6 +97,11 @@ class ParallelSource:
                 trees[each.place] = tree
         self._room.used(each.session.cache for each in due)
         return trees
+
+    @torch.inference_mode()
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
+        return self._trees.ahead(batch, go_on)
 
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""

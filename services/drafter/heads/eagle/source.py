@@ -183,15 +183,7 @@ class FeatureSource:
                 continue
             wanted.session.drafted = None
             each = last.growing
-            growth = OutcomeTrees(
-                each.draft,
-                each.run,
-                most=wanted.most,
-                max_nodes=wanted.max_nodes,
-                steps=self._form.steps,
-                width=self._form.width,
-                least=wanted.min_probability,
-            )
+            growth = OutcomeTrees.behind(each.draft, wanted, steps=self._form.steps, width=self._form.width)
             each.go_on(growth)
             each.move_fed(sum(map(len, fed)))
             fed.append(last.fed)

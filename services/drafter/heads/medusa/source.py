@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.session import state_numbers
-from services.drafter.interfaces import DraftWanted
+from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
 from speculation.messages import OpenSession
@@ -37,20 +37,25 @@ def make(config: DrafterConfig) -> MedusaSource:
     use_threads(_THREADS)
     heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     check_levels_at(heads, folder, target, asked_for=trained.asked_for)
-    return MedusaSource(heads, form=LevelForm.of_medusa(trained))
+    return MedusaSource(heads, form=LevelForm.of_medusa(trained), ahead=config.draft_ahead > 0)
 
 
 class MedusaSource:
-    """Implements ``ModelSource``. Nothing is computed for a text but from its last state, so that nothing is caught up.
+    """Implements ``ModelSource`` and ``DraftsAhead``.
+
+    Nothing is computed for a text but from its last state, so that nothing is caught up.
 
     Args:
         form: of the trees.
         draw: draws chains under ``acceptance: rejection``.
+        ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
     """
 
-    def __init__(self, heads: MedusaHeads, *, form: LevelForm | None = None, draw: Draw | None = None) -> None:
+    def __init__(
+        self, heads: MedusaHeads, *, form: LevelForm | None = None, draw: Draw | None = None, ahead: bool = False
+    ) -> None:
         self._heads = heads
-        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), draw)
+        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), draw, ahead=ahead)
         weight = next(heads.parameters())
         self._like = torch.zeros(heads.config.hidden_size, dtype=weight.dtype, device=weight.device)
 
@@ -72,6 +77,11 @@ class MedusaSource:
             for place, tree in zip(due, drafted, strict=True):
                 trees[place] = tree
         return trees
+
+    @torch.inference_mode()
+    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
+        return self._trees.ahead(batch, go_on)
 
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""
