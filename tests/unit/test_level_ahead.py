@@ -140,18 +140,26 @@ def test_once_for_a_text_and_only_if_asked_for(kind: str, folder: Path, target: 
 
 
 @pytest.mark.parametrize("kind", ["dspark's rnn", "dflash", "medusa"])
-def test_sessions_that_drafted_apart_draft_ahead_together(kind: str, folder: Path, target: Path) -> None:
-    own = source(kind, folder, target)
-    one, other = (drafted(own, kind, nodes)[0] for nodes in (5, 11))
-    alone = [ahead(own, drafted(own, kind, nodes)[0]) for nodes in (5, 11)]
-    together = own.draft_ahead([asked(one), asked(own.open(opening(kind))), asked(other)], lambda: True)
-    assert together.pop(1) == []
-    for found, expected in zip(together, alone, strict=True):
-        assert [each.assumed for each in found] == [each.assumed for each in expected]
-        for left, right in zip(found, expected, strict=True):
+def test_sessions_that_drafted_together_or_apart_draft_ahead_together(kind: str, folder: Path, target: Path) -> None:
+    own, texts = source(kind, folder, target), (TEXT, (*TEXT[:-1], 3), (*TEXT[:-1], 77))
+    expected = [ahead(own, session) for (session,) in (together(own, kind, text) for text in texts)]
+    one, other = together(own, kind, *texts[:2])
+    (apart,) = together(own, kind, texts[2])
+    found = own.draft_ahead([asked(each) for each in (apart, own.open(opening(kind)), one, other)], lambda: True)
+    assert found.pop(1) == [], "it has not drafted"
+    for several, alone in zip(found, (expected[2], *expected[:2]), strict=True):
+        assert [each.assumed for each in several] == [each.assumed for each in alone]
+        for left, right in zip(several, alone, strict=True):
             assert left.tree.tokens == right.tree.tokens
             assert np.allclose(left.tree.scores, right.tree.scores, rtol=1e-4)
 
 
-def opening(kind: str) -> OpenSession:
-    return OpenSession(session_id="s", tokens=TEXT, prompt_length=1, sources=(kind,), max_nodes=5)
+def together(own: Source, kind: str, *texts: tuple[int, ...]) -> list[object]:
+    """Sessions that drafted in one batch."""
+    sessions: list[object] = [own.open(opening(kind, text)) for text in texts]
+    own.draft([DraftWanted(session=session, max_nodes=5, states=known(kind)) for session in sessions])
+    return sessions
+
+
+def opening(kind: str, text: tuple[int, ...] = TEXT) -> OpenSession:
+    return OpenSession(session_id="s", tokens=text, prompt_length=1, sources=(kind,), max_nodes=5)
