@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -63,9 +64,8 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
             gc.enable()
 
 
-def pytest_sessionfinish() -> None:
-    """Libraries complain of what is left at the process's end."""
-    gc.unfreeze()
+# Libraries complain of what is left at the process's end. Before that, pytest collects ten times.
+atexit.register(gc.unfreeze)
 
 
 # A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.

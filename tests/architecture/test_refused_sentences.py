@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import re
 
 from tests.refusals import ROOT, SENTENCES
+
+_TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 
 
 def test_every_sentence_is_one_tests() -> None:
@@ -12,9 +14,8 @@ def test_every_sentence_is_one_tests() -> None:
     assert lines == sorted(set(lines))
     named = {line.partition(": ")[0] for line in lines}
     there = {
-        f"{file}::{node.name}"
+        f"{file}::{test}"
         for file in {test.partition("::")[0] for test in named}
-        for node in ast.parse((ROOT / "tests" / file).read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for test in _TEST.findall((ROOT / "tests" / file).read_text(encoding="utf-8"))
     }
     assert sorted(named - there) == []

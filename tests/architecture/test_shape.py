@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_origin
 
@@ -19,20 +20,28 @@ PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "sdk/outrid
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+# Of a module: both tests of a file run one after the other, and it is parsed once.
+_EACH = pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)), scope="module")
+
+
+@lru_cache(maxsize=1)
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@_EACH
 def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text().splitlines()) <= 400
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
             assert lines <= 60, f"{node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@_EACH
 def test_public_things_are_documented_and_nothing_unpickles(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     assert not path.read_text().strip() or ast.get_docstring(tree), "a module without a docstring"
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -1,16 +1,24 @@
-"""One service with both public servers for all tests that only ask it."""
+"""What many of these tests share: one service with both public servers for all that only ask it, and versions of weights."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.http_service import HttpService, http_served
+from tests.weight_versions import Versions, make_versions
 
 
 @pytest.fixture(scope="session")
 def both_entries(tiny_model: Path) -> Iterator[HttpService]:
     with http_served(tiny_model) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    """Two versions of a model's weights; their plain answers are made once."""
+    return asyncio.run(make_versions(tiny_model, tmp_path_factory.mktemp("versions")))

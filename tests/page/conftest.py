@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.http_service import HttpService, http_served
+from tests.page.asking import scripted_service
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -51,6 +53,17 @@ class Complaints(list[str]):
 
 
 Open = Callable[..., Any]
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts the HTTP server in front of a router; gives its URL. It stops when the pages are closed.
+
+    They look at it every two seconds. What they find while it stops is an error in their console.
+    """
+    with ExitStack() as running:
+        yield lambda *given: running.enter_context(scripted_service(*given))
 
 
 @pytest.fixture
@@ -59,8 +72,12 @@ def complaints() -> Complaints:
 
 
 @pytest.fixture
-def open_page(browser: Any, complaints: Complaints) -> Iterator[Open]:
-    """Opens the page at an address, in a window of its own. In the end no console may have shown an error."""
+def open_page(browser: Any, complaints: Complaints, serve: Serve) -> Iterator[Open]:
+    """Opens the page at an address, in a window of its own. In the end no console may have shown an error.
+
+    Args:
+        serve: whether a test serves itself or not, so that it stops last.
+    """
     contexts = []
 
     def opened(url: str, *, width: int = 1280, height: int = 860, **options: Any) -> Any:
