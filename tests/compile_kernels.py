@@ -72,7 +72,10 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "SHARE": 7, "HEADS": 28, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(80), **ALL_SIGHTS,
     }),
     "merge": (tree_attend.merge, {**SUMS, "meta": INT}, {
-        "HEADS": 32, "HEADS_PADDED": 1, "VALUE": 80, "VALUES": 128, **ALL_SIGHTS,
+        "HEADS": 32, "VALUE": 80, "VALUES": 128, "num_warps": 1, **ALL_SIGHTS,
+    }),
+    "merge of wide heads": (tree_attend.merge, {**SUMS, "meta": INT}, {
+        "HEADS": 16, "VALUE": 256, "VALUES": 256, "num_warps": 1, **ALL_SIGHTS,
     }),
     "write": (write_rows.write_rows, {
         **POOL, "key": HALF, "value": HALF, "in_strides": (128, 6144, 128, 6144), "slots_at": 3,

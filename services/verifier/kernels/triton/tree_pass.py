@@ -252,8 +252,8 @@ class TritonPass:
         )  # fmt: skip
         if split:
             merge[(shape.rows, call.heads)](
-                made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
-                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **COMPILED,
+                made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, VALUE=call.value_size,
+                VALUES=sizes["VALUES"], num_warps=1, **sight, **COMPILED,
             )  # fmt: skip
         return made
 

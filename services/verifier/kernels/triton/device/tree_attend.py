@@ -19,6 +19,8 @@ SEGMENT_TILES = tl.constexpr(8)
 # Ints of a block's record, and of a chunk's: 64 slots, then their positions.
 BLOCK_INTS = tl.constexpr(4)
 CHUNK_INTS = tl.constexpr(128)
+# Segments that ``merge`` reads at once.
+AHEAD = tl.constexpr(16)
 
 
 @triton.jit
@@ -235,27 +237,39 @@ def attend(
 @triton.jit(do_not_specialize=["segments"])
 def merge(
     made, tops, totals, partial, sinks, meta, unit, segments,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SINKS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one row's segments, in ascending order; arguments as in ``attend``."""
+    """Merge the segments of one row and head, in ascending order; arguments as in ``attend``.
+
+    Only the order of sums is serial. What they are made of is read for AHEAD segments at once, so that a long context waits
+    for memory once in AHEAD segments.
+    """
     row = tl.program_id(0)
     at = tl.load(meta + row)
-    head = tl.program_id(1) * HEADS_PADDED + tl.arange(0, HEADS_PADDED)
-    here = head < HEADS
+    # A list of one, since segments are merged for several rows in ``attend``.
+    head = tl.program_id(1) + tl.arange(0, 1)
     dims = tl.arange(0, VALUES)
-    fits = here[:, None] & (dims[None, :] < VALUE)
-    top = tl.full((HEADS_PADDED,), float("-inf"), tl.float32)
-    total = tl.zeros((HEADS_PADDED,), tl.float32)
-    sums = tl.zeros((HEADS_PADDED, VALUES), tl.float32)
-    lowest = _lowest(at, WINDOW, CHUNK)
-    for segment in range(lowest // (TILE * SEGMENT_TILES), at // (TILE * SEGMENT_TILES) + 1):
-        place = (row * HEADS + head).to(tl.int64) * segments + segment
-        next_top = tl.load(tops + place, mask=here, other=0.0)
-        next_total = tl.load(totals + place, mask=here, other=1.0)
-        next_sums = tl.load(partial + place[:, None] * VALUE + dims[None, :], mask=fits, other=0.0)
-        top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
-    sink = tl.load(sinks + head, mask=here, other=0.0) * 1.4426950408889634 if SINKS else 0.0
-    result = _divided(top, total, sums, sink, unit, SINKS)
+    fits = dims[None, :] < VALUE
     place = row * HEADS + head
+    own = place.to(tl.int64) * segments
+    top = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    sums = tl.zeros((1, VALUES), tl.float32)
+    end = at // (TILE * SEGMENT_TILES) + 1
+    for begin in range(_lowest(at, WINDOW, CHUNK) // (TILE * SEGMENT_TILES), end, AHEAD):
+        next_tops = ()
+        next_totals = ()
+        next_sums = ()
+        for ahead in tl.static_range(AHEAD):
+            part = own + begin + ahead
+            there = begin + ahead < end
+            # Behind the last segment: what changes no bit of the sums, the sign of a zero included.
+            next_tops += (tl.load(tops + part, mask=there, other=float("-inf")),)
+            next_totals += (tl.load(totals + part, mask=there, other=0.0),)
+            next_sums += (tl.load(partial + part[:, None] * VALUE + dims[None, :], mask=there & fits, other=-0.0),)
+        for ahead in tl.static_range(AHEAD):
+            top, total, sums = _merged(top, total, sums, next_tops[ahead], next_totals[ahead], next_sums[ahead], unit)
+    sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
+    result = _divided(top, total, sums, sink, unit, SINKS)
     tl.store(made + place[:, None] * VALUE + dims[None, :], result.to(made.dtype.element_ty), mask=fits)
