@@ -9,7 +9,8 @@ import torch
 from benchmarks.gpu_check.packings import PackedTree, bushy_tree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
+from services.verifier.kernels.triton.pass_shape import PassShape
+from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
@@ -29,6 +30,7 @@ class RandomText:
         self.unsteady = 0
         generator = torch.Generator().manual_seed(0)
         self._call, self.length, self._pack = call, length, pack
+        self._sizes = GpuAttentionSizes.of([call], torch.device(device))
         self._query, self._key, self._value = (
             torch.randn(heads, length, call.key_size, generator=generator).bfloat16().to(device)
             for heads in (call.heads, call.kv_heads, call.kv_heads)
@@ -43,7 +45,7 @@ class RandomText:
 
     def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
         """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""
-        shape = PassShape.of(batch, self._call.share, len(shown), self._least_rows)
+        shape = PassShape.of(batch, self._sizes, len(shown), self._least_rows)
         laid_out = TritonPass(self._pool, shape, pack=self._pack)
         laid_out.fill(batch)
         places = torch.tensor(shown, device=self._query.device)

@@ -122,7 +122,7 @@ class NullTarget:
         start = time.perf_counter()
         self._pool.settle()
         rows = sum(len(each.tokens) for each in batch)
-        self._describer.describe(batch, rounded_up(rows), _BLOCK_ROWS)
+        self._describer.describe(batch, rounded_up(rows), _BLOCK_ROWS, True)
         laid_out = time.perf_counter()
         self.layout_s += laid_out - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.

@@ -112,9 +112,11 @@ def test_other_dtypes_are_close_to_float32(tiny_model: Path, dtype: str) -> None
 
 def test_captured_passes_take_memory_on_a_gpu() -> None:
     on_gpu = replace(CONFIG, device="cuda", dtype="bfloat16")
-    # Rows from 1 to 256, segments from 1 to 256, narrow and wide: 162 graphs of 10 layers.
-    assert graph_bytes(on_gpu, SHAPE) == 0.75 * GIB + 162 * 10 * 2**18
-    assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 0.75 * GIB + 324 * 5 * 2**18
+    # Rows from 1 to 256, segments apart and not, narrow and wide: 36 graphs of 10 layers.
+    assert graph_bytes(on_gpu, SHAPE) == 0.75 * GIB + 36 * 10 * 2**18
+    assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 0.75 * GIB + 72 * 5 * 2**18
+    # Within one segment none is apart.
+    assert graph_bytes(replace(on_gpu, max_model_len=256), SHAPE) == 0.75 * GIB + 18 * 10 * 2**18
     assert graph_bytes(CONFIG, SHAPE) == graph_bytes(replace(on_gpu, dtype="float32"), SHAPE) == 0
     with refuses(ConfigurationError, field="model"):
         check_fits(on_gpu, SHAPE, 8.5 * GIB)

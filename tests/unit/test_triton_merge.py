@@ -30,7 +30,9 @@ def one_by_one(made, tops, totals, partial, sink, unit, segments, first, BACKWAR
     for number in range(first, segments):
         segment = segments - 1 - (number - first) if BACKWARDS else number
         own = tl.load(partial + (segment + lane)[:, None] * 20 + dims[None, :], mask=dims[None, :] < 20, other=0.0)
-        top, total, sums = _merged(top, total, sums, tl.load(tops + segment + lane), tl.load(totals + segment + lane), own, unit)
+        top, total, sums = _merged(
+            top, total, sums, tl.load(tops + segment + lane), tl.load(totals + segment + lane), own, unit
+        )
     result = _divided(top, total, sums, tl.load(sink + lane) * 1.4426950408889634, unit, SINKS)
     tl.store(made + dims[None, :], result, mask=dims[None, :] < 20)
 
@@ -51,10 +53,11 @@ class Sums:
 
     def merged(self, window: int, sinks: bool) -> torch.Tensor:
         made = torch.full((1, HEADS, VALUE), 7.0)
-        meta = torch.tensor([self.count * SEGMENT - 5], dtype=torch.int32)
+        # Its position, and where its sums begin.
+        meta = torch.tensor([self.count * SEGMENT - 5, 0], dtype=torch.int32)
         with hopper():
             merge[(1, HEADS)](
-                made, self.tops, self.totals, self.partial, self.sinks, meta, UNIT, self.count, HEADS=HEADS, VALUE=VALUE,
+                made, self.tops, self.totals, self.partial, self.sinks, meta, UNIT, 1, HEADS=HEADS, VALUE=VALUE,
                 VALUES=VALUES, WINDOW=window, CHUNK=0, SINKS=sinks,
             )  # fmt: skip
         return made[0]

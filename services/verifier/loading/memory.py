@@ -10,7 +10,7 @@ from services.machine import free_memory
 from services.verifier.attention.calls import TILE
 from services.verifier.attention.fixed import MOST_ROWS, largest_pass, steps
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES
+from services.verifier.kernels.triton.pass_meta import SEGMENT
 from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
@@ -116,9 +116,9 @@ def graph_bytes(config: TargetConfig, shape: Shape) -> float:
     if config.device == "cpu" or arithmetic_dtype(config) == torch.float32:
         return 0.0
     largest = largest_pass(config)
-    # Narrow and wide blocks, with and without hidden states (``triton_pass.TritonBuckets``).
-    kinds = 4 if config.observed_layers else 2
-    graphs = kinds * len(steps(min(MOST_ROWS, largest.rows))) * len(steps(-(-largest.positions // (TILE * SEGMENT_TILES))))
+    # Narrow and wide blocks, segments apart and not, with and without hidden states (``tree_pass.TritonBuckets``).
+    kinds = 2 * (2 if largest.positions > SEGMENT else 1) * (2 if config.observed_layers else 1)
+    graphs = kinds * len(steps(min(MOST_ROWS, largest.rows)))
     return _SHARED_BY_GRAPHS + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
 
 

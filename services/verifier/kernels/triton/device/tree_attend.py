@@ -164,61 +164,69 @@ def _lowest(at, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 # Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
-@triton.jit(do_not_specialize=["blocks_at", "segments"])
+@triton.jit(do_not_specialize=["sums_at", "blocks_at", "work_at"])
 def attend(
     query, keys, values, made, tops, totals, partial, sinks, meta, query_strides, key_strides, value_strides, unit, cap,
-    blocks_at, segments,
+    sums_at, blocks_at, work_at,
     SHARE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr,
     VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One block of one request's rows, one key-value head; one segment if SPLIT, else all of them.
+    """Blocks of requests' rows, for one key-value head: one segment of each part of the work if SPLIT, else all of a block.
+
+    As many programs as the grid has share the work, whatever there is of it.
 
     Args:
         query: [heads, rows, KEY], by ``query_strides`` (head, row).
         keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head, slot), ``value_strides`` (tile,
             slot, head). On a GPU a key's dimensions lie side by side, so that 16 bytes are read at a time.
         made: [rows, HEADS, VALUE].
-        tops, totals, partial: [rows, HEADS, segments], the same, and with VALUE; float32; written if SPLIT.
+        tops, totals, partial: the sums of segments, float32, written if SPLIT: of all rows, one behind the other, by head
+            and segment of the row; the last one with VALUE numbers each.
         sinks: [HEADS], float32; read if SINKS.
         unit: what a score is multiplied by to get the exponent of two.
+        sums_at, blocks_at, work_at: where these begin in ``meta``.
     """
-    record = meta + blocks_at + tl.program_id(0) * BLOCK_INTS
-    request = tl.load(record)
-    if request > 0:
+    kv_head = tl.program_id(1)
+    own_keys = keys + kv_head * key_strides[2]
+    own_values = values + kv_head * value_strides[2]
+    lane = tl.arange(0, BLOCK)
+    head = kv_head * SHARE + lane % SHARE
+    dims = tl.arange(0, KEYS)
+    value_dims = tl.arange(0, VALUES)
+    parts = meta + tl.load(meta + work_at + 1)
+    for part in range(tl.program_id(0), tl.load(meta + work_at), tl.num_programs(0)):
+        block = tl.load(parts + 2 * part) if SPLIT else part
+        record = meta + blocks_at + block * BLOCK_INTS
+        request = tl.load(record)
         first_row = tl.load(record + 1)
         rows = tl.load(record + 2)
         last = tl.load(record + 3)
-        kv_head = tl.program_id(1)
-        lane = tl.arange(0, BLOCK)
         here = lane // SHARE < rows
         # Superfluous lanes repeat the block's last row.
         row = first_row + tl.minimum(lane // SHARE, rows - 1)
-        head = kv_head * SHARE + lane % SHARE
         pass_row = tl.load(meta + request) + row
         at = tl.load(meta + pass_row)
         lowest = tl.min(_lowest(at, WINDOW, CHUNK), 0)
-        dims = tl.arange(0, KEYS)
         queries = tl.load(
             query + head[:, None] * query_strides[0] + pass_row[:, None] * query_strides[1] + dims[None, :],
             mask=here[:, None] & (dims[None, :] < KEY), other=0.0,
         )  # fmt: skip
-        own_keys = keys + kv_head * key_strides[2]
-        own_values = values + kv_head * value_strides[2]
-        value_dims = tl.arange(0, VALUES)
-        fits = here[:, None] & (value_dims[None, :] < VALUE)
-        place = pass_row * HEADS + head
         if SPLIT:
-            segment = tl.program_id(2)
-            if (segment <= last // (TILE * SEGMENT_TILES)) & (segment >= lowest // (TILE * SEGMENT_TILES)):
+            segment = tl.load(parts + 2 * part + 1)
+            if segment >= lowest // (TILE * SEGMENT_TILES):
                 top, total, sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
-                part = place.to(tl.int64) * segments + segment
-                tl.store(tops + part, top, mask=here)
-                tl.store(totals + part, total, mask=here)
-                tl.store(partial + part[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
+                segments = at // (TILE * SEGMENT_TILES) + 1
+                place = tl.load(meta + sums_at + pass_row).to(tl.int64) * HEADS + head * segments + segment
+                # The block's other rows may have more segments.
+                there = here & (segment < segments)
+                tl.store(tops + place, top, mask=there)
+                tl.store(totals + place, total, mask=there)
+                fits = there[:, None] & (value_dims[None, :] < VALUE)
+                tl.store(partial + place[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
         else:
             top = tl.full((BLOCK,), float("-inf"), tl.float32)
             total = tl.zeros((BLOCK,), tl.float32)
@@ -231,12 +239,14 @@ def attend(
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
             sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
             result = _divided(top, total, sums, sink, unit, SINKS)
+            place = pass_row * HEADS + head
+            fits = here[:, None] & (value_dims[None, :] < VALUE)
             tl.store(made + place[:, None] * VALUE + value_dims[None, :], result.to(made.dtype.element_ty), mask=fits)
 
 
-@triton.jit(do_not_specialize=["segments"])
+@triton.jit(do_not_specialize=["sums_at"])
 def merge(
-    made, tops, totals, partial, sinks, meta, unit, segments,
+    made, tops, totals, partial, sinks, meta, unit, sums_at,
     HEADS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -251,12 +261,11 @@ def merge(
     head = tl.program_id(1) + tl.arange(0, 1)
     dims = tl.arange(0, VALUES)
     fits = dims[None, :] < VALUE
-    place = row * HEADS + head
-    own = place.to(tl.int64) * segments
+    end = at // (TILE * SEGMENT_TILES) + 1
+    own = tl.load(meta + sums_at + row).to(tl.int64) * HEADS + head * end
     top = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     sums = tl.zeros((1, VALUES), tl.float32)
-    end = at // (TILE * SEGMENT_TILES) + 1
     for begin in range(_lowest(at, WINDOW, CHUNK) // (TILE * SEGMENT_TILES), end, AHEAD):
         next_tops = ()
         next_totals = ()
@@ -272,4 +281,5 @@ def merge(
             top, total, sums = _merged(top, total, sums, next_tops[ahead], next_totals[ahead], next_sums[ahead], unit)
     sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
     result = _divided(top, total, sums, sink, unit, SINKS)
+    place = row * HEADS + head
     tl.store(made + place[:, None] * VALUE + dims[None, :], result.to(made.dtype.element_ty), mask=fits)
