@@ -8,7 +8,7 @@ import torch
 
 from services.machine import free_memory
 from services.verifier.attention.calls import TILE
-from services.verifier.attention.fixed import MOST_ROWS, largest_pass, steps
+from services.verifier.attention.fixed import MOST_ROWS, largest_pass, row_steps
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.triton.pass_meta import SEGMENT
 from speculation.errors import ConfigurationError
@@ -118,7 +118,7 @@ def graph_bytes(config: TargetConfig, shape: Shape) -> float:
     largest = largest_pass(config)
     # Narrow and wide blocks, segments apart and not, with and without hidden states (``tree_pass.TritonBuckets``).
     kinds = 2 * (2 if largest.positions > SEGMENT else 1) * (2 if config.observed_layers else 1)
-    graphs = kinds * len(steps(min(MOST_ROWS, largest.rows)))
+    graphs = kinds * len(row_steps(min(MOST_ROWS, largest.rows)))
     return _SHARED_BY_GRAPHS + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from services.verifier.attention.calls import TILE, Call, Pass
-from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
+from services.verifier.attention.fixed import MOST_ROWS, Largest, row_steps, rows_up
 from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
@@ -88,7 +88,7 @@ class TritonBuckets:
         rows = sum(len(request.tokens) for request in batch)
         if rows > MOST_ROWS:
             return None
-        shape = PassShape.of(batch, self._sizes, rounded_up(rows))
+        shape = PassShape.of(batch, self._sizes, rows_up(rows))
         return shape if self._largest is None or shape.within(self._room(shape.rows, self._largest)) else None
 
     def allowed(self, largest: Largest) -> list[PassShape]:
@@ -100,7 +100,7 @@ class TritonBuckets:
                 rows=rows, block_rows=max(1, size // share), split=split,
                 parts=self._room(rows, largest).parts if split else 0, tiles=self._room(rows, largest).tiles,
             )
-            for rows in steps(min(MOST_ROWS, largest.rows))
+            for rows in row_steps(min(MOST_ROWS, largest.rows))
             for split in ((True, False) if largest.positions > SEGMENT else (False,))
             for size in (WIDE, NARROW)
             if self._occurs(rows, few, size, largest.requests)
@@ -117,7 +117,7 @@ class TritonBuckets:
         """Whether some pass of so many rows, rounded up, has blocks of this size."""
         if self._sizes.share > NARROW:
             return size == WIDE
-        return rows > few if size == WIDE else rows <= rounded_up(requests * few)
+        return rows > few if size == WIDE else rows <= rows_up(requests * few)
 
     def make(self, bucket: PassShape) -> TritonPass:
         made = TritonPass(self._pool, bucket, self._scratch, self._pack)
