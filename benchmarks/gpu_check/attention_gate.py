@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_check.packings import PackedTree, bushy_tree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
-from services.verifier.kernels.triton.pass_shape import PassShape
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import BLOCK, KVPool

@@ -15,7 +15,7 @@ from services.verifier.model.target_port import Rows
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 NARROW, WIDE = 16, 64
 # Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
-MOST_SUMS_BYTES = 1 << 28
+MOST_SUMS_BYTES = 1 << 30
 # An H100's multiprocessors, where there is no GPU to ask; and how many programs one of them runs at a time, at least.
 _UNITS, _PROGRAMS_OF_UNIT = 132, 2
 
