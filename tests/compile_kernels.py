@@ -170,6 +170,8 @@ def main() -> None:
                 "mma": ptx.count("mma.sync"),
                 "shared": made.metadata.shared,
                 **resources(made.asm["cubin"]),
+                # Reads of memory, at most, between one exponential and the next: they do not wait for each other.
+                "ahead": max(part.count("ld.global") for part in ptx.split("ex2.")),
                 # Reads of two bytes by a thread.
                 "halves": len(re.findall(r"ld\.global[.\w:]*\.b16", ptx)),
                 # Consecutive terms of a sum that a thread holds of an operand: two where their order is kept.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -43,9 +44,14 @@ class RandomText:
         self._pool.assign("text", list(range(2 * blocks - 1, 0, -2)), blocks)
         self._pool.assign("other", list(range(0, 2 * blocks, 2)), blocks)
 
-    def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
-        """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""
+    def run(self, batch: Sequence[Rows], shown: Sequence[int], looped: bool = False) -> torch.Tensor:
+        """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``.
+
+        Args:
+            looped: a program computes all segments of its rows, though programs would be too few then.
+        """
         shape = PassShape.of(batch, self._sizes, len(shown), self._least_rows)
+        shape = replace(shape, split=False, parts=0) if looped else shape
         laid_out = TritonPass(self._pool, shape, pack=self._pack)
         laid_out.fill(batch)
         places = torch.tensor(shown, device=self._query.device)
@@ -54,9 +60,9 @@ class RandomText:
         self.unsteady += not torch.equal(made, again)
         return made
 
-    def prompt(self, name: str, end: int) -> torch.Tensor:
-        """The first ``end`` positions in one pass."""
-        return self.run([rows_of(name, 0, [0] * end)], range(end))
+    def prompt(self, name: str, end: int, looped: bool = False) -> torch.Tensor:
+        """The first ``end`` positions in one pass; ``looped`` as in ``run``."""
+        return self.run([rows_of(name, 0, [0] * end)], range(end), looped)
 
     def restore(self, start: int) -> None:
         """Compute what follows ``start`` again, after a tree has overwritten it."""
@@ -96,12 +102,13 @@ def attention(
     for share, size, window in shapes:
         call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=size, value_size=size, scale=size**-0.5, window=window)
         text = RandomText(call, length, device, pack, least_rows)
+        looped = text.prompt("text", length, looped=True)
         whole = text.prompt("text", length)
         name = f"{share} queries a key, heads of {size}{f', window {window}' if window else ''}"
         for start in starts_of(length, depth):
             positions = range(start, start + depth + 1)
             plain = torch.stack([text.plain(position) for position in positions])
-            found = {"prompt": whole[start : start + depth + 1]}
+            found = {"prompt": whole[start : start + depth + 1], "prompt in a loop": looped[start : start + depth + 1]}
             for seed in _BESIDE:
                 beside = min(length, _BESIDE[seed])
                 found[f"tree {seed}"] = text.path(tree(start, depth, others, length, seed), beside)

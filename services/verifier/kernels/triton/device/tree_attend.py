@@ -163,6 +163,16 @@ def _lowest(at, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     return lowest
 
 
+@triton.jit
+def _lanes(record, meta, kv_head, SHARE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each lane of a block: whether it has a row, this row's number in its request and in the pass, and its head."""
+    lane = tl.arange(0, BLOCK)
+    rows = tl.load(record + 2)
+    # Superfluous lanes repeat the block's last row.
+    row = tl.load(record + 1) + tl.minimum(lane // SHARE, rows - 1)
+    return lane // SHARE < rows, row, tl.load(meta + tl.load(record)) + row, kv_head * SHARE + lane % SHARE
+
+
 # Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
 @triton.jit(do_not_specialize=["sums_at", "blocks_at", "work_at"])
 def attend(
@@ -188,24 +198,18 @@ def attend(
         sums_at, blocks_at, work_at: where these begin in ``meta``.
     """
     kv_head = tl.program_id(1)
-    own_keys = keys + kv_head * key_strides[2]
-    own_values = values + kv_head * value_strides[2]
-    lane = tl.arange(0, BLOCK)
-    head = kv_head * SHARE + lane % SHARE
-    dims = tl.arange(0, KEYS)
-    value_dims = tl.arange(0, VALUES)
     parts = meta + tl.load(meta + work_at + 1)
-    for part in range(tl.program_id(0), tl.load(meta + work_at), tl.num_programs(0)):
+    # What parts have in common is computed for each of them: kept over the loop, it would take registers that sums need.
+    for part in tl.range(tl.program_id(0), tl.load(meta + work_at), tl.num_programs(0), disable_licm=True):
+        own_keys = keys + kv_head * key_strides[2]
+        own_values = values + kv_head * value_strides[2]
+        dims = tl.arange(0, KEYS)
+        value_dims = tl.arange(0, VALUES)
         block = tl.load(parts + 2 * part) if SPLIT else part
         record = meta + blocks_at + block * BLOCK_INTS
         request = tl.load(record)
-        first_row = tl.load(record + 1)
-        rows = tl.load(record + 2)
         last = tl.load(record + 3)
-        here = lane // SHARE < rows
-        # Superfluous lanes repeat the block's last row.
-        row = first_row + tl.minimum(lane // SHARE, rows - 1)
-        pass_row = tl.load(meta + request) + row
+        here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
         at = tl.load(meta + pass_row)
         lowest = tl.min(_lowest(at, WINDOW, CHUNK), 0)
         queries = tl.load(
@@ -219,7 +223,9 @@ def attend(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
-                segments = at // (TILE * SEGMENT_TILES) + 1
+                # Once more, rather than kept where registers are few.
+                here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
+                segments = tl.load(meta + pass_row) // (TILE * SEGMENT_TILES) + 1
                 place = tl.load(meta + sums_at + pass_row).to(tl.int64) * HEADS + head * segments + segment
                 # The block's other rows may have more segments.
                 there = here & (segment < segments)
@@ -237,6 +243,7 @@ def attend(
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
+            here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
             sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
             result = _divided(top, total, sums, sink, unit, SINKS)
             place = pass_row * HEADS + head
@@ -258,7 +265,8 @@ def merge(
     row = tl.program_id(0)
     at = tl.load(meta + row)
     # A list of one, since segments are merged for several rows in ``attend``.
-    head = tl.program_id(1) + tl.arange(0, 1)
+    lane = tl.arange(0, 1)
+    head = tl.program_id(1) + lane
     dims = tl.arange(0, VALUES)
     fits = dims[None, :] < VALUE
     end = at // (TILE * SEGMENT_TILES) + 1
@@ -272,11 +280,11 @@ def merge(
         next_sums = ()
         for ahead in tl.static_range(AHEAD):
             part = own + begin + ahead
-            there = begin + ahead < end
+            there = begin + ahead + lane < end
             # Behind the last segment: what changes no bit of the sums, the sign of a zero included.
             next_tops += (tl.load(tops + part, mask=there, other=float("-inf")),)
             next_totals += (tl.load(totals + part, mask=there, other=0.0),)
-            next_sums += (tl.load(partial + part[:, None] * VALUE + dims[None, :], mask=there & fits, other=-0.0),)
+            next_sums += (tl.load(partial + part[:, None] * VALUE + dims[None, :], mask=there[:, None] & fits, other=-0.0),)
         for ahead in tl.static_range(AHEAD):
             top, total, sums = _merged(top, total, sums, next_tops[ahead], next_totals[ahead], next_sums[ahead], unit)
     sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
