@@ -24,6 +24,7 @@ from services.router.rules.rule_book import rules_of
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig, check_backends
+from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.origins import Origin
 from services.verifier.loading.rank_sizes import check_split
 from speculation.errors import ConfigurationError
@@ -275,12 +276,14 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
         raise ConfigurationError(field="verifier.stage_host", value=verifier.stage_host, allowed="an IP address") from error
+    loop = filled(LoopConfig, verifier)
+    loop = replace(loop, max_batched_tokens=loop.prompt_rows(verifier.device))
     target = filled(
         TargetConfig,
         verifier,
         model_path=str(model.path),
         kernels_dir=settings.cache_dir / KERNELS,
-        pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + verifier.max_batched_tokens,
+        pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + loop.prompt_rows(),
         pass_requests=verifier.max_num_seqs,
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
@@ -290,6 +293,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         verifier,
         model_name=model.name,
         target=target,
+        loop=loop,
         costs_dir=settings.cache_dir / "costs",
         tokenizer=known_tokenizer(model.path),
     )

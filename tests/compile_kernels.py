@@ -30,8 +30,11 @@ HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, 
 POOL = {
     "keys": HALF, "values": HALF, "meta": INT, "key_strides": (65536, 1, 8192, 128), "value_strides": (65536, 128, 8192),
 }  # fmt: skip
-SUMS = dict.fromkeys(("tops", "totals", "partial", "sinks"), SINGLE) | {"made": HALF, "unit": 0.125, "segments": 2}
-ATTEND = {**POOL, **SUMS, "query": HALF, "query_strides": (128, 4096), "cap": (1.0, 1.0), "blocks_at": 6}
+SUMS = dict.fromkeys(("tops", "totals", "partial", "sinks"), SINGLE) | {"made": HALF, "unit": 0.125}
+ATTEND = {
+    **POOL, **SUMS, "query": HALF, "query_strides": (128, 4096), "cap": (1.0, 1.0), "sums_at": 6, "blocks_at": 9,
+    "work_at": 21,
+}  # fmt: skip
 MULTIPLY = {
     "rows": HALF, "weight": HALF, "scales": SINGLE, "bias": HALF, "count": 3, "columns": 6144, "leaf": 2048, "terms": 4096,
     "apart": 4096,
@@ -71,8 +74,11 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "everything": (tree_attend.attend, ATTEND, {
         "SHARE": 7, "HEADS": 28, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(80), **ALL_SIGHTS,
     }),
-    "merge": (tree_attend.merge, {**SUMS, "meta": INT}, {
-        "HEADS": 32, "HEADS_PADDED": 1, "VALUE": 80, "VALUES": 128, **ALL_SIGHTS,
+    "merge": (tree_attend.merge, {**SUMS, "meta": INT, "sums_at": 6}, {
+        "HEADS": 32, "VALUE": 80, "VALUES": 128, "num_warps": 1, **ALL_SIGHTS,
+    }),
+    "merge of wide heads": (tree_attend.merge, {**SUMS, "meta": INT, "sums_at": 6}, {
+        "HEADS": 16, "VALUE": 256, "VALUES": 256, "num_warps": 1, **ALL_SIGHTS,
     }),
     "write": (write_rows.write_rows, {
         **POOL, "key": HALF, "value": HALF, "in_strides": (128, 6144, 128, 6144), "slots_at": 3,
@@ -164,6 +170,8 @@ def main() -> None:
                 "mma": ptx.count("mma.sync"),
                 "shared": made.metadata.shared,
                 **resources(made.asm["cubin"]),
+                # Reads of memory, at most, between one exponential and the next: they do not wait for each other.
+                "ahead": max(part.count("ld.global") for part in ptx.split("ex2.")),
                 # Reads of two bytes by a thread.
                 "halves": len(re.findall(r"ld\.global[.\w:]*\.b16", ptx)),
                 # Consecutive terms of a sum that a thread holds of an operand: two where their order is kept.

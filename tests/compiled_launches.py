@@ -18,8 +18,9 @@ from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.row_layers import use_row_kernels
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
+from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_launches
@@ -54,13 +55,14 @@ def launched(kind: str) -> list[Launch]:
         call = next(iter(calls.values()))[0]
         pool = KVPool([call], rows=_TOKENS, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
         pool.assign("one", range(_TOKENS // 64), 0)
+        sizes_of_calls = GpuAttentionSizes.of([call], pool.device)
         decoder = model.get_decoder()
         layer = RowDecoderLayer(decoder.layers[0], calls, decoder.norm)
         noted.clear()
         for rows in ROWS:
             for context in CONTEXTS:
                 batch = [Rows(request_id="one", context=context, tokens=(1,) * rows, logits=1)]
-                laid_out = TritonPass(pool, PassShape.of(batch, call.share, rows))
+                laid_out = TritonPass(pool, PassShape.of(batch, sizes_of_calls, rows))
                 laid_out.fill(batch)
                 turns = torch.ones(1, rows, call.key_size, dtype=torch.bfloat16)
                 with answering(Running(laid_out, calls)):

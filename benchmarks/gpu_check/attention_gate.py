@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from benchmarks.gpu_check.packings import PackedTree, bushy_tree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
+from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
@@ -29,6 +31,7 @@ class RandomText:
         self.unsteady = 0
         generator = torch.Generator().manual_seed(0)
         self._call, self.length, self._pack = call, length, pack
+        self._sizes = GpuAttentionSizes.of([call], torch.device(device))
         self._query, self._key, self._value = (
             torch.randn(heads, length, call.key_size, generator=generator).bfloat16().to(device)
             for heads in (call.heads, call.kv_heads, call.kv_heads)
@@ -41,9 +44,14 @@ class RandomText:
         self._pool.assign("text", list(range(2 * blocks - 1, 0, -2)), blocks)
         self._pool.assign("other", list(range(0, 2 * blocks, 2)), blocks)
 
-    def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
-        """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""
-        shape = PassShape.of(batch, self._call.share, len(shown), self._least_rows)
+    def run(self, batch: Sequence[Rows], shown: Sequence[int], looped: bool = False) -> torch.Tensor:
+        """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``.
+
+        Args:
+            looped: a program computes all segments of its rows, though programs would be too few then.
+        """
+        shape = PassShape.of(batch, self._sizes, len(shown), self._least_rows)
+        shape = replace(shape, split=False, parts=0) if looped else shape
         laid_out = TritonPass(self._pool, shape, pack=self._pack)
         laid_out.fill(batch)
         places = torch.tensor(shown, device=self._query.device)
@@ -52,9 +60,9 @@ class RandomText:
         self.unsteady += not torch.equal(made, again)
         return made
 
-    def prompt(self, name: str, end: int) -> torch.Tensor:
-        """The first ``end`` positions in one pass."""
-        return self.run([rows_of(name, 0, [0] * end)], range(end))
+    def prompt(self, name: str, end: int, looped: bool = False) -> torch.Tensor:
+        """The first ``end`` positions in one pass; ``looped`` as in ``run``."""
+        return self.run([rows_of(name, 0, [0] * end)], range(end), looped)
 
     def restore(self, start: int) -> None:
         """Compute what follows ``start`` again, after a tree has overwritten it."""
@@ -94,12 +102,13 @@ def attention(
     for share, size, window in shapes:
         call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=size, value_size=size, scale=size**-0.5, window=window)
         text = RandomText(call, length, device, pack, least_rows)
+        looped = text.prompt("text", length, looped=True)
         whole = text.prompt("text", length)
         name = f"{share} queries a key, heads of {size}{f', window {window}' if window else ''}"
         for start in starts_of(length, depth):
             positions = range(start, start + depth + 1)
             plain = torch.stack([text.plain(position) for position in positions])
-            found = {"prompt": whole[start : start + depth + 1]}
+            found = {"prompt": whole[start : start + depth + 1], "prompt in a loop": looped[start : start + depth + 1]}
             for seed in _BESIDE:
                 beside = min(length, _BESIDE[seed])
                 found[f"tree {seed}"] = text.path(tree(start, depth, others, length, seed), beside)

@@ -15,9 +15,10 @@ from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
 from services.verifier.kernels.triton.decoder_layer import fuse_layers
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonBuckets, TritonPass
+from services.verifier.kernels.triton.tree_pass import TritonBuckets, TritonPass
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 
@@ -62,9 +63,9 @@ class BareModel:
         self.bytes -= self._model.get_input_embeddings().weight.nbytes
         self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths)).calls
         calls = [call for own in self._calls.values() for call in own]
-        self._share = max(call.share for call in calls)
         ends = list(itertools.accumulate(-(-length // BLOCK) for length in lengths))
         self.pool = KVPool(calls, rows=ends[-1] * BLOCK, dtype=dtype, device=torch.device(device), whole_rows=True)
+        self._sizes = GpuAttentionSizes.of(calls, self.pool.device)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
             self.pool.assign(str(session), range(begin, end), 0)
         if reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]:
@@ -80,17 +81,17 @@ class BareModel:
 
     def captured(self, batch: Sequence[Rows]) -> CapturedPass:
         """The pass over ``batch``, and over any other of its bucket, as a captured graph."""
-        buckets = TritonBuckets(self.pool, self._share)
+        buckets = TritonBuckets(self.pool)
         shape = buckets.bucket(batch)
         assert shape is not None, "a pass that is too large to be captured"
-        blocks = PassShape.of(batch, self._share, shape.rows, self._least_rows).block_rows
+        blocks = PassShape.of(batch, self._sizes, shape.rows, self._least_rows).block_rows
         made = CapturedPass(self, buckets.make(replace(shape, block_rows=blocks)))
         made.fill(batch)
         return made
 
     def _laid_out(self, batch: Sequence[Rows]) -> TritonPass:
         rows = sum(len(request.tokens) for request in batch)
-        laid_out = TritonPass(self.pool, PassShape.of(batch, self._share, rows, self._least_rows))
+        laid_out = TritonPass(self.pool, PassShape.of(batch, self._sizes, rows, self._least_rows))
         laid_out.fill(batch)
         return laid_out
 

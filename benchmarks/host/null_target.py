@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.host.scripted_text import VOCAB_SIZE, choices_of, likely_after
 from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import rounded_up
+from services.verifier.attention.fixed import MOST_ROWS, rows_up
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
@@ -122,7 +122,7 @@ class NullTarget:
         start = time.perf_counter()
         self._pool.settle()
         rows = sum(len(each.tokens) for each in batch)
-        self._describer.describe(batch, rounded_up(rows), _BLOCK_ROWS)
+        self._describer.describe(batch, rows_up(rows) if rows <= MOST_ROWS else rows, _BLOCK_ROWS, True)
         laid_out = time.perf_counter()
         self.layout_s += laid_out - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.

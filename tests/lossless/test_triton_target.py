@@ -40,8 +40,8 @@ class Packing:
     def __init__(self) -> None:
         self.neighbours_seen = False
 
-    def buckets(self, pool: KVPool, share: int) -> TritonBuckets:
-        return TritonBuckets(pool, share, self._pack)
+    def buckets(self, pool: KVPool) -> TritonBuckets:
+        return TritonBuckets(pool, self._pack)
 
     def _pack(self, *given: Any) -> list[list[VirtualGroup]]:
         return _neighbours_seen(*given) if self.neighbours_seen else pack(*given)

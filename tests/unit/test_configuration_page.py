@@ -107,6 +107,11 @@ def test_what_is_built_has_the_values_that_were_set() -> None:
     )
     assert (verifier.target.kv_cache_tokens, verifier.target.weights) == (128, "float32")
     assert verifier.target.pass_rows == 3 * 8 + 256 and verifier.target.pass_requests == 3
+    assert verifier.loop.max_batched_tokens == 256
+    on_gpu = ["verifier.device=cuda:1", "verifier.dtype=bfloat16"]
+    for further, most in (([], 2048), (["verifier.max_batched_tokens=77"], 77)):
+        other = build.verifier_config(load(None, [*on_gpu, *further], {}), model)
+        assert (other.loop.max_batched_tokens, other.target.pass_rows) == (most, 16 * 65 + most)
     assert verifier.target.kernels_dir == settings.cache_dir / build.KERNELS and verifier.costs_dir is not None
     flags = [
         "router.migration_timeout_s=5",

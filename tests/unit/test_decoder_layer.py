@@ -14,9 +14,10 @@ from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Call, Calls, Running, answering
 from services.verifier.attention.recording import record
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer, fuse_layers
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import HeadNorms, Product
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
+from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
@@ -51,7 +52,7 @@ class Served:
     @torch.inference_mode()
     def run(self, batch: Sequence[Rows]) -> tuple[torch.Tensor, Running]:
         """[rows, vocabulary], with one row of padding."""
-        laid_out = TritonPass(self.pool, PassShape.of(batch, 2, 1 + sum(len(each.tokens) for each in batch)))
+        laid_out = TritonPass(self.pool, shape_of(batch, self.pool, 1 + sum(len(each.tokens) for each in batch)))
         laid_out.fill(batch)
         running = Running(laid_out, self.calls)
         with answering(running):
@@ -60,6 +61,10 @@ class Served:
 
     def fuse(self) -> tuple[int, str]:
         return fuse_layers(self.model.get_decoder(), lambda: self.run([FIRST])[1], self.calls)
+
+
+def shape_of(batch: Sequence[Rows], pool: KVPool, rows: int) -> PassShape:
+    return PassShape.of(batch, GpuAttentionSizes.of(pool.calls, pool.device), rows)
 
 
 FIRST = Rows(request_id="one", context=0, tokens=(3, 1, 4), logits=1)
@@ -146,7 +151,7 @@ def test_kernels_of_a_layer(
             monkeypatch.setattr(f"services.verifier.kernels.triton.{module}.{name}", Noted(name, launched))
     layer = served.model.get_decoder().layers[0]
     assert isinstance(layer.forward, RowDecoderLayer)
-    laid_out = TritonPass(served.pool, PassShape.of([FIRST], 2, 3))
+    laid_out = TritonPass(served.pool, shape_of([FIRST], served.pool, 3))
     with answering(Running(laid_out, served.calls)), torch.inference_mode():
         layer(torch.zeros(1, 3, width), position_embeddings=(torch.ones(1, 3, 16), torch.zeros(1, 3, 16)))
     one = ["rotate_write", "attend", "multiply", "add_and_normalise", "multiply", "multiply", "add_and_normalise"]

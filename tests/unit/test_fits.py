@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import largest_pass
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import cpu_choice as kernels
 from services.verifier.kernels.native.library import library
+from services.verifier.kernels.triton.pass_shape import summed
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.loading.memory import (
     Shape,
     available_bytes,
@@ -19,6 +23,7 @@ from services.verifier.loading.memory import (
     check_fits,
     graph_bytes,
     needed,
+    sums_bytes,
     with_cache_of,
 )
 from services.verifier.loading.model_config import load_dtype
@@ -112,12 +117,38 @@ def test_other_dtypes_are_close_to_float32(tiny_model: Path, dtype: str) -> None
 
 def test_captured_passes_take_memory_on_a_gpu() -> None:
     on_gpu = replace(CONFIG, device="cuda", dtype="bfloat16")
-    # Rows from 1 to 256, segments from 1 to 256, narrow and wide: 162 graphs of 10 layers.
-    assert graph_bytes(on_gpu, SHAPE) == 0.75 * GIB + 162 * 10 * 2**18
-    assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 0.75 * GIB + 324 * 5 * 2**18
+    # A model of whose heads nothing is known may have 1 GiB of sums of segments.
+    # 19 numbers of rows from 1 to 256, segments apart and not, narrow and wide: 76 graphs of 10 layers.
+    assert graph_bytes(on_gpu, SHAPE) == 1.5 * GIB + 76 * 10 * 2**18
+    assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 1.5 * GIB + 152 * 5 * 2**18
+    assert graph_bytes(replace(on_gpu, pass_rows=9999), SHAPE) == 1.5 * GIB + 27 * 4 * 10 * 2**18
+    # Within one segment none is apart.
+    assert graph_bytes(replace(on_gpu, max_model_len=256), SHAPE) == 0.5 * GIB + 38 * 10 * 2**18
     assert graph_bytes(CONFIG, SHAPE) == graph_bytes(replace(on_gpu, dtype="float32"), SHAPE) == 0
     with refuses(ConfigurationError, field="model"):
         check_fits(on_gpu, SHAPE, 8.5 * GIB)
+
+
+def test_sums_of_segments_take_as_much_as_the_largest_pass_needs() -> None:
+    """Up to 1 GiB: what the kernels ask for; a rank has its heads alone, and torch's attention none."""
+    pytest.importorskip("triton")
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
+
+    config = replace(CONFIG, device="cuda", dtype="bfloat16", max_model_len=8192, pass_rows=100)
+    call = Call(entry=0, heads=32, kv_heads=8, key_size=128, value_size=128, scale=0.1)
+    shape = replace(SHAPE, summed=32 * 130)
+    # 100 rows are captured as 112, behind at most 8192 tokens and a tree: 17 segments.
+    assert sums_bytes(config, shape) == 112 * 17 * 32 * 130 * 4
+    pool = KVPool([call], rows=64, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
+    largest = max(TritonBuckets(pool).allowed(largest_pass(config)), key=lambda found: found.parts)
+    assert largest.parts * summed(call) * 4 == sums_bytes(config, shape)
+    assert sums_bytes(replace(config, tensor_parallel_size=4), shape) == 112 * 17 * 8 * 130 * 4
+    assert sums_bytes(replace(config, pass_rows=512, max_model_len=None), shape) == GIB
+    assert (
+        graph_bytes(config, shape) - graph_bytes(replace(config, attention_backend="torch"), shape)
+        == 112 * 17 * 32 * 130 * 4
+    )
+    assert sums_bytes(replace(config, max_model_len=384), shape) == sums_bytes(CONFIG, shape) == 0
 
 
 def test_int8_on_a_gpu_is_made_of_the_type_that_is_computed_in(tiny_model: Path) -> None:

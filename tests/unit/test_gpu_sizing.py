@@ -166,7 +166,7 @@ def test_what_a_plan_says(make: Make) -> None:
             "405B",
             "8xH100",
             [],
-            ("model", None, "one of these would fit: dtype: int8; dtype: fp8; stages: 13, on other machines or GPUs"),
+            ("model", None, "one of these would fit: dtype: int8; dtype: fp8; stages: 14, on other machines or GPUs"),
         ),
         ("8B", "2xB100", [], ("--gpus", "2xB100")),
         ("8B", "0xH100", [], ("--gpus", "0xH100")),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import Buckets, Largest, largest_pass, steps
+from services.verifier.attention.fixed import Buckets, Largest, largest_pass, row_steps, rows_up, steps
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import KVPool
@@ -32,7 +32,7 @@ def buckets_of(kind: str) -> Buckets:
     pytest.importorskip("triton")
     from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
-    return TritonBuckets(pool, call.share)
+    return TritonBuckets(pool)
 
 
 @pytest.mark.parametrize("kind", ["torch", "triton", "triton, 29 queries a key"])
@@ -53,7 +53,7 @@ def test_every_pass_that_the_settings_allow_has_a_bucket(kind: str) -> None:
     long = Rows(request_id="a", context=10 * LARGEST.positions, tokens=(0,) * 5, logits=1)
     assert buckets.bucket([long]) not in allowed
     # And not many more are captured than passes can be.
-    assert kind == "torch" or len(allowed) <= 2 * len(steps(LARGEST.rows)) * len(steps(3))
+    assert kind == "torch" or len(allowed) <= 4 * len(row_steps(LARGEST.rows))
 
 
 class OneRow:
@@ -183,6 +183,14 @@ def test_what_graphs_keep_lies_in_one_place() -> None:
         assert found.seen[7].flatten().tolist() == [token + 7 for token in tokens]
         places.add(found.seen[7].data_ptr())
     assert len(places) == 1
+
+
+def test_rows_are_captured_in_steps_of_8_to_32() -> None:
+    found = row_steps(512)
+    assert found[::-1] == [1, 2, 4, 8, *range(16, 65, 8), *range(80, 129, 16), *range(160, 513, 32)]
+    for rows in range(1, 513):
+        assert rows_up(rows) == min(step for step in found if step >= rows)
+    assert row_steps(81) == found[found.index(96) :]
 
 
 def test_the_largest_pass_of_a_configuration() -> None:

@@ -41,9 +41,9 @@ def test_the_numbers_are_the_references(seed: int) -> None:
     sizes = [(rows.context + len(rows.tokens) - 1) // TILE + 1 + draw.randrange(3) for rows in batch]
     tables = [array("i", (draw.randrange(PADDING_BLOCK) for _ in range(size))) for size in sizes]
     rows = sum(len(each.tokens) for each in batch) + draw.choice((0, 1, 13))
-    block_rows = draw.choice((1, 4, 16))
-    found = PassMetaKernel(kernels).describe(batch, tables, PADDING_BLOCK, rows, block_rows)
-    wanted = describe(batch, tables, PADDING_BLOCK, rows, block_rows)
+    block_rows, split = draw.choice((1, 4, 16)), bool(seed % 2)
+    found = PassMetaKernel(kernels).describe(batch, tables, PADDING_BLOCK, rows, block_rows, split)
+    wanted = describe(batch, tables, PADDING_BLOCK, rows, block_rows, split)
     assert found is not None
     np.testing.assert_array_equal(found, wanted.numbers)
 
@@ -53,7 +53,7 @@ def test_a_tree_that_is_too_large_is_left_to_the_reference() -> None:
     if kernels is None:
         pytest.skip("there is no C compiler")
     large = Rows(request_id="r", context=3, tokens=(1,) * 130, parents=tuple(range(-1, 128)), logits=130)
-    assert PassMetaKernel(kernels).describe([large], [array("i", range(4))], 9, 130, 4) is None
+    assert PassMetaKernel(kernels).describe([large], [array("i", range(4))], 9, 130, 4, True) is None
 
 
 def test_rows_beyond_a_requests_blocks_are_refused() -> None:
@@ -62,4 +62,4 @@ def test_rows_beyond_a_requests_blocks_are_refused() -> None:
         pytest.skip("there is no C compiler")
     rows = Rows(request_id="r", context=64, tokens=(1,), logits=1)
     with pytest.raises(IndexError, match="owns 1 blocks"):
-        PassMetaKernel(kernels).describe([rows], [array("i", [7])], 9, 1, 4)
+        PassMetaKernel(kernels).describe([rows], [array("i", [7])], 9, 1, 4, True)

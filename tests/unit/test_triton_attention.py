@@ -15,9 +15,9 @@ import torch
 
 pytest.importorskip("triton")
 from services.verifier.attention.calls import TILE, Bias, Call
-from services.verifier.kernels.triton import pass_meta
-from services.verifier.kernels.triton import tree_pass as triton_pass
-from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass, refusal
+from services.verifier.kernels.triton import pass_meta, tree_pass
+from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
+from services.verifier.kernels.triton.tree_pass import TritonPass, refusal
 from services.verifier.kernels.triton.virtual_groups import GROUP, Pack, VirtualGroup, pack
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
@@ -54,6 +54,7 @@ class Text:
         self.pool = KVPool(
             [call], rows=4 * (length + 2 * TILE), dtype=dtype, device=torch.device("cpu"), whole_rows=whole_rows
         )
+        self._sizes = GpuAttentionSizes.of([call], self.pool.device)
         self._free = list(range(self.pool.total_blocks))
         random.Random(0).shuffle(self._free)
 
@@ -73,10 +74,27 @@ class Text:
             self._free += self.pool.blocks_of(name)
             self.pool.forget(name)
 
-    def run(self, batch: Sequence[Rows], shown: Sequence[int], rows: int | None = None, pack: Pack = pack) -> torch.Tensor:
-        """A pass whose rows have the queries, keys and values of the places ``shown`` of the text."""
+    def shape(self, batch: Sequence[Rows], rows: int) -> PassShape:
+        return PassShape.of(batch, self._sizes, rows)
+
+    def run(
+        self,
+        batch: Sequence[Rows],
+        shown: Sequence[int],
+        rows: int | None = None,
+        pack: Pack = pack,
+        split: bool | None = None,
+    ) -> torch.Tensor:
+        """A pass whose rows have the queries, keys and values of the places ``shown`` of the text.
+
+        Args:
+            split: whether segments are computed apart; None: as the shape says.
+        """
         count = rows or len(shown)
-        laid_out = TritonPass(self.pool, PassShape.of(batch, self.call.share, count), pack=pack)
+        shape = self.shape(batch, count)
+        if split is not None:
+            shape = replace(shape, split=split, parts=99 * count)
+        laid_out = TritonPass(self.pool, shape, pack=pack)
         laid_out.fill(batch)
         places = [*shown, *[self.length] * (count - len(shown))]
         with hopper(self._group):
@@ -172,15 +190,32 @@ def test_across_the_border_of_segments(window: int | None) -> None:
     alone = text.alone(positions)
     text.open("tree", 507)
     rows, shown, path = tree_in(text, 507, 8, seed=1, others=3)
-    assert PassShape.of([rows], 2, len(shown)).segments == 2
+    assert text.shape([rows], len(shown)).split
     split = text.run([rows], shown)
+    assert torch.equal(split, text.run([rows], shown, split=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_pass, "_MOST_PARTIAL_BYTES", 0)
-        whole = text.run([rows], shown)
-    assert torch.equal(split, whole)
+        # Programs that compute more than one part of the work, and some that compute none.
+        patch.setattr(tree_pass, "programs_at_once", lambda device, kv_heads: 1)
+        for apart in (True, False):
+            assert torch.equal(split, text.run([rows], shown, split=apart))
     assert torch.equal(split[[path[position - 507] for position in positions]], alone)
     for row, position in zip(alone, positions, strict=True):
         assert torch.allclose(row.double(), text.expected(position), atol=1e-5)
+
+
+def test_requests_of_other_lengths_have_their_own_segments() -> None:
+    """In one pass, with padding: three segments, one, and a tree that crosses a border, beside each other."""
+    text = Text(a_call(2, kv_heads=2), 1030)
+    alone = text.alone([5, 1029, 509, 510, 511, 512, 513])
+    text.open("long", 1029)
+    text.open("short", 5)
+    text.open("tree", 509)
+    tree, shown, path = tree_in(text, 509, 4, seed=1)
+    batch = [rows_of("long", 1029, 1), rows_of("short", 5, 1), tree]
+    for split in (True, False):
+        made = text.run(batch, [1029, 5, *shown], rows=16, split=split)
+        assert torch.equal(made[0], alone[1]) and torch.equal(made[1], alone[0])
+        assert torch.equal(made[[2 + row for row in path]], alone[2:])
 
 
 def test_a_mask_that_is_off_by_one_is_seen() -> None:
@@ -263,9 +298,10 @@ def test_the_order_of_a_rows_sums_follows_from_its_position(seed: int) -> None:
         batch.append(rows_of(name, context, chain + nodes, parents))
         tables.append(source.sample(range(100), -(-(context + chain + nodes) // TILE)))
     rows = sum(len(one.tokens) for one in batch) + 3
-    found = pass_meta.describe(batch, tables, 100, rows, source.choice([1, 5, 64]))
-    numbers = found.numbers.tolist()
-    assert len(numbers) <= triton_pass._room(PassShape(rows=rows, segments=found.segments, block_rows=1), 101)
+    sizes = GpuAttentionSizes(share=source.choice([1, 3, 16]), programs=source.choice([1, 100]), parts=10**6)
+    shape = PassShape.of(batch, sizes, rows)
+    numbers = pass_meta.describe(batch, tables, 100, rows, shape.block_rows, shape.split).numbers.tolist()
+    assert len(numbers) <= shape.ints()
     positions = [position for one in batch for position in pass_meta.positions_of(one)]
     for row, position in enumerate([*positions, 0, 0, 0]):
         expected = [

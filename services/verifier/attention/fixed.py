@@ -13,7 +13,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
 
 # Passes of more rows compute for longer than their launches take.
-MOST_ROWS = 256
+MOST_ROWS = 512
 
 
 class FixedPass(Pass, Protocol):
@@ -64,6 +64,22 @@ class Buckets(Protocol):
 def rounded_up(count: int) -> int:
     """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()
+
+
+def rows_up(rows: int) -> int:
+    """Rows, padding included, of the pass that is captured for so many.
+
+    A power of two up to 8; then a multiple of 8 up to 64, of 16 up to 128, and of 32 from there.
+    """
+    if rows <= 8:
+        return rounded_up(rows)
+    step = 8 if rows <= 64 else 16 if rows <= 128 else 32
+    return -(-rows // step) * step
+
+
+def row_steps(most: int) -> list[int]:
+    """All that ``rows_up`` gives for up to ``most`` rows, the greatest first."""
+    return sorted({rows_up(rows) for rows in range(1, most + 1)}, reverse=True)
 
 
 def steps(most: int) -> list[int]:

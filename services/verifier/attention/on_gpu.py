@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # As ``triton_buckets``.
-MakeBuckets = Callable[[KVPool, int], "TritonBuckets"]
+MakeBuckets = Callable[[KVPool], "TritonBuckets"]
 
 # Rows of the passes that show whether the kernels run: few and many have blocks of different sizes.
 _TRIAL_ROWS = (3, 34)
@@ -53,11 +53,11 @@ def refusal(
     return of_kernels(calls, dtype, capability_of(device))
 
 
-def triton_buckets(pool: KVPool, share: int) -> TritonBuckets:
-    """The passes of our Triton kernels over a cache; ``share``: query heads per key-value head."""
+def triton_buckets(pool: KVPool) -> TritonBuckets:
+    """The passes of our Triton kernels over a cache."""
     from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
-    return TritonBuckets(pool, share)
+    return TritonBuckets(pool)
 
 
 def trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device, buckets: MakeBuckets) -> str:
@@ -75,7 +75,7 @@ def trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device, bucke
                 )
             )  # fmt: skip
             # Copied, so that failures on the GPU show here.
-            buckets(pool, call.share).launched(batch, 0).attend(call, query, key, value).cpu()
+            buckets(pool).launched(batch, 0).attend(call, query, key, value).cpu()
     except Exception as error:
         # Compilers and drivers may fail in any way.
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -131,5 +131,4 @@ def pool_and_buckets(
             log.warning("attention by torch's own kernels, which are slower and not exact: %s", reason)
         return pool, None
     log.info("attention by Triton kernels: rows of trees are summed up as in plain decoding")
-    # All calls of a pass have one layout; blocks of rows must be small enough for the call with most queries a key.
-    return pool, means.buckets(pool, max(call.share for call in calls))
+    return pool, means.buckets(pool)

@@ -13,11 +13,13 @@ import torch
 from torch.nn import functional
 
 from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
+from services.verifier.attention.fixed import Largest, rounded_up, steps
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
+# Passes of more rows compute for longer than their launches take.
+_MOST_ROWS = 256
 # Passes over more blocks would need too much memory for their mask and gathered keys, which a graph keeps allocated.
 _MOST_BLOCKS = 1024
 
@@ -31,11 +33,11 @@ class StaticBuckets:
     def bucket(self, batch: Sequence[Rows]) -> tuple[int, int] | None:
         rows = sum(len(request.tokens) for request in batch)
         blocks = sum((request.context + len(request.tokens) - 1) // BLOCK + 1 for request in batch)
-        return (rounded_up(rows), rounded_up(blocks)) if rows <= MOST_ROWS and blocks <= _MOST_BLOCKS else None
+        return (rounded_up(rows), rounded_up(blocks)) if rows <= _MOST_ROWS and blocks <= _MOST_BLOCKS else None
 
     def allowed(self, largest: Largest) -> list[tuple[int, int]]:
         blocks = min(_MOST_BLOCKS, largest.requests * -(-largest.positions // BLOCK))
-        return [(rows, count) for rows in steps(min(MOST_ROWS, largest.rows)) for count in steps(blocks)]
+        return [(rows, count) for rows in steps(min(_MOST_ROWS, largest.rows)) for count in steps(blocks)]
 
     def make(self, bucket: tuple[int, int]) -> StaticPass:
         return StaticPass(self._pool, *bucket)

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from services.settings import Setting
 
+# Most prompt tokens in a pass where no setting says it. On a GPU rows are cheap until its units are full.
+PROMPT_ROWS, PROMPT_ROWS_ON_GPU = 256, 2048
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
@@ -34,13 +37,13 @@ class LoopConfig:
         ),
     ] = None
     max_batched_tokens: Annotated[
-        int,
+        int | None,
         Setting(
             "most prompt tokens in one pass, over all requests: with more, a prompt takes fewer passes, and each takes "
-            "longer",
+            f"longer; null: {PROMPT_ROWS_ON_GPU} on a GPU, {PROMPT_ROWS} on a CPU",
             ge=1,
         ),
-    ] = 256
+    ] = None
     draft_deadline_s: Annotated[
         float, Setting("longest wait of a step for drafts, in seconds, where waiting pays", ge=0, le=10)
     ] = 0.025
@@ -66,3 +69,9 @@ class LoopConfig:
         int,
         Setting("most bytes of hidden states kept for drafters that join late, over all live requests", ge=0),
     ] = 256 << 20
+
+    def prompt_rows(self, device: str = "cpu") -> int:
+        """Most prompt tokens in one pass of a target on ``device``."""
+        if self.max_batched_tokens is not None:
+            return self.max_batched_tokens
+        return PROMPT_ROWS if device == "cpu" else PROMPT_ROWS_ON_GPU

@@ -285,7 +285,7 @@ class DecodingLoop:
             await self._wait_for_drafts(batch)
         waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
-            everybody, rows = self._requests.running.values(), self.config.max_batched_tokens
+            everybody, rows = self._requests.running.values(), self.config.prompt_rows()
             parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet, named=self._named)
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")

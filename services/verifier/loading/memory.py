@@ -8,15 +8,16 @@ import torch
 
 from services.machine import free_memory
 from services.verifier.attention.calls import TILE
-from services.verifier.attention.fixed import MOST_ROWS, largest_pass, steps
+from services.verifier.attention.fixed import MOST_ROWS, largest_pass, row_steps, rows_up
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES
+from services.verifier.kernels.triton.pass_meta import SEGMENT
+from services.verifier.kernels.triton.pass_shape import MOST_SUMS_BYTES
 from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _GIB = 2**30
-# Bytes that all captured passes share (results, intermediate tensors, sums of segments), and those of a layer in each.
-_SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.75 * _GIB, 2**18
+# Bytes that all captured passes share (results, intermediate tensors), and those of a layer in each.
+_SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.5 * _GIB, 2**18
 
 # Bytes of NCCL's buffers in a process that has others beside it. Assumed: its channels have some 4 MiB each, and more for
 # each peer.
@@ -60,6 +61,7 @@ class Shape:
         kv_heads: key-value heads of a layer; 0: not known.
         gathered: numbers of a row that the ranks of a layer exchange; see ``cut_layers``.
         vocabulary: logits of a row; 0: not known.
+        summed: numbers that attention on a GPU keeps of a row and segment at most (``pass_shape.summed``); 0: not known.
         longest: tokens of the longest request that the model was made for; 0: not known.
     """
 
@@ -74,6 +76,7 @@ class Shape:
     kv_heads: int = 0
     gathered: int = 0
     vocabulary: int = 0
+    summed: int = 0
     longest: int = 0
 
     def weights(self, config: TargetConfig) -> float:
@@ -111,15 +114,28 @@ class Shape:
         return self.state_values_per_request * slots * torch.float32.itemsize / config.stages
 
 
+def sums_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Bytes of a GPU for the sums of attention's segments that are computed apart, which all passes share."""
+    if config.device == "cpu" or config.attention_backend == "torch" or arithmetic_dtype(config) == torch.float32:
+        return 0.0
+    largest = largest_pass(config)
+    if largest.positions <= SEGMENT:
+        return 0.0
+    # Ranks share the heads.
+    each = torch.float32.itemsize * shape.summed / config.tensor_parallel_size
+    parts = rows_up(min(MOST_ROWS, largest.rows)) * -(-largest.positions // SEGMENT)
+    return min(MOST_SUMS_BYTES, each * parts) if each else MOST_SUMS_BYTES
+
+
 def graph_bytes(config: TargetConfig, shape: Shape) -> float:
     """Bytes that a GPU's captured passes take in the largest stage. Assumed, not measured."""
     if config.device == "cpu" or arithmetic_dtype(config) == torch.float32:
         return 0.0
     largest = largest_pass(config)
-    # Narrow and wide blocks, with and without hidden states (``triton_pass.TritonBuckets``).
-    kinds = 4 if config.observed_layers else 2
-    graphs = kinds * len(steps(min(MOST_ROWS, largest.rows))) * len(steps(-(-largest.positions // (TILE * SEGMENT_TILES))))
-    return _SHARED_BY_GRAPHS + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
+    # Narrow and wide blocks, segments apart and not, with and without hidden states (``tree_pass.TritonBuckets``).
+    kinds = 2 * (2 if largest.positions > SEGMENT else 1) * (2 if config.observed_layers else 1)
+    graphs = kinds * len(row_steps(min(MOST_ROWS, largest.rows)))
+    return _SHARED_BY_GRAPHS + sums_bytes(config, shape) + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
 
 
 def buffer_bytes(config: TargetConfig, shape: Shape) -> float:

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from services.model_files.weights.headers import BLOCKS_FILE, check_weights
 from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
 from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
 from services.verifier.loading.memory import Shape, available_bytes, with_cache_of
@@ -54,7 +56,7 @@ def shape_of(config: TargetConfig) -> Shape:
         ConfigurationError: there is no such model.
     """
     skeleton = hollow_model(config)
-    cache_values, state_values = _held_values(skeleton, config)
+    held = _held_values(skeleton, config)
     text = skeleton.config.get_text_config()
     # Without a list of layers, all parameters count as outside of layers.
     layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
@@ -68,12 +70,13 @@ def shape_of(config: TargetConfig) -> Shape:
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
-        cache_values_per_token=cache_values,
-        state_values_per_request=state_values,
+        cache_values_per_token=held.per_token,
+        state_values_per_request=held.of_states,
         kept_bytes=_kept_bytes(config, total),
         kv_heads=text.to_dict().get("num_key_value_heads") or 0,
         gathered=_gathered(text),
         vocabulary=text.vocab_size,
+        summed=held.summed,
         longest=text.to_dict().get("max_position_embeddings") or 0,
     )
 
@@ -100,8 +103,16 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     return sum(tensor.numbers * tensor.bytes_as_stored for tensor in tensors.values()) / parameters
 
 
-def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> tuple[int, int]:
-    """Numbers per token in the key-value pool, and numbers per request in the states of layers.
+class _Held(NamedTuple):
+    """Numbers per token in the key-value pool, per request in the states of layers, and see ``Shape.summed``."""
+
+    per_token: int
+    of_states: int
+    summed: int
+
+
+def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> _Held:
+    """What is held of a model's tokens and requests.
 
     Of each attention call the pool has keys, values and a column of ones. A few architectures cannot run without weights.
     For those the result is an estimate: as many key-value heads as query heads, and no states.
@@ -116,7 +127,8 @@ def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> tuple[int, 
         recorded = record(skeleton, tokens, None)
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
-        return 2 * int(text.num_hidden_layers) * int(text.hidden_size), 0
+        return _Held(2 * int(text.num_hidden_layers) * int(text.hidden_size), 0, 0)
     calls = [call for own in recorded.calls.values() for call in own]
     per_token = sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
-    return per_token, sum(math.prod(shape) for shape in recorded.state_shapes)
+    of_states = sum(math.prod(shape) for shape in recorded.state_shapes)
+    return _Held(per_token, of_states, max((summed(call) for call in calls), default=0))

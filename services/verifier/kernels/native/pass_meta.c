@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    TILE = 64, GROUP = 16, TILE_GROUPS = TILE / GROUP, BLOCK_INTS = 4, REQUEST_INTS = 8, NO_TAIL = 1 << 30,
+    TILE = 64, GROUP = 16, TILE_GROUPS = TILE / GROUP, SEGMENT = 8 * TILE, BLOCK_INTS = 4, REQUEST_INTS = 8, NO_TAIL = 1 << 30,
     MOST_NODES = 128, MOST_COPIES = MOST_NODES, MOST_GROUPS = 512, MOST_TILES = 4
 };
 
@@ -194,7 +194,7 @@ static int write_record(struct builder *built, const int32_t *record, const int3
     memcpy(built->numbers + at, record, REQUEST_INTS * sizeof(int32_t));
     for (int64_t first = 0; first < record[1]; first += block_rows) {
         const int64_t size = least(block_rows, record[1] - first);
-        int32_t *block = built->numbers + 2 * built->rows + BLOCK_INTS * built->blocks++;
+        int32_t *block = built->numbers + 3 * built->rows + BLOCK_INTS * built->blocks++;
         block[0] = (int32_t)at, block[1] = (int32_t)first, block[2] = (int32_t)size, block[3] = positions[first];
         for (int64_t row = first + 1; row < first + size; row++) block[3] = (int32_t)most(block[3], positions[row]);
     }
@@ -231,10 +231,33 @@ static int write_padding(struct builder *built, int64_t first, int64_t block_row
     return write_record(built, record, built->numbers + first, block_rows);
 }
 
+/* Where the sums of rows' segments begin, and what the work is: segments of blocks if `split`, else blocks. All rows and
+ * blocks are there. Returns 0 if there is no room. */
+static int write_work(struct builder *built, int64_t split) {
+    const int32_t *positions = built->numbers;
+    int32_t *sums = built->numbers + 2 * built->rows, *blocks = sums + built->rows, *work = blocks + BLOCK_INTS * built->rows;
+    int64_t before = 0, count = 0;
+    for (int64_t row = 0; row < built->rows; row++) {
+        sums[row] = (int32_t)before;
+        before += positions[row] / SEGMENT + 1;
+    }
+    work[0] = (int32_t)built->blocks;
+    if (!split) return 1;
+    for (int64_t block = 0; block < built->blocks; block++) count += blocks[BLOCK_INTS * block + 3] / SEGMENT + 1;
+    const int64_t at = take(built, 2 * count);
+    if (at < 0) return 0;
+    int32_t *part = built->numbers + at;
+    for (int64_t block = 0; block < built->blocks; block++)
+        for (int64_t segment = 0; segment <= blocks[BLOCK_INTS * block + 3] / SEGMENT; segment++, part += 2)
+            part[0] = (int32_t)block, part[1] = (int32_t)segment;
+    work[0] = (int32_t)count, work[1] = (int32_t)at;
+    return 1;
+}
+
 int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const int32_t *parents, int64_t rows,
-                          int64_t block_rows, int32_t padding_block, int32_t *numbers, int64_t room) {
+                          int64_t block_rows, int64_t split, int32_t padding_block, int32_t *numbers, int64_t room) {
     struct builder built = {.numbers = numbers, .rows = rows, .room = room, .end = 0, .blocks = 0};
-    if (take(&built, (2 + BLOCK_INTS) * rows) < 0) return -1;
+    if (take(&built, (3 + BLOCK_INTS) * rows + 2) < 0) return -1;
     int64_t first = 0;
     for (int64_t at = 0; at < count; at++) {
         const struct pass_entry *entry = entries + at;
@@ -245,5 +268,6 @@ int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const
         first += entry->chain + entry->nodes;
     }
     if (first < rows && !write_padding(&built, first, block_rows, padding_block)) return -1;
+    if (!write_work(&built, split)) return -1;
     return built.end;
 }

@@ -16,6 +16,7 @@ from services.verifier.model.target_port import Rows
 
 # Numbers that suffice for most passes, by row; where they do not, more are tried once.
 _ROOM_PER_ROW, _MOST_PER_ROW = 256, 4096
+_SEGMENT = 8 * TILE
 
 
 class PassMetaKernel:
@@ -27,7 +28,7 @@ class PassMetaKernel:
             ctypes.c_void_p,
             ctypes.c_int64,
             ctypes.c_void_p,
-            *[ctypes.c_int64] * 2,
+            *[ctypes.c_int64] * 3,
             ctypes.c_int32,
             ctypes.c_void_p,
             ctypes.c_int64,
@@ -37,7 +38,13 @@ class PassMetaKernel:
         self._address = self._numbers.ctypes.data
 
     def describe(
-        self, batch: Sequence[Rows], tables: Sequence[array[int]], padding_block: int, rows: int, block_rows: int
+        self,
+        batch: Sequence[Rows],
+        tables: Sequence[array[int]],
+        padding_block: int,
+        rows: int,
+        block_rows: int,
+        split: bool,
     ) -> NDArray[np.int32] | None:
         """The numbers of ``pass_meta.describe``, valid until the next call.
 
@@ -52,14 +59,18 @@ class PassMetaKernel:
         """
         entries = array("q", _entries(batch, tables))
         parents = array("i", chain.from_iterable([request.parents for request in batch]))
-        reached = sum([request.context for request in batch]) // TILE + 2 * len(batch)
+        contexts = [request.context for request in batch]
+        reached = sum(contexts) // TILE + 2 * len(batch)
+        if split:
+            # Two numbers for each segment of a block, of which there are no more than rows.
+            reached += 2 * rows * ((max(contexts, default=0) + rows) // _SEGMENT + 1)
         for per_row in (_ROOM_PER_ROW, _MOST_PER_ROW):
             room = per_row * rows + reached
             if len(self._numbers) < room:
                 self._numbers = np.empty(room, dtype=np.int32)
                 self._address = self._numbers.ctypes.data
             count = self._describe(
-                entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, padding_block,
+                entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, split, padding_block,
                 self._address, len(self._numbers),
             )  # fmt: skip
             if count >= 0:

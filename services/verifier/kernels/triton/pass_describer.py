@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.pass_meta_kernel import PassMetaKernel
 from services.verifier.kernels.triton import virtual_groups
-from services.verifier.kernels.triton.pass_meta import PassMeta, describe, segments_of
+from services.verifier.kernels.triton.pass_meta import PassMeta, describe
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
@@ -29,18 +29,18 @@ class PassDescriber:
         found = library() if pack is virtual_groups.pack else None
         self._kernel = None if found is None else PassMetaKernel(found)
 
-    def describe(self, batch: Sequence[Rows], rows: int, block_rows: int) -> PassMeta:
+    def describe(self, batch: Sequence[Rows], rows: int, block_rows: int, split: bool) -> PassMeta:
         """As ``pass_meta.describe``, of the pool's blocks."""
-        numbers = self._numbers(batch, rows, block_rows)
+        numbers = self._numbers(batch, rows, block_rows, split)
         if numbers is None:
             tables = [self._pool.blocks_of(request.request_id) for request in batch]
-            return describe(batch, tables, self._pool.padding_block, rows, block_rows, self._pack)
+            return describe(batch, tables, self._pool.padding_block, rows, block_rows, split, self._pack)
         tokens = [*chain.from_iterable([request.tokens for request in batch])]
         tokens += [0] * (rows - len(tokens))
-        return PassMeta(numbers=numbers, tokens=tokens, segments=segments_of(batch))
+        return PassMeta(numbers=numbers, tokens=tokens)
 
-    def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int) -> NDArray[np.int32] | None:
+    def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int, split: bool) -> NDArray[np.int32] | None:
         if self._kernel is None:
             return None
         tables = [self._pool.table_of(request.request_id) for request in batch]
-        return self._kernel.describe(batch, tables, self._pool.padding_block, rows, block_rows)
+        return self._kernel.describe(batch, tables, self._pool.padding_block, rows, block_rows, split)

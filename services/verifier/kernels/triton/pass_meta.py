@@ -2,13 +2,17 @@
 
     positions   [rows]
     slots       [rows], where each row's key and value are stored: KV block * TILE + slot in that block
+    sums        [rows], how many segments all rows before have: where the sums of a row's segments begin
     blocks      [rows, 4]: request, first row, rows, last position. At most as many blocks as rows; request 0: none
+    work        two numbers: of how many parts the work is, and their place
     requests    each 8 numbers: first row in the pass, rows, then the places of its table, its tail's first tile, the places
                 of its tail, chunks and words, and the number of words of each row
     tables      the requests' KV blocks, by position
     tails       where the chunks of each of the tail's tiles begin; the last entry is where they end
     chunks      64 slots, four virtual groups, in the form of ``slots``, and the 64 positions that they hold
     words       by row and chunk, two numbers: which of the 64 slots the row sees
+    parts       each two numbers: a block and one of the segments up to its last position. Not there where a program
+                computes all segments of a block: the blocks are the work then
 
 A *block* is some rows of one request that read keys and values together. A *tail* is the tiles of positions in which a tree
 has nodes; there the slots that rows see are no longer consecutive (``virtual_groups``).
@@ -27,8 +31,9 @@ from services.verifier.kernels.triton.virtual_groups import GROUP, Pack, pack
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
-SEGMENT_TILES = 8
+SEGMENT = 8 * TILE
 BLOCK_INTS = 4
+WORK_INTS = 2
 REQUEST_INTS = 8
 CHUNK_GROUPS = TILE // GROUP
 # Tables of requests without a tree have no tail: its first tile lies behind all others.
@@ -42,12 +47,10 @@ class PassMeta:
     Attributes:
         numbers: int32, as described above.
         tokens: [rows], padded.
-        segments: most segments of a row.
     """
 
     numbers: NDArray[np.int32]
     tokens: list[int]
-    segments: int
 
 
 def slots_at(rows: int) -> int:
@@ -55,9 +58,19 @@ def slots_at(rows: int) -> int:
     return rows
 
 
+def sums_at(rows: int) -> int:
+    """Where it begins at which place the sums of a row's segments begin."""
+    return 2 * rows
+
+
 def blocks_at(rows: int) -> int:
     """Where the blocks begin."""
-    return 2 * rows
+    return 3 * rows
+
+
+def work_at(rows: int) -> int:
+    """Where the number of parts of the work is, and their place behind it."""
+    return blocks_at(rows) + BLOCK_INTS * rows
 
 
 def positions_of(rows: Rows) -> list[int]:
@@ -68,17 +81,11 @@ def positions_of(rows: Rows) -> list[int]:
     return positions
 
 
-def segments_of(batch: Sequence[Rows]) -> int:
-    """Most segments of 512 positions that a row of ``batch`` may see."""
-    longest = max([rows.context + len(rows.tokens) for rows in batch], default=1)
-    return (longest - 1) // (TILE * SEGMENT_TILES) + 1
-
-
 class _Builder:
     """Collects the parts whose sizes differ from pass to pass; they lie behind the blocks."""
 
     def __init__(self, rows: int) -> None:
-        self.head = np.zeros(blocks_at(rows) + BLOCK_INTS * rows, dtype=np.int32)
+        self.head = np.zeros(work_at(rows) + WORK_INTS, dtype=np.int32)
         self._rows = rows
         self._rest: list[NDArray[np.int32]] = []
         self._end = len(self.head)
@@ -98,6 +105,18 @@ class _Builder:
             self.head[at : at + BLOCK_INTS] = (request, first, len(members), max(members))
             self._blocks += 1
 
+    def add_work(self, split: bool) -> None:
+        """All requests and blocks are there."""
+        rows = self._rows
+        segments = self.head[:rows] // SEGMENT + 1
+        self.head[sums_at(rows) : blocks_at(rows)] = np.cumsum(segments) - segments
+        work = [self._blocks, 0]
+        if split:
+            lasts = self.head[blocks_at(rows) : work_at(rows)].reshape(-1, BLOCK_INTS)[: self._blocks, -1]
+            parts = [(block, segment) for block, last in enumerate(lasts.tolist()) for segment in range(last // SEGMENT + 1)]
+            work = [len(parts), self.append(np.array(parts))]
+        self.head[work_at(rows) :] = work
+
     def numbers(self) -> NDArray[np.int32]:
         return np.concatenate([self.head, *self._rest])
 
@@ -108,6 +127,7 @@ def describe(
     padding_block: int,
     rows: int,
     block_rows: int,
+    split: bool,
     pack: Pack = pack,
 ) -> PassMeta:
     """Describe a pass.
@@ -117,6 +137,7 @@ def describe(
         padding_block: KV block that no request owns.
         rows: number of rows, padding included.
         block_rows: most rows of a block.
+        split: whether segments of a block are computed apart.
         pack: puts the nodes of a tree into groups.
     """
     built = _Builder(rows)
@@ -138,7 +159,8 @@ def describe(
         built.head[slots_at(rows) + len(tokens) : slots_at(rows) + rows] = padding_block * TILE
         record = [len(tokens), missing, built.append([padding_block]), _NO_TAIL, 0, 0, 0, 0]
         built.add_blocks(built.append(record), [0] * missing, block_rows)
-    return PassMeta(numbers=built.numbers(), tokens=tokens + [0] * missing, segments=segments_of(batch))
+    built.add_work(split)
+    return PassMeta(numbers=built.numbers(), tokens=tokens + [0] * missing)
 
 
 def _tail(built: _Builder, request: Rows, table: NDArray[np.int32], pack: Pack) -> list[int]:

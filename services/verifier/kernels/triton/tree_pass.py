@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
 
 from services.verifier.attention.calls import TILE, Call, Pass
-from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
+from services.verifier.attention.fixed import MOST_ROWS, Largest, row_steps, rows_up
 from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
 from services.verifier.kernels.triton.pass_describer import PassDescriber
-from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, segments_of, slots_at
+from services.verifier.kernels.triton.pass_meta import SEGMENT, blocks_at, slots_at, sums_at, work_at
+from services.verifier.kernels.triton.pass_shape import (
+    NARROW,
+    WIDE,
+    GpuAttentionSizes,
+    PassRoom,
+    PassShape,
+    programs_at_once,
+)
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
 
-# Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
-_NARROW, _WIDE = 16, 64
-# Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
-_MOST_PARTIAL_BYTES = 1 << 28
+# Programs of attention for each that a GPU runs at a time: it may run more of some kinds. They share the work.
+_WAITING = 2
 # Head sizes; the smallest and largest that the tests cover.
 _SIZES = range(16, 257)
 # Matrix units of the first generation that has them in bfloat16 (Ampere).
@@ -64,69 +70,54 @@ def refusal(calls: Sequence[Call], dtype: torch.dtype, capability: tuple[int, in
     return ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassShape:
-    """What a captured graph fixes of a pass.
-
-    Attributes:
-        rows: padding included.
-        segments: most segments of 512 positions of a row.
-        block_rows: most rows of a request that read keys and values together.
-    """
-
-    rows: int
-    segments: int
-    block_rows: int
-
-    @classmethod
-    def of(cls, batch: Sequence[Rows], share: int, rows: int, narrow: int = _NARROW) -> PassShape:
-        """The shape of a pass over ``batch``.
-
-        Args:
-            share: query heads per key-value head.
-            narrow: rows times heads of the blocks of few rows; ``_WIDE``: all blocks are alike.
-        """
-        most = max((len(request.tokens) for request in batch), default=1)
-        size = narrow if most * share <= narrow else _WIDE
-        return cls(rows=rows, segments=segments_of(batch), block_rows=max(1, size // share))
-
-
 class TritonBuckets:
-    """Implements ``Buckets``: by shape, rows and segments rounded up.
+    """Implements ``Buckets``: by shape, rows rounded up.
 
     Args:
-        share: query heads per key-value head.
         pack: puts the nodes of a tree into groups.
     """
 
-    def __init__(self, pool: KVPool, share: int, pack: Pack = pack) -> None:
-        self._pool, self._share, self._pack = pool, share, pack
+    def __init__(self, pool: KVPool, pack: Pack = pack) -> None:
+        self._pool, self._pack = pool, pack
+        self._sizes = GpuAttentionSizes.of(pool.calls, pool.device)
         self._scratch = Scratch(pool.device)
+        # Of the passes that are captured, if it was asked for all of them.
+        self._largest: Largest | None = None
 
     def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
         rows = sum(len(request.tokens) for request in batch)
         if rows > MOST_ROWS:
             return None
-        shape = PassShape.of(batch, self._share, rounded_up(rows))
-        return replace(shape, segments=rounded_up(shape.segments))
+        shape = PassShape.of(batch, self._sizes, rows_up(rows))
+        return shape if self._largest is None or shape.within(self._room(shape.rows, self._largest)) else None
 
     def allowed(self, largest: Largest) -> list[PassShape]:
-        segments, rows = steps(-(-largest.positions // (TILE * SEGMENT_TILES))), steps(min(MOST_ROWS, largest.rows))
+        self._largest, share = largest, self._sizes.share
         # Blocks are narrow as long as every request has few rows; with more queries a key than a narrow one takes, never.
-        few = max(1, _NARROW // self._share)
+        few = max(1, NARROW // share)
         return [
-            PassShape(rows=count, segments=most, block_rows=max(1, size // self._share))
-            for count in rows
-            for most in segments
-            for size in (_WIDE, _NARROW)
-            if self._occurs(count, few, size, largest.requests)
-        ]
+            PassShape(
+                rows=rows, block_rows=max(1, size // share), split=split,
+                parts=self._room(rows, largest).parts if split else 0, tiles=self._room(rows, largest).tiles,
+            )
+            for rows in row_steps(min(MOST_ROWS, largest.rows))
+            for split in ((True, False) if largest.positions > SEGMENT else (False,))
+            for size in (WIDE, NARROW)
+            if self._occurs(rows, few, size, largest.requests)
+        ]  # fmt: skip
+
+    def _room(self, rows: int, largest: Largest) -> PassRoom:
+        """That of captured passes of so many rows."""
+        return PassRoom(
+            parts=min(self._sizes.parts, rows * -(-largest.positions // SEGMENT)),
+            tiles=min(rows, largest.requests) * -(-largest.positions // TILE) + 1,
+        )
 
     def _occurs(self, rows: int, few: int, size: int, requests: int) -> bool:
         """Whether some pass of so many rows, rounded up, has blocks of this size."""
-        if self._share > _NARROW:
-            return size == _WIDE
-        return rows > few if size == _WIDE else rows <= rounded_up(requests * few)
+        if self._sizes.share > NARROW:
+            return size == WIDE
+        return rows > few if size == WIDE else rows <= rows_up(requests * few)
 
     def make(self, bucket: PassShape) -> TritonPass:
         made = TritonPass(self._pool, bucket, self._scratch, self._pack)
@@ -136,22 +127,33 @@ class TritonBuckets:
     def launched(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> Pass:
         """A pass of any size, for once; ``stream_rows`` as in ``stream_layout.streams_last``."""
         rows = sum(len(request.tokens) for request in batch) + padding
-        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch, self._pack)
+        sizes = self._sizes
+        if self._largest is not None:
+            # In the memory that captured passes have anyhow.
+            sizes = replace(sizes, parts=self._room(min(MOST_ROWS, self._largest.rows), self._largest).parts)
+        made = TritonPass(self._pool, PassShape.of(batch, sizes, rows), self._scratch, self._pack)
         made.fill(batch)
         return made if stream_rows is None else StreamTritonPass(made, streams_last(batch, padding, stream_rows))
 
 
 class Scratch:
-    """Memory for the sums of segments. Passes, and layers, take turns."""
+    """Memory for the sums of segments, and for what describes a captured pass. Passes, and layers, take turns."""
 
     def __init__(self, device: torch.device) -> None:
-        self._held = torch.empty(0, dtype=torch.float32, device=device)
+        self._sums = torch.empty(0, dtype=torch.float32, device=device)
+        self._meta = torch.empty(0, dtype=torch.int32, device=device)
 
-    def take(self, numbers: int) -> torch.Tensor:
+    def sums(self, numbers: int) -> torch.Tensor:
         """So many float32. Whoever captures it must keep it: a larger one takes its place."""
-        if len(self._held) < numbers:
-            self._held = self._held.new_empty(numbers)
-        return self._held
+        if len(self._sums) < numbers:
+            self._sums = self._sums.new_empty(numbers)
+        return self._sums
+
+    def meta(self, numbers: int) -> torch.Tensor:
+        """The same, int32."""
+        if len(self._meta) < numbers:
+            self._meta = self._meta.new_zeros(numbers)
+        return self._meta
 
 
 class TritonPass:
@@ -174,17 +176,20 @@ class TritonPass:
         self._meta = torch.zeros(0, dtype=torch.int32, device=device)
         self._scratch = Scratch(device) if scratch is None else scratch
         self._sums_at: torch.Tensor | None = None
+        self._captured = False
 
     def reserve(self) -> None:
         """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
-        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_blocks))
+        self._meta = self._scratch.meta(self._shape.ints())
+        self._captured = True
+        if self._shape.split:
+            self._sums_at = self._scratch.sums(max(_apart(call, self._shape.parts)[-1] for call in self._pool.calls))
 
     def fill(self, batch: Sequence[Rows]) -> None:
         shape = self._shape
-        found = self._describer.describe(batch, shape.rows, shape.block_rows)
-        assert found.segments <= shape.segments
+        found = self._describer.describe(batch, shape.rows, shape.block_rows, shape.split)
         if len(found.numbers) > len(self._meta):
-            assert len(self._meta) == 0, "a captured pass reads its description where it was at first"
+            assert not self._captured, "a captured pass reads its description where it was at first"
             self._meta = self._meta.new_zeros(len(found.numbers))
         self._meta[: len(found.numbers)].copy_(to_device(found.numbers, self._pool.device))
         self.tokens.copy_(to_device(found.tokens, self._pool.device))
@@ -237,41 +242,34 @@ class TritonPass:
         query = query if query.stride(2) == 1 else query.contiguous()
         sizes, strides = _sizes(call), _strides(keys, values)
         made = torch.empty(shape.rows, call.heads, call.value_size, dtype=query.dtype, device=query.device)
-        split = self._splits(call)
-        tops, totals, partial = self._sums(call) if split else (made, made, made)
+        tops, totals, partial = self._sums(call) if shape.split else (made, made, made)
         sinks = made if call.sinks is None else call.sinks
         capped = call.softcap is not None
         cap = (call.scale / call.softcap, call.softcap) if call.softcap is not None else (1.0, 1.0)
         unit = math.log2(math.e) * (1.0 if capped else call.scale)
         sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
-        attend[(shape.rows, call.kv_heads, shape.segments if split else 1)](
+        most = shape.parts if shape.split else shape.rows
+        attend[(min(most, _WAITING * programs_at_once(meta.device, call.kv_heads)), call.kv_heads)](
             query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
-            unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
-            BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
-            **sight, **COMPILED,
+            unit, cap, sums_at(shape.rows), blocks_at(shape.rows), work_at(shape.rows), SHARE=call.share, HEADS=call.heads,
+            BLOCK=max(NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=shape.split,
+            **sizes, **sight, **COMPILED,
         )  # fmt: skip
-        if split:
+        if shape.split:
             merge[(shape.rows, call.heads)](
-                made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
-                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **COMPILED,
+                made, tops, totals, partial, sinks, meta, unit, sums_at(shape.rows), HEADS=call.heads, VALUE=call.value_size,
+                VALUES=sizes["VALUES"], num_warps=1, **sight, **COMPILED,
             )  # fmt: skip
         return made
 
-    def _splits(self, call: Call) -> bool:
-        """Whether segments are computed by programs of their own. That changes no bit."""
-        numbers = self._shape.rows * call.heads * self._shape.segments * call.value_size
-        return self._shape.segments > 1 and 4 * numbers <= _MOST_PARTIAL_BYTES
-
     def _sums(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scratch for the segments' maxima, sums of weights and weighted sums."""
-        count = self._shape.rows * call.heads * self._shape.segments
-        # Each begins at a multiple of 16 bytes: else Triton would compile the kernels once more, for any addresses.
-        apart = -(-count // 4) * 4
-        size = 2 * apart + count * call.value_size
+        first, second, size = _apart(call, self._shape.parts)
         if self._sums_at is None or len(self._sums_at) < size:
-            self._sums_at = self._scratch.take(size)
+            assert not self._captured, "a captured pass has its sums where they were at first"
+            self._sums_at = self._scratch.sums(size)
         own = self._sums_at
-        return own[:count], own[apart : apart + count], own[2 * apart : size]
+        return own[:first], own[first:second], own[second:size]
 
 
 class StreamTritonPass:
@@ -310,11 +308,8 @@ def _strides(keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, int, 
     )
 
 
-def _room(shape: PassShape, tiles: int) -> int:
-    """Ints that suffice for any pass of a shape.
-
-    A request with a tree has at most two chunks per row, and at most 129 rows that may need words in each of them.
-    """
-    fixed = blocks_at(shape.rows) + 4 * shape.rows
-    tables = shape.rows * min(tiles, shape.segments * SEGMENT_TILES + 2)
-    return fixed + tables + shape.rows * (8 + 4 + 2 * (2 * TILE)) + shape.rows * 2 * 80
+def _apart(call: Call, parts: int) -> tuple[int, int, int]:
+    """Of a call's sums of so many segments: where the sums of weights begin, the weighted sums, and where they end."""
+    # Each begins at a multiple of 16 bytes: else Triton would compile the kernels once more, for any addresses.
+    count = -(-parts * call.heads // 4) * 4
+    return count, 2 * count, 2 * count + parts * call.heads * call.value_size

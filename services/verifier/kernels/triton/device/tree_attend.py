@@ -19,6 +19,8 @@ SEGMENT_TILES = tl.constexpr(8)
 # Ints of a block's record, and of a chunk's: 64 slots, then their positions.
 BLOCK_INTS = tl.constexpr(4)
 CHUNK_INTS = tl.constexpr(128)
+# Segments that ``merge`` reads at once.
+AHEAD = tl.constexpr(16)
 
 
 @triton.jit
@@ -161,62 +163,76 @@ def _lowest(at, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     return lowest
 
 
+@triton.jit
+def _lanes(record, meta, kv_head, SHARE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each lane of a block: whether it has a row, this row's number in its request and in the pass, and its head."""
+    lane = tl.arange(0, BLOCK)
+    rows = tl.load(record + 2)
+    # Superfluous lanes repeat the block's last row.
+    row = tl.load(record + 1) + tl.minimum(lane // SHARE, rows - 1)
+    return lane // SHARE < rows, row, tl.load(meta + tl.load(record)) + row, kv_head * SHARE + lane % SHARE
+
+
 # Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
-@triton.jit(do_not_specialize=["blocks_at", "segments"])
+@triton.jit(do_not_specialize=["sums_at", "blocks_at", "work_at"])
 def attend(
     query, keys, values, made, tops, totals, partial, sinks, meta, query_strides, key_strides, value_strides, unit, cap,
-    blocks_at, segments,
+    sums_at, blocks_at, work_at,
     SHARE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr,
     VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One block of one request's rows, one key-value head; one segment if SPLIT, else all of them.
+    """Blocks of requests' rows, for one key-value head: one segment of each part of the work if SPLIT, else all of a block.
+
+    As many programs as the grid has share the work, whatever there is of it.
 
     Args:
         query: [heads, rows, KEY], by ``query_strides`` (head, row).
         keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head, slot), ``value_strides`` (tile,
             slot, head). On a GPU a key's dimensions lie side by side, so that 16 bytes are read at a time.
         made: [rows, HEADS, VALUE].
-        tops, totals, partial: [rows, HEADS, segments], the same, and with VALUE; float32; written if SPLIT.
+        tops, totals, partial: the sums of segments, float32, written if SPLIT: of all rows, one behind the other, by head
+            and segment of the row; the last one with VALUE numbers each.
         sinks: [HEADS], float32; read if SINKS.
         unit: what a score is multiplied by to get the exponent of two.
+        sums_at, blocks_at, work_at: where these begin in ``meta``.
     """
-    record = meta + blocks_at + tl.program_id(0) * BLOCK_INTS
-    request = tl.load(record)
-    if request > 0:
-        first_row = tl.load(record + 1)
-        rows = tl.load(record + 2)
+    kv_head = tl.program_id(1)
+    parts = meta + tl.load(meta + work_at + 1)
+    # What parts have in common is computed for each of them: kept over the loop, it would take registers that sums need.
+    for part in tl.range(tl.program_id(0), tl.load(meta + work_at), tl.num_programs(0), disable_licm=True):
+        own_keys = keys + kv_head * key_strides[2]
+        own_values = values + kv_head * value_strides[2]
+        dims = tl.arange(0, KEYS)
+        value_dims = tl.arange(0, VALUES)
+        block = tl.load(parts + 2 * part) if SPLIT else part
+        record = meta + blocks_at + block * BLOCK_INTS
+        request = tl.load(record)
         last = tl.load(record + 3)
-        kv_head = tl.program_id(1)
-        lane = tl.arange(0, BLOCK)
-        here = lane // SHARE < rows
-        # Superfluous lanes repeat the block's last row.
-        row = first_row + tl.minimum(lane // SHARE, rows - 1)
-        head = kv_head * SHARE + lane % SHARE
-        pass_row = tl.load(meta + request) + row
+        here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
         at = tl.load(meta + pass_row)
         lowest = tl.min(_lowest(at, WINDOW, CHUNK), 0)
-        dims = tl.arange(0, KEYS)
         queries = tl.load(
             query + head[:, None] * query_strides[0] + pass_row[:, None] * query_strides[1] + dims[None, :],
             mask=here[:, None] & (dims[None, :] < KEY), other=0.0,
         )  # fmt: skip
-        own_keys = keys + kv_head * key_strides[2]
-        own_values = values + kv_head * value_strides[2]
-        value_dims = tl.arange(0, VALUES)
-        fits = here[:, None] & (value_dims[None, :] < VALUE)
-        place = pass_row * HEADS + head
         if SPLIT:
-            segment = tl.program_id(2)
-            if (segment <= last // (TILE * SEGMENT_TILES)) & (segment >= lowest // (TILE * SEGMENT_TILES)):
+            segment = tl.load(parts + 2 * part + 1)
+            if segment >= lowest // (TILE * SEGMENT_TILES):
                 top, total, sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
-                part = place.to(tl.int64) * segments + segment
-                tl.store(tops + part, top, mask=here)
-                tl.store(totals + part, total, mask=here)
-                tl.store(partial + part[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
+                # Once more, rather than kept where registers are few.
+                here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
+                segments = tl.load(meta + pass_row) // (TILE * SEGMENT_TILES) + 1
+                place = tl.load(meta + sums_at + pass_row).to(tl.int64) * HEADS + head * segments + segment
+                # The block's other rows may have more segments.
+                there = here & (segment < segments)
+                tl.store(tops + place, top, mask=there)
+                tl.store(totals + place, total, mask=there)
+                fits = there[:, None] & (value_dims[None, :] < VALUE)
+                tl.store(partial + place[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
         else:
             top = tl.full((BLOCK,), float("-inf"), tl.float32)
             total = tl.zeros((BLOCK,), tl.float32)
@@ -227,35 +243,51 @@ def attend(
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
+            here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
             sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
             result = _divided(top, total, sums, sink, unit, SINKS)
+            place = pass_row * HEADS + head
+            fits = here[:, None] & (value_dims[None, :] < VALUE)
             tl.store(made + place[:, None] * VALUE + value_dims[None, :], result.to(made.dtype.element_ty), mask=fits)
 
 
-@triton.jit(do_not_specialize=["segments"])
+@triton.jit(do_not_specialize=["sums_at"])
 def merge(
-    made, tops, totals, partial, sinks, meta, unit, segments,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SINKS: tl.constexpr,
+    made, tops, totals, partial, sinks, meta, unit, sums_at,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one row's segments, in ascending order; arguments as in ``attend``."""
+    """Merge the segments of one row and head, in ascending order; arguments as in ``attend``.
+
+    Only the order of sums is serial. What they are made of is read for AHEAD segments at once, so that a long context waits
+    for memory once in AHEAD segments.
+    """
     row = tl.program_id(0)
     at = tl.load(meta + row)
-    head = tl.program_id(1) * HEADS_PADDED + tl.arange(0, HEADS_PADDED)
-    here = head < HEADS
+    # A list of one, since segments are merged for several rows in ``attend``.
+    lane = tl.arange(0, 1)
+    head = tl.program_id(1) + lane
     dims = tl.arange(0, VALUES)
-    fits = here[:, None] & (dims[None, :] < VALUE)
-    top = tl.full((HEADS_PADDED,), float("-inf"), tl.float32)
-    total = tl.zeros((HEADS_PADDED,), tl.float32)
-    sums = tl.zeros((HEADS_PADDED, VALUES), tl.float32)
-    lowest = _lowest(at, WINDOW, CHUNK)
-    for segment in range(lowest // (TILE * SEGMENT_TILES), at // (TILE * SEGMENT_TILES) + 1):
-        place = (row * HEADS + head).to(tl.int64) * segments + segment
-        next_top = tl.load(tops + place, mask=here, other=0.0)
-        next_total = tl.load(totals + place, mask=here, other=1.0)
-        next_sums = tl.load(partial + place[:, None] * VALUE + dims[None, :], mask=fits, other=0.0)
-        top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
-    sink = tl.load(sinks + head, mask=here, other=0.0) * 1.4426950408889634 if SINKS else 0.0
+    fits = dims[None, :] < VALUE
+    end = at // (TILE * SEGMENT_TILES) + 1
+    own = tl.load(meta + sums_at + row).to(tl.int64) * HEADS + head * end
+    top = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    sums = tl.zeros((1, VALUES), tl.float32)
+    for begin in range(_lowest(at, WINDOW, CHUNK) // (TILE * SEGMENT_TILES), end, AHEAD):
+        next_tops = ()
+        next_totals = ()
+        next_sums = ()
+        for ahead in tl.static_range(AHEAD):
+            part = own + begin + ahead
+            there = begin + ahead + lane < end
+            # Behind the last segment: what changes no bit of the sums, the sign of a zero included.
+            next_tops += (tl.load(tops + part, mask=there, other=float("-inf")),)
+            next_totals += (tl.load(totals + part, mask=there, other=0.0),)
+            next_sums += (tl.load(partial + part[:, None] * VALUE + dims[None, :], mask=there[:, None] & fits, other=-0.0),)
+        for ahead in tl.static_range(AHEAD):
+            top, total, sums = _merged(top, total, sums, next_tops[ahead], next_totals[ahead], next_sums[ahead], unit)
+    sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
     result = _divided(top, total, sums, sink, unit, SINKS)
     place = row * HEADS + head
     tl.store(made + place[:, None] * VALUE + dims[None, :], result.to(made.dtype.element_ty), mask=fits)
