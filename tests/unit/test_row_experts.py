@@ -222,7 +222,8 @@ def test_gates_and_routers_of_other_forms_are_told_apart() -> None:
     own = mixture_of("qwen3_moe").experts
     assert is_mixture(own) and row_experts._gates_by_silu(own)
     del own.act_fn
-    for other in (nn.functional.gelu, lambda rows: nn.functional.silu(rows).clamp(max=20.0), nn.functional.relu):
+    others: list[Any] = [nn.functional.gelu, lambda rows: nn.functional.silu(rows).clamp(max=20.0), nn.functional.relu]
+    for other in others:
         own.act_fn = other
         assert not row_experts._gates_by_silu(own)
     assert not is_mixture(nn.Linear(3, 3)) and not use_row_routing(nn.Linear(3, 3))

@@ -205,7 +205,7 @@ def use_row_routing(router: nn.Module) -> bool:
         return False
     if noted.linear != 1 or noted.others:
         return False
-    router.forward = partial(_routed, router)  # type: ignore[method-assign]
+    router.forward = partial(_routed, router)
     return True
 
 
