@@ -16,6 +16,7 @@ from triton.runtime.jit import MockTensor
 
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device import (
+    expert_rows,
     noisy_rows,
     rotate_write,
     row_matmul,
@@ -40,6 +41,16 @@ MULTIPLY = {
     "apart": 4096,
 }  # fmt: skip
 PAIRS = {**MULTIPLY, "weight": torch.int16, "apart": 2048}
+# Of Qwen3-30B-A3B: gate and up of 128 experts; of gpt-oss with biases, gate and up; of DeepSeek-V3, down of 256 experts.
+LISTS = {"pairs": INT, "blocks": INT}
+QWEN3_EXPERTS, GPT_OSS_EXPERTS, DEEPSEEK_EXPERTS = (
+    {**MULTIPLY, **LISTS, "made": HALF, "columns": columns, "leaf": leaf, "terms": terms, "apart": terms}
+    for columns, leaf, terms in ((768, 256, 2048), (5760, 384, 2880), (7168, 256, 2048))
+)
+for experts in (QWEN3_EXPERTS, GPT_OSS_EXPERTS, DEEPSEEK_EXPERTS):
+    del experts["count"]
+ROUTER = {**MULTIPLY, **dict.fromkeys(("rows", "weight", "bias", "made"), SINGLE), "columns": 256, "leaf": 896, "terms": 7168,
+          "apart": 7168}  # fmt: skip
 WHOLE, FP8, INT8 = ({"BYTES": shift is not None, "SHIFT": shift or 0} for shift in (None, 4, 0))
 NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"width": 4096, "eps": 1e-6, "apart": 12288}
 ROTATE = {
@@ -127,6 +138,45 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }),
     "many products of int8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
         "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **INT8,
+    }),
+    "few pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
+        "TOP": 8, "ROWS": 16, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_stages": 6, **WHOLE,
+    }),
+    "few pairs with biases": (expert_rows.multiply_pairs, GPT_OSS_EXPERTS, {
+        "TOP": 4, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_stages": 6, **WHOLE,
+    }),
+    "some pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
+        "TOP": 8, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **WHOLE,
+    }),
+    "many pairs with biases": (expert_rows.multiply_pairs, GPT_OSS_EXPERTS, {
+        "TOP": 4, "ROWS": 64, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, **WHOLE,
+    }),
+    "many pairs": (expert_rows.multiply_pairs, DEEPSEEK_EXPERTS, {
+        "TOP": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_warps": 8, **WHOLE,
+    }),
+    "gated pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
+        "TOP": 8, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **WHOLE,
+    }),
+    "few pairs of fp8": (expert_rows.multiply_pairs, {**QWEN3_EXPERTS, "weight": torch.int16, "apart": 1024}, {
+        "TOP": 8, "ROWS": 16, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_stages": 6, **FP8,
+    }),
+    "gated pairs of fp8": (expert_rows.multiply_pairs, {**QWEN3_EXPERTS, "weight": torch.int16, "apart": 1024}, {
+        "TOP": 8, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **FP8,
+    }),
+    "few pairs of int8": (expert_rows.multiply_pairs, {**DEEPSEEK_EXPERTS, "weight": torch.int16, "apart": 1024}, {
+        "TOP": 1, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **INT8,
+    }),
+    "list of pairs": (expert_rows.list_pairs, {
+        "chosen": LONG, "pairs": INT, "blocks": INT, "count": 2048, "most": 256,
+    }, {"EXPERTS": 256, "BINS": 512, "ROWS": 16}),
+    "sum of pairs": (expert_rows.add_pairs, {
+        "made": HALF, "chosen": LONG, "factors": SINGLE, "total": HALF, "columns": 7168,
+    }, {"EXPERTS": 256, "TOP": 8, "TOPS": 8, "BLOCK": 1024}),
+    "few products of a router": (row_matmul.multiply, ROUTER, {
+        "PARTS": 8, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **WHOLE,
+    }),
+    "many products of a router": (row_matmul.multiply, ROUTER, {
+        "PARTS": 8, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_warps": 8, **WHOLE,
     }),
     "leaves": (row_matmul.add_parts, {
         "parts": SINGLE, "bias": HALF, "made": HALF, "numbers": 12288, "columns": 4096,

@@ -41,7 +41,7 @@ Timer = Callable[[Callable[[], object]], float]
 
 # Of what our kernels for GPUs compute (docs/gpus.md, "What is definition"): another number with each change of it, so that
 # no answer goes on at a verifier with other bits.
-DEFINITION = 2
+DEFINITION = 3
 _FORMAT = 2
 _REPEATS = 5
 # Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change.
@@ -68,7 +68,7 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
     log.info("linear layers by %s: %s", choice.linears, choice.reason)
     if choice.linears == "torch" and config.quantised:
         quantize(model, config)
-    put(model, choice.linears, device, maker_of(choice.linears, config.dtype))
+    put(model, choice.linears, device, dtype=config.dtype)
     return choice
 
 
@@ -116,19 +116,23 @@ def _trial(device: torch.device) -> str:
     return ""
 
 
-def put(model: nn.Module, linears: str, device: torch.device, make: MakeLayer | None = None) -> None:
-    """Replace a model's layers by those of the candidate ``linears``; norms and gates as well where Triton runs.
+def put(
+    model: nn.Module, linears: str, device: torch.device, make: MakeLayer | None = None, dtype: Dtype = "bfloat16"
+) -> None:
+    """Replace a model's layers by those of the candidate ``linears``; norms, gates and experts as well where Triton runs.
 
     Args:
-        make: makes a layer; None: as ``maker_of`` the candidate, in bfloat16.
+        make: makes a layer; None: as ``maker_of`` the candidate.
+        dtype: of weights.
     """
     if linears == "torch":
         return
-    make = make or maker_of(linears, "bfloat16")
+    make = make or maker_of(linears, dtype)
     if linears == "triton" or not triton_refusal(device):
         from services.verifier.kernels.triton.row_layers import use_row_kernels
 
-        if left := use_row_kernels(model, make):
+        form = dtype if dtype == "int8" or dtype == "fp8" else None
+        if left := use_row_kernels(model, make, form):
             log.info("layers that torch computes: %s", ", ".join(left))
         return
     for parent, layers in products(model):

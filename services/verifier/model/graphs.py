@@ -119,7 +119,11 @@ class Graphs:
         if bucket is None:
             return None
         bucket.laid_out.fill(batch)
-        bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
+        if hidden is None:
+            # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
+            bucket.given.copy_(bucket.laid_out.tokens)
+        else:
+            bucket.given[:rows].copy_(hidden)
         if bucket.graph is not None:
             bucket.graph.replay()
             assert bucket.made is not None

@@ -44,7 +44,7 @@ class ByteLinear(RowLinear):
         self.register_buffer("pairs", torch.cat([pairs for pairs, _ in made]))
         self.register_buffer("scales", torch.cat([scales for _, scales in made]))
 
-    def _weights(self) -> HeldWeights:
+    def weights(self) -> HeldWeights:
         return HeldWeights(self.pairs, self.scales, _SHIFT[self._form])
 
 

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
+from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
+from services.verifier.kernels.triton.row_experts import ExpertProduct, RowExperts, is_mixture, use_row_routing
 from services.verifier.kernels.triton.row_products import Product, RowLinear, gated, normalise, product_of
 
 # Takes weight and bias.
@@ -81,11 +83,12 @@ class RowFeedForward(nn.Module):
 
 
 @torch.no_grad()
-def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear) -> list[str]:
+def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteType | None = None) -> list[str]:
     """Replace the layers for which there are kernels; returns the kinds of the other modules that hold weights.
 
     Args:
         make: makes the linear layers.
+        form: of the weights of mixtures' experts, where these have eight bits.
     """
     kinds: dict[type[nn.Module], bool] = {}
     for parent in _modules(model):
@@ -101,8 +104,9 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear) -> list[str]:
                 gate, up = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS[:2])
                 down = cast("nn.Linear | ShardedLinear", child.get_submodule(_PARTS[2]))
                 setattr(parent, name, RowFeedForward(gate, up, down, make))
-    made: set[type[nn.Module]] = {RowNorm, nn.Embedding}
+    made: set[type[nn.Module]] = {RowNorm, nn.Embedding, ExpertProduct, RowLinear, ByteLinear}
     for parent in _modules(model):
+        made |= _use_row_experts(parent, form)
         for layers in _products(parent):
             linears = list(layers.values())
             packed = make(joint_weight(linears), joint_bias(linears))
@@ -116,6 +120,14 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
     for name in [name for name, _ in model.named_modules()]:
         with suppress(AttributeError):
             yield model.get_submodule(name)
+
+
+def _use_row_experts(parent: nn.Module, form: ByteType | None) -> set[type[nn.Module]]:
+    """Replace the experts among the children of a module; returns the types of what chooses among them by our kernels."""
+    mixtures = {name: child for name, child in parent.named_children() if is_mixture(child)}
+    for name, child in mixtures.items():
+        setattr(parent, name, RowExperts(child, form))
+    return {type(child) for child in parent.children() if mixtures and use_row_routing(child)}
 
 
 def _products(parent: nn.Module) -> list[dict[str, nn.Linear]]:

@@ -16,16 +16,16 @@ from services.verifier.kernels.triton.device.row_norm import add_and_normalise, 
 # Terms of one product of tiles, of which bytes lie in pairs.
 TERMS = 64
 # Columns of a program, and its lanes where there are no sums.
-_COLUMNS, _LANES = 64, 1024
+COLUMNS, LANES = 64, 1024
 # The order of a norm's sum follows from it.
 NORM_LANES = 1024
 # Programs that fill a GPU (an H100 has 132 units).
 _FILL = 128
-_LEAST_ROWS, _MOST_ROWS = 16, 128
+LEAST_ROWS, MOST_ROWS = 16, 128
 # Products of tiles whose operands are copied ahead: of a program of least rows, which does little else than wait for them.
-_STAGES, _MANY_STAGES = 3, 6
+STAGES, MANY_STAGES = 3, 6
 # Of a program; one of most rows holds the sums of its tree's nodes in twice as many registers.
-_WARPS, _MANY_WARPS = 4, 8
+WARPS, MANY_WARPS = 4, 8
 
 
 def leaf_of(terms: int) -> int:
@@ -36,7 +36,7 @@ def leaf_of(terms: int) -> int:
 def parts_of(columns: int, terms: int, rows: int) -> int:
     """In how many parts programs compute a sum, so that they fill a GPU. It changes no bit, as all here but the leaves."""
     used, parts = -(-terms // leaf_of(terms)), 1
-    blocks = -(-columns // _COLUMNS) * -(-rows // _MOST_ROWS)
+    blocks = -(-columns // COLUMNS) * -(-rows // MOST_ROWS)
     while parts < used and parts * blocks < _FILL:
         parts *= 2
     return parts
@@ -80,8 +80,8 @@ class Product(NamedTuple):
             return self.numbers
         _, rows, columns = self.numbers.shape
         made = self.numbers.new_empty(rows, columns, dtype=dtype)
-        add_parts[(-(-made.numel() // _LANES),)](
-            self.numbers, self.some_bias, made, made.numel(), columns, PARTS=self.parts, BLOCK=_LANES,
+        add_parts[(-(-made.numel() // LANES),)](
+            self.numbers, self.some_bias, made, made.numel(), columns, PARTS=self.parts, BLOCK=LANES,
             BIAS=self.bias is not None, **COMPILED,
         )  # fmt: skip
         return made
@@ -116,7 +116,7 @@ class RowLinear(nn.Module):
         least_rows: of a program, where there are fewer. No bit depends on it where matrix units of all sizes add alike.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, least_rows: int = _LEAST_ROWS) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, least_rows: int = LEAST_ROWS) -> None:
         super().__init__()
         self._least_rows = least_rows
         self.out_features, self.in_features = weight.shape
@@ -127,7 +127,8 @@ class RowLinear(nn.Module):
     def _hold(self, weight: torch.Tensor) -> None:
         self.weight = as_parameter(weight)
 
-    def _weights(self) -> HeldWeights:
+    def weights(self) -> HeldWeights:
+        """What kernels read of it."""
         return HeldWeights(self.weight, self.weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -161,16 +162,16 @@ class RowLinear(nn.Module):
     def _multiply(self, flat: torch.Tensor, made: Product, *, gated: bool = False) -> None:
         count, columns = len(flat), made.numbers.shape[-1]
         # A program's rows and columns change no bit. One that gates has twice the columns.
-        block = min(_MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
-        wide = _COLUMNS // 2 if gated else _COLUMNS
+        block = min(MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
+        wide = COLUMNS // 2 if gated else COLUMNS
         grid = (-(-count // block), -(-columns // wide), max(1, made.parts))
-        weights = self._weights()
+        weights = self.weights()
         multiply[grid](
             flat, weights.numbers, weights.scales, made.some_bias, made.numbers, count, columns, self.leaf,
             self.in_features, weights.numbers.shape[1], PARTS=max(1, made.parts), ROWS=block, COLUMNS=wide, TERMS=TERMS,
             BIAS=made.bias is not None and not made.parts, GATED=gated, BYTES=weights.shift is not None,
-            SHIFT=weights.shift or 0, num_warps=_MANY_WARPS if block == _MOST_ROWS else _WARPS,
-            num_stages=_MANY_STAGES if block == _LEAST_ROWS else _STAGES, **COMPILED,
+            SHIFT=weights.shift or 0, num_warps=MANY_WARPS if block == MOST_ROWS else WARPS,
+            num_stages=MANY_STAGES if block == LEAST_ROWS else STAGES, **COMPILED,
         )  # fmt: skip
 
 
@@ -207,7 +208,7 @@ def gated(both: torch.Tensor | Product, dtype: torch.dtype | None = None) -> tor
         return gated(Product(flat), both.dtype).view(*both.shape[:-1], -1)
     count, columns = both.numbers.shape[-2:]
     made = both.numbers.new_empty(count, columns // 2, dtype=dtype)
-    gate[(count, -(-columns // 2 // _LANES))](
-        both.numbers, made, columns // 2, both.apart, BLOCK=_LANES, PARTS=both.parts, **COMPILED
+    gate[(count, -(-columns // 2 // LANES))](
+        both.numbers, made, columns // 2, both.apart, BLOCK=LANES, PARTS=both.parts, **COMPILED
     )
     return made

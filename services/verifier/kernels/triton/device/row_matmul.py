@@ -43,9 +43,34 @@ def multiply(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     # Rows and columns behind the last repeat it.
     own_rows = rows + tl.minimum(row, count - 1)[:, None].to(tl.int64) * terms
+    fits = (row < count)[:, None] & (column < columns)[None, :]
+    each: tl.constexpr = _LEAVES // PARTS
+    total, other_total = sums(
+        own_rows, weight, scales, column, columns, leaf, terms, apart, tl.program_id(2) * each, each, ROWS, COLUMNS, TERMS,
+        GATED, BYTES, SHIFT,
+    )  # fmt: skip
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    if PARTS > 1:
+        tl.store(made + tl.program_id(2).to(tl.int64) * count * columns + place, total, mask=fits)
+    else:
+        tl.store(made + place, finished(total, other_total, bias, column, columns, made, BIAS, GATED), mask=fits)
+
+
+@triton.jit
+def sums(
+    own_rows, weight, scales, column, columns, leaf, terms, apart, first,
+    EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, GATED: tl.constexpr,
+    BYTES: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The sums of EACH leaves from leaf ``first`` on, [ROWS, COLUMNS], float32; if GATED those of the other half as well.
+
+    Args:
+        own_rows: where each row begins, [ROWS, 1].
+        column: [COLUMNS]; those from ``columns`` on repeat the last one.
+        weight, scales, leaf, terms, apart: as in ``multiply``.
+    """
     own_column = tl.minimum(column, columns - 1)
     own_weight = weight + own_column[None, :].to(tl.int64) * apart
-    fits = (row < count)[:, None] & (column < columns)[None, :]
     other_weight = own_weight + tl.cast(columns, tl.int64) * apart
     # Of the tree: what its nodes of each height wait with for their right neighbour.
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -54,9 +79,7 @@ def multiply(
     other_total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_two = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_four = tl.zeros((ROWS, COLUMNS), tl.float32)
-    each: tl.constexpr = _LEAVES // PARTS
-    first = tl.program_id(2) * each
-    for number in range(first, first + each):
+    for number in range(first, first + EACH):
         part = tl.zeros((ROWS, COLUMNS), tl.float32)
         other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(number * leaf, tl.minimum((number + 1) * leaf, terms), TERMS):
@@ -80,25 +103,27 @@ def multiply(
             part = part * tl.load(scales + own_column)[None, :]
             if GATED:
                 other_part = other_part * tl.load(scales + columns + own_column)[None, :]
-        if each == 1:
+        if EACH == 1:
             total = part
         else:
             total, two, four = grown(total, two, four, part, number - first)
         if GATED:
-            if each == 1:
+            if EACH == 1:
                 other_total = other_part
             else:
                 other_total, other_two, other_four = grown(other_total, other_two, other_four, other_part, number - first)
-    place = row[:, None].to(tl.int64) * columns + column[None, :]
-    if PARTS > 1:
-        tl.store(made + tl.program_id(2).to(tl.int64) * count * columns + place, total, mask=fits)
-    else:
-        if BIAS:
-            total = total + tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
-        if GATED:
-            total = total.to(made.dtype.element_ty).to(tl.float32)
-            total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
-        tl.store(made + place, total.to(made.dtype.element_ty), mask=fits)
+    return total, other_total
+
+
+@triton.jit
+def finished(total, other_total, bias, column, columns, made, BIAS: tl.constexpr, GATED: tl.constexpr):
+    """What a layer makes of its sums, in the type of ``made``; arguments as in ``multiply`` and ``sums``."""
+    if BIAS:
+        total = total + tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        total = total.to(made.dtype.element_ty).to(tl.float32)
+        total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
+    return total.to(made.dtype.element_ty)
 
 
 @triton.jit
