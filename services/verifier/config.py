@@ -258,14 +258,13 @@ def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
 
 
 def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
-    """Adapters are computed by our kernels for a CPU, which have whole layers: no rank's shards of them."""
+    """Adapters are computed by our kernels for a CPU."""
     if not config.adapts:
         return
     for field_name, found, refused in (
         ("device", config.device, on_gpu),
         ("dtype", config.dtype, config.dtype == "bfloat16"),
         ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
-        ("tensor_parallel_size", config.tensor_parallel_size, config.tensor_parallel_size > 1),
     ):
         if refused:
             own = "lora_modules" if config.lora_modules else "lora_folders"
@@ -273,10 +272,7 @@ def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
                 field=f"verifier.{own}",
                 value=", ".join(map(str, config.lora_modules or config.lora_folders)),
                 given=f"and verifier.{field_name} is {found}",
-                allowed=(
-                    "left out there; adapters are served on a CPU in float32 or int8, by our own kernels, with "
-                    "tensor_parallel_size: 1"
-                ),
+                allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels",
             )
 
 

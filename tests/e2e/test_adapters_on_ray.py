@@ -1,20 +1,28 @@
-"""LoRA adapters with two verifiers on Ray: both have one or none has it, and an answer that moves keeps its own."""
+"""LoRA adapters with two verifiers on Ray: both have one or none has it, and an answer that moves keeps its own; and with one that
+is split over stages and ranks.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from outrider import Client
+from outrider import AsyncClient, Client
 from services.verifier.kernels.native.library import library
-from tests.lora import make_adapter
+from tests.e2e.test_stages_on_ray import stages
+from tests.lora import WITH_ENDS, make_adapter
 from tests.on_ray import Service
 from tests.ports import free_port
+from tests.service import served
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -25,26 +33,27 @@ pytestmark = [
 
 PROMPT = tuple(range(40, 120))
 OPTIONS: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 150, "temperature": 1.0, "seed": 9, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("adapters")
     for seed in (1, 2):
-        make_adapter(made / f"{seed}", tiny_model, seed=seed)
+        make_adapter(made / f"{seed}", tiny_model, seed=seed, targets=WITH_ENDS)
     return made
 
 
-@pytest.fixture(scope="module")
-def service(tiny_model: Path, folder: Path) -> Iterator[tuple[Service, str]]:
+@contextmanager
+def serving(model: Path, folder: Path, *flags: str) -> Iterator[tuple[Service, str]]:
     port = free_port()
-    flags = [
-        f"server.http_port={port}", f"verifier.lora_folders=[{folder}]", "verifier.replicas=2", "verifier.num_cpus=0.25",
+    common = [
+        f"server.http_port={port}", f"verifier.lora_folders=[{folder}]", "verifier.num_cpus=0.25",
         f"server.port={free_port()}", "server.ops_port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096",
         "verifier.threads=1", "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.drain_s=1",
         "server.drain_delay_s=0.5",
     ]  # fmt: skip
-    running = Service(tiny_model, flags, stderr=subprocess.PIPE)
+    running = Service(model, [*common, *flags], stderr=subprocess.PIPE)
     yield running, f"http://127.0.0.1:{port}"
     running.stop()
 
@@ -53,8 +62,12 @@ def post(url: str, path: str, **body: str) -> httpx2.Response:
     return httpx2.post(f"{url}{path}", json=body, timeout=120)
 
 
-def test_both_verifiers_have_it_or_none(service: tuple[Service, str], folder: Path) -> None:
-    running, url = service
+def test_both_verifiers_have_it_or_none(tiny_model: Path, folder: Path) -> None:
+    with serving(tiny_model, folder, "verifier.replicas=2") as (running, url):
+        check_both(running, url, folder)
+
+
+def check_both(running: Service, url: str, folder: Path) -> None:
     loaded = post(url, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "1"))
     assert loaded.status_code == 200, loaded.text
     with Client(running.address) as client:
@@ -70,3 +83,39 @@ def test_both_verifiers_have_it_or_none(service: tuple[Service, str], folder: Pa
     assert refused.status_code == 404
     missing = post(url, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "nothing there"))
     assert missing.status_code == 400, missing.text
+
+
+async def in_one_process(model: Path, folder: Path) -> dict[str, tuple[int, ...]]:
+    """The model's own answer, and those with its adapters."""
+    found = {}
+    flag = f"verifier.lora_modules={{one: {folder}/1, two: {folder}/2}}"
+    async with served(model, flag) as (address, _), AsyncClient(address) as client:
+        for name in ("tiny", "one", "two"):
+            found[name] = (await client.generate(token_ids=PROMPT, model=name, **LONG)).token_ids
+    return found
+
+
+def test_over_stages_and_ranks(tiny_model: Path, folder: Path) -> None:
+    """Answers are those of one process, and go on when a process of the target is killed, which then has the adapters again."""
+    wanted = asyncio.run(in_one_process(tiny_model, folder))
+    assert len(set(wanted.values())) == 3
+    flags = ("verifier.stages=2", "verifier.tensor_parallel_size=2", f"verifier.lora_modules={{one: {folder}/1}}")
+    with serving(tiny_model, folder, *flags) as (running, url), Client(running.address) as client:
+        assert len(stages()) == 3
+        loaded = post(url, "/v1/load_lora_adapter", lora_name="two", lora_path=str(folder / "2"))
+        assert loaded.status_code == 200, loaded.text
+        for name, tokens in wanted.items():
+            assert client.generate(token_ids=PROMPT, model=name, **LONG).token_ids == tokens
+        victim = stages()[0].pid
+        begun: list[int] = []
+        with client.stream(token_ids=PROMPT, model="two", **LONG) as stream:
+            for chunk in stream:
+                if not begun:
+                    os.kill(victim, signal.SIGKILL)
+                begun += chunk.token_ids
+        assert tuple(begun) == wanted["two"] and victim not in [process.pid for process in stages()]
+        for name, tokens in wanted.items():
+            assert client.generate(token_ids=PROMPT, model=name, **LONG).token_ids == tokens
+        gone = post(url, "/v1/unload_lora_adapter", lora_name="two")
+        assert gone.status_code == 200, gone.text
+        assert post(url, "/v1/completions", prompt="a", model="two").status_code == 404

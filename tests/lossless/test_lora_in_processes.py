@@ -1,4 +1,6 @@
-"""LoRA adapters of a target whose stages are processes: one that hangs or dies is replaced, and has the adapters again."""
+"""LoRA adapters of a target whose stages, or their ranks, are processes: one that hangs or dies is replaced, and has the adapters
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from speculation.errors import TargetLost
 from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_lora_in_stages import config, passes, same
 from tests.lossless.test_stages import stage_processes
+from tests.lossless.test_tensor_parallel import SIZES
 from tests.tiny import make_tiny_model
 
 pytestmark = [
@@ -27,13 +30,16 @@ pytestmark = [
 ]
 
 
-def test_a_stage_that_is_replaced_loads_its_adapters_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_tiny_model(tmp_path, num_hidden_layers=2)
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (2, 2)])
+def test_a_process_that_is_replaced_loads_its_adapters_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int, ranks: int
+) -> None:
+    model = make_tiny_model(tmp_path, **{**SIZES, "num_hidden_layers": 2})
     folders = {f"{seed}": make_adapter(tmp_path / f"{seed}", model, seed=seed, targets=WITH_ENDS) for seed in (1, 2, 3)}
     settings = {"lora_modules": {"1": str(folders["1"])}, "lora_folders": (tmp_path,)}
     alone = TransformersTarget(config(model, 1, **settings))
     others = stage_processes()
-    split = TransformersTarget(config(model, 2, **settings), launch_child)
+    split = TransformersTarget(config(model, stages, tensor_parallel_size=ranks, **settings), launch_child)
     lost: list[str] = []
 
     def load_the_third() -> None:
@@ -48,8 +54,9 @@ def test_a_stage_that_is_replaced_loads_its_adapters_again(tmp_path: Path, monke
         wanted = passes(alone, "", "1", "2")
         assert same(passes(split, "", "1", "2"), wanted)
         for fault in (signal.SIGSTOP, signal.SIGKILL):
-            [stage] = [each for each in stage_processes() if each not in others]
-            os.kill(stage.pid, fault)
+            first, *_ = started = [each for each in stage_processes() if each not in others]
+            assert len(started) == stages * ranks - 1
+            os.kill(first.pid, fault)
             loading = threading.Thread(target=load_the_third)
             loading.start()
             while loading.is_alive() and not split._adapters._loading.locked():

@@ -49,7 +49,13 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @asynccontextmanager
 async def verifier(
-    folder: Path, adapters: dict[str, str], link: str = "in_process", *, kv_cache_tokens: int = 4096, stages: int = 1
+    folder: Path,
+    adapters: dict[str, str],
+    link: str = "in_process",
+    *,
+    kv_cache_tokens: int = 4096,
+    stages: int = 1,
+    ranks: int = 1,
 ) -> AsyncIterator[VerifierService]:
     drafter = DrafterService(DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000)), RandomRetriever(vocab=250))
     server, draft_link = None, InProcessDraftLink(drafter)
@@ -61,7 +67,8 @@ async def verifier(
 
         draft_link = GrpcDraftLink(resolve)  # type: ignore[assignment]
     target = TargetConfig(
-        model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages
+        model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
+        tensor_parallel_size=ranks,
     )  # fmt: skip
     loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=0.025)
     running = VerifierService(
@@ -109,7 +116,9 @@ def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
 @pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
-@pytest.mark.parametrize("stages", [1, 2], ids=["one process", "two stages"])
+@pytest.mark.parametrize(
+    ("stages", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2)], ids=["one process", "two stages", "two ranks", "two by two"]
+)
 async def test_all_in_one_batch(
     tiny_model: Path,
     folders: dict[str, str],
@@ -118,8 +127,10 @@ async def test_all_in_one_batch(
     link: str,
     kv_cache_tokens: int,
     stages: int,
+    ranks: int,
 ) -> None:
-    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens, stages=stages) as running:
+    split = {"stages": stages, "ranks": ranks}
+    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens, **split) as running:
         # The second time, prefixes are shared and drafts come from the tenant's answers.
         for _ in range(2):
             wanted = [(name, at, asked(name, PROMPTS[at], DRAFTED, **sampling)) for at in range(3) for name in NAMES]
@@ -149,8 +160,8 @@ async def test_an_answer_moves_to_who_has_the_adapter(
         card = await first.describe()
     assert arithmetic == card.adapters["two"] != card.adapters["one"] != card.arithmetic
     moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
-    for stages in (1, 2):
-        async with verifier(tiny_model, {"two": folders["two"]}, stages=stages) as second:
+    for stages, ranks in ((1, 1), (2, 1), (1, 2)):
+        async with verifier(tiny_model, {"two": folders["two"]}, stages=stages, ranks=ranks) as second:
             assert begun + await said(second, moved) == plain["two"][1]
     async with verifier(tiny_model, {"two": folders["one"]}) as another:
         with pytest.raises(NotBegun):

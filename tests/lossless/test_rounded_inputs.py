@@ -36,6 +36,7 @@ from speculation.sources import SOURCES, STRATEGIES
 from tests.fakes import PLAIN
 from tests.lora import make_adapter
 from tests.lossless import test_tensor_parallel as parallel
+from tests.lossless.test_lora_over_ranks import check
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import plan_of, said, verifier
 from tests.mixture import make_mixture
@@ -194,6 +195,15 @@ def test_two_ranks_say_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(made, alone) for made in together(parts, parallel.passes))
     layers = [layer for part in parts for layer in part.model.get_decoder().layers]
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+
+
+@pytest.mark.parametrize("form", ["w8a8_halves", pytest.param("w8a8_zeros", marks=pytest.mark.exhaustive)])
+def test_adapters_over_ranks_read_what_is_not_rounded(form: str, tmp_path: Path) -> None:
+    if library() is None:
+        pytest.skip("no C compiler here")
+    plain = make_float_model(tmp_path / "float", **parallel.SIZES)
+    folder, _ = quantise(plain, tmp_path, ROUNDED[form])
+    check(folder, 2, plain)
 
 
 @pytest.mark.parametrize("form", ["w8a8", "w8a8_zeros"])

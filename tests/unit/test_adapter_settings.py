@@ -46,9 +46,9 @@ def test_a_folder_without_an_adapter(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"device": "cuda"}, {"dtype": "bfloat16"}, {"kernels": "onednn"}, {"kernels": "torch"}, {"tensor_parallel_size": 2}, {"stages": 2, "tensor_parallel_size": 2}],
+    [{"device": "cuda"}, {"dtype": "bfloat16"}, {"kernels": "onednn"}, {"kernels": "torch"}],
     ids=str,
-)  # fmt: skip
+)
 def test_targets_that_have_no_adapters(setting: dict[str, str | int]) -> None:
     for field, value in (("lora_modules", {"one": "/adapters/one"}), ("lora_folders", (Path("/adapters"),))):
         config = TargetConfig(model_path="unused", **{field: value}, **setting)  # type: ignore[arg-type]

@@ -52,3 +52,8 @@ class ShardedEmbedding(nn.Module):
         return rows.flatten(1, -2)[tokens.flatten() // size, torch.arange(tokens.numel(), device=tokens.device)].view(
             *tokens.shape, -1
         )
+
+
+def own_part(module: nn.Module) -> nn.Module:
+    """What this rank computes of a layer: all of it, where ranks have no shards of it."""
+    return module.own if isinstance(module, ShardedLinear | ShardedEmbedding) else module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -12,7 +11,7 @@ from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear
 from services.verifier.loading.rank_sizes import check_rank_sizes
-from services.verifier.stages.stage_ranks import StageRanks
+from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
 
 # Types of models whose layers are cut, each tested to give the same bits. What others do between their products need not
@@ -21,19 +20,6 @@ TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 # What gets rows in shards.
 _GATHERING = (("self_attn", "o_proj"), ("mlp", "down_proj"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
-    """The rows of a stored weight, or the numbers of a bias, that a rank holds.
-
-    Attributes:
-        whole: number of all of them.
-    """
-
-    begin: int
-    end: int
-    whole: int
 
 
 def check_cut(model_type: str, ranks: int) -> None:

@@ -29,12 +29,13 @@ from services.verifier.loading.complete import (
     refuse_unused,
     without_report,
 )
-from services.verifier.loading.cut_layers import Cut, cut_layers, gather_between
+from services.verifier.loading.cut_layers import cut_layers, gather_between
 from services.verifier.loading.hollow import without_weights
+from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
 from services.verifier.loading.rounding import round_entering
-from services.verifier.stages.stage_ranks import StageRanks
+from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -209,8 +210,9 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
         setattr(decoder, final_norm(decoder), nn.Identity())
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
-    cuts = {} if shards is None else cut_layers(model, shards)
-    _read(model, config, f"{model.base_model_prefix}.layers.", layers.start, cuts)
+    if shards is not None:
+        shards.cuts = cut_layers(model, shards)
+    _read(model, config, LayerNames.of(model, layers), _WHOLE if shards is None else shards.cuts)
     refuse_nonsense(model, folder)
     # Rebuilt, since a skeleton has not computed it and files do not store it.
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
@@ -281,11 +283,11 @@ def hollow_model(config: TargetConfig) -> PreTrainedModel:
 
 
 def _read(
-    model: PreTrainedModel, config: TargetConfig, prefix: str = "", offset: int = 0, cuts: Mapping[str, Cut] = _WHOLE
+    model: PreTrainedModel, config: TargetConfig, names: LayerNames | None = None, cuts: Mapping[str, Cut] = _WHOLE
 ) -> None:
     wanted = WantedWeights(
         folder=Path(config.model_path), target=config.shared_with, dtype=load_dtype(config), stored=keeps_stored(config),
-        layer_prefix=prefix, offset=offset, cuts=cuts,
+        names=names, cuts=cuts,
     )  # fmt: skip
     read_weights(model, wanted)
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.loading.complete import mismatched, missing
-from services.verifier.loading.cut_layers import Cut
+from services.verifier.loading.layer_names import LayerNames
+from services.verifier.stages.stage_ranks import Cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class WantedWeights:
         folder, target: see ``WeightFiles``.
         dtype: in which they are held.
         stored: linear layers keep theirs as stored.
-        layer_prefix: of the names of layers; the skeleton's first one is number ``offset``.
+        names: where the skeleton has some of the layers; None: it is the whole model's.
         cuts: of some weights, by their names in the skeleton, the part that is wanted.
     """
 
@@ -32,8 +33,7 @@ class WantedWeights:
     target: Path | None
     dtype: torch.dtype
     stored: bool
-    layer_prefix: str
-    offset: int
+    names: LayerNames | None
     cuts: Mapping[str, Cut]
 
 
@@ -43,15 +43,12 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
     Raises:
         ConfigurationError: a weight is missing, or has another shape.
     """
-    folder, tied, layer_prefix = wanted.folder, model.all_tied_weights_keys, wanted.layer_prefix
+    folder, tied = wanted.folder, model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
     lacking: list[str] = []
     with WeightFiles(folder, wanted.target) as files:
         for name, place in list(model.state_dict().items()):
-            stored = name
-            if layer_prefix and name.startswith(layer_prefix):
-                number, _, rest = name.removeprefix(layer_prefix).partition(".")
-                stored = f"{layer_prefix}{int(number) + wanted.offset}.{rest}"
+            stored = name if wanted.names is None else wanted.names.in_whole(name)
             if stored not in files:
                 stored = tied.get(stored, stored)
             if stored not in files:

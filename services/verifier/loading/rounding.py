@@ -14,6 +14,7 @@ from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.rounded_inputs import InputRounding, round_inputs
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.shared_products import SIBLINGS
+from services.verifier.loading.layer_names import LayerNames
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +36,14 @@ def round_entering(model: PreTrainedModel, config: TargetConfig, layers: range |
     with WeightFiles(folder, config.shared_with) as files:
         roundings = files.roundings
     if layers is not None:
-        roundings = _within(model, roundings, layers)
+        roundings = _within(model, roundings, LayerNames.of(model, layers))
     round_inputs(model, roundings, SIBLINGS)
     log.info("%d linear layers round what enters them to %s", len(roundings), stored.entering)
 
 
-def _within(model: PreTrainedModel, roundings: Mapping[str, InputRounding], layers: range) -> dict[str, InputRounding]:
+def _within(model: nn.Module, roundings: Mapping[str, InputRounding], names: LayerNames) -> dict[str, InputRounding]:
     """Those of a part of the model, by their names in it."""
-    prefix, own = f"{model.base_model_prefix}.layers.", dict[str, InputRounding]()
-    for name, rounding in roundings.items():
-        if name.startswith(prefix):
-            number, _, rest = name.removeprefix(prefix).partition(".")
-            if int(number) in layers:
-                own[f"{prefix}{int(number) - layers.start}.{rest}"] = rounding
-        elif not isinstance(model.get_submodule(name), nn.Identity):
-            own[name] = rounding
-    return own
+    # Placeholders of what other stages have.
+    elsewhere = {name for name, module in model.named_modules() if isinstance(module, nn.Identity)}
+    own = ((names.here(name), rounding) for name, rounding in roundings.items())
+    return {name: rounding for name, rounding in own if name is not None and name not in elsewhere}

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.verifier.kernels.sharded_layers import own_part
 from services.verifier.loading.peft_folder import AdaptableLayer
+from services.verifier.stages.stage_ranks import Cut
 
 
 @contextmanager
 def noting_layers(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.Module]]:
     """Note, in a pass over so many rows that reads all logits, the linear layers and the embedding that take all rows, once:
-    by name, after the pass.
+    by name, after the pass. Of a layer that ranks share it is the part that this one holds.
     """
     calls: dict[str, list[bool]] = {}
     found: dict[str, nn.Module] = {}
@@ -28,13 +30,7 @@ def noting_layers(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.Mo
         leading = tuple(shape if isinstance(module, nn.Embedding) else shape[:-1])
         calls.setdefault(name, []).append(leading in ((1, rows), (rows,)) and isinstance(made, torch.Tensor))
 
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        # What layers share their product by, or round for, is none of the model's own modules.
-        if (hasattr(module, "in_features") and not name.endswith((".packed", ".after_rounding")))
-        or _is_embedding(module, model)
-    }
+    modules = dict(_multiplying(model))
     hooks = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
     try:
         yield found
@@ -44,19 +40,35 @@ def noting_layers(model: PreTrainedModel, rows: int) -> Iterator[dict[str, nn.Mo
     found.update((name, modules[name]) for name, seen in calls.items() if seen == [True])
 
 
-def described(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> dict[str, AdaptableLayer]:
-    """What adapters have to fit, by the names of the modules."""
+def _multiplying(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    embedding = model.get_input_embeddings()
+    parts = {id(own_part(module)): name for name, module in model.named_modules() if own_part(module) is not module}
+    for name, module in model.named_modules():
+        # What layers share their product by, or round for, is none of the model's own modules.
+        multiplies = hasattr(module, "in_features") and not name.endswith((".packed", ".after_rounding"))
+        is_embedding = isinstance(module, nn.Embedding) and module is own_part(embedding)
+        if own_part(module) is module and (multiplies or is_embedding):
+            yield parts.get(id(module), name), module
+
+
+def described(
+    model: PreTrainedModel, modules: Mapping[str, nn.Module], cuts: Mapping[str, Cut]
+) -> dict[str, AdaptableLayer]:
+    """What adapters of the whole layers have to fit, by the names of the modules.
+
+    Args:
+        cuts: of those that ranks share, the part that this one holds, likewise.
+    """
     tied = model.all_tied_weights_keys
     return {
-        name: _described(module, tied.get(f"{name}.weight", "").removesuffix(".weight")) for name, module in modules.items()
+        name: _described(module, tied.get(f"{name}.weight", "").removesuffix(".weight"), cuts.get(name))
+        for name, module in modules.items()
     }
 
 
-def _described(module: Any, tied_to: str) -> AdaptableLayer:
+def _described(module: Any, tied_to: str, cut: Cut | None) -> AdaptableLayer:
     if isinstance(module, nn.Embedding):
-        return AdaptableLayer(inputs=module.num_embeddings, outputs=module.embedding_dim, is_embedding=True)
-    return AdaptableLayer(inputs=module.in_features, outputs=module.out_features, tied_to=tied_to)
-
-
-def _is_embedding(module: nn.Module, model: PreTrainedModel) -> bool:
-    return isinstance(module, nn.Embedding) and module is model.get_input_embeddings()
+        inputs = module.num_embeddings if cut is None else cut.whole
+        return AdaptableLayer(inputs=inputs, outputs=module.embedding_dim, is_embedding=True)
+    outputs = module.out_features if cut is None else cut.whole
+    return AdaptableLayer(inputs=module.in_features, outputs=outputs, tied_to=tied_to)

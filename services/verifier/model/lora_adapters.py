@@ -2,13 +2,17 @@
 
 A row's numbers depend on the row alone: what its adapter adds is computed for the row by itself, in one order of its sums,
 after what the layer makes. So a request gets the same bits whichever adapters share its pass.
+
+Where ranks share a layer, each adds to the outputs that it makes, before they are gathered: it holds ``up`` for these alone
+and all of ``down``; of an embedding, all of ``up`` and the columns of its own tokens. So no sum crosses ranks, and the bits
+are those of one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +24,12 @@ from services.verifier.kernels.native.layer_adapter import AdaptedRows, LayerAda
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.low_rank_kernel import AddLowRank, LowRank, PackedLowRank
+from services.verifier.kernels.sharded_layers import own_part
+from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.peft_folder import AdaptableLayer, StoredAdapter
 from services.verifier.model.adaptable_layers import described
 from services.verifier.model.target_port import Rows
+from services.verifier.stages.stage_ranks import Cut, StageRanks
 
 _Hook = torch.utils.hooks.RemovableHandle
 
@@ -79,19 +86,30 @@ class LoraAdapters:
 
     Args:
         modules: those that may be adapted, by name.
-        first_layer: which one of the whole model's is the first here; names count from the whole model's.
+        layers: those of the whole model that this one has; names count from the whole model's.
+        shards: those of the layers that this process holds; None: the whole layers.
 
     Attributes:
         layers: what adapters of the whole model's modules have to fit, by name; a stage knows its own until it is told.
     """
 
     def __init__(
-        self, model: PreTrainedModel, modules: Mapping[str, nn.Module], kernels: Library, first_layer: int = 0
+        self,
+        model: PreTrainedModel,
+        modules: Mapping[str, nn.Module],
+        kernels: Library,
+        layers: range,
+        shards: StageRanks | None = None,
     ) -> None:
-        named = partial(_in_whole_model, f"{model.base_model_prefix}.layers.", first_layer)
+        named = LayerNames.of(model, layers).in_whole
+        weights = {} if shards is None else shards.cuts
+        cuts = {name: weights[f"{name}.weight"] for name in modules if f"{name}.weight" in weights}
         self._modules = {named(name): module for name, module in modules.items()}
-        self.layers: Mapping[str, AdaptableLayer] = {named(name): one for name, one in described(model, modules).items()}
-        self._head = model.get_output_embeddings()
+        self._cuts: dict[str, Cut] = {named(name): cut for name, cut in cuts.items()}
+        self.layers: Mapping[str, AdaptableLayer] = {
+            named(name): one for name, one in described(model, modules, cuts).items()
+        }
+        self._head = own_part(model.get_output_embeddings())
         self._add = AddLowRank(kernels)
         self._whole = {
             named(name): module for name, module in model.named_modules() if isinstance(module.forward, FusedLayer)
@@ -116,15 +134,16 @@ class LoraAdapters:
     def add(self, name: str, stored: StoredAdapter) -> None:
         """Let requests have an adapter that was read for this model. May be called while passes run.
 
-        What it has for layers of other stages is left out.
+        What it has for layers of other stages is left out, and for outputs of other ranks.
         """
         layers: dict[str, _Layer] = {}
         modules: dict[nn.Module, _OfLinear | _OfEmbedding] = {}
-        for name_of_module, product in stored.products.items():
+        for name_of_module, whole in stored.products.items():
             layer = next((layer for layer in self._whole if name_of_module.startswith(f"{layer}.")), None)
             module = self._modules.get(name_of_module)
             if module is None:
                 continue
+            product = _part_of(whole, self._cuts.get(name_of_module), of_tokens=isinstance(module, nn.Embedding))
             if layer is not None:
                 own = layers.setdefault(layer, _Layer(module=self._whole[layer]))
                 own.products[name_of_module.removeprefix(f"{layer}.")] = product
@@ -138,6 +157,11 @@ class LoraAdapters:
             of_layers={each.module: _forward(each.module).adapter(each.products) for each in layers.values()},
             of_modules=modules,
         )
+
+    def digests_of(self, batch: Sequence[Rows]) -> list[str]:
+        """Of what each entry has; empty: it has none."""
+        own = (self._of_request.get(rows.request_id) for rows in batch)
+        return ["" if adapter is None else adapter.digest for adapter in own]
 
     def remove(self, name: str) -> None:
         """Drop an adapter. Requests that have it keep it."""
@@ -215,12 +239,13 @@ class LoraAdapters:
             self._add(product.packed, product.inputs(given[0], first, rows), outputs[first : first + rows])
 
 
-def _in_whole_model(layers: str, first: int, name: str) -> str:
-    """The whole model's name of what a stage's model, whose layers begin at 0, calls ``name``."""
-    if not name.startswith(layers):
-        return name
-    number, dot, rest = name.removeprefix(layers).partition(".")
-    return f"{layers}{int(number) + first}{dot}{rest}"
+def _part_of(product: LowRank, cut: Cut | None, *, of_tokens: bool) -> LowRank:
+    """What a rank needs of a product, beside its part of the layer; None: it has all of the layer."""
+    if cut is None:
+        return product
+    if of_tokens:
+        return replace(product, down=product.down[:, cut.begin : cut.end])
+    return replace(product, up=product.up[cut.begin : cut.end])
 
 
 def _forward(layer: nn.Module) -> FusedLayer:

@@ -134,7 +134,7 @@ class ModelSlice:
             self._fuse()
         if config.adapts:
             assert self.library is not None
-            self.adapters = LoraAdapters(self.model, adaptable, self.library, layers.start)
+            self.adapters = LoraAdapters(self.model, adaptable, self.library, layers, self.shards)
         if streams is not None:
             self._check_streams(streams, ranks)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
@@ -242,7 +242,7 @@ class ModelSlice:
         """
         self._make_current()
         if self.shards is not None:
-            self.shards.agree(batch)
+            self.shards.agree(batch, [] if self.adapters is None else self.adapters.digests_of(batch))
         self.pool.settle()
         self.likeliest = None
         made = self._replay(batch, hidden, earlier)

@@ -157,15 +157,11 @@ class Exchange:
             self.rank_group.close()
 
     def _sent(self, way: Way, tensor: torch.Tensor, rank: int) -> Sent:
-        name = self._name(rank)
+        name = process_name(rank, self._ranks)
         try:
             return Sent(way.send(tensor, rank), tensor, name)
         except RuntimeError as error:
             raise TargetLost(f"{name} cannot be reached") from error
-
-    def _name(self, rank: int) -> str:
-        stage = f"stage {rank // self._ranks}"
-        return stage if self._ranks == 1 else f"rank {rank % self._ranks} of {stage}"
 
     def _receive(self, way: Way, tensor: torch.Tensor, rank: int, within_s: float | None) -> None:
         start = time.monotonic()
@@ -176,7 +172,14 @@ class Exchange:
             waited = timedelta(seconds=time.monotonic() - start)
             setting = " (pass_timeout_s)" if within_s is None else ""
             late = f"has not answered for {timeout.total_seconds():g} s{setting}"
-            raise TargetLost(f"{self._name(rank)} {late if waited >= timeout else 'is gone'}") from error
+            name = process_name(rank, self._ranks)
+            raise TargetLost(f"{name} {late if waited >= timeout else 'is gone'}") from error
+
+
+def process_name(process: int, ranks: int) -> str:
+    """What errors call one of a target's processes, whose stages have so many ranks."""
+    stage = f"stage {process // ranks}"
+    return stage if ranks == 1 else f"rank {process % ranks} of {stage}"
 
 
 class Meeting:
@@ -224,12 +227,13 @@ class Meeting:
         """
         try:
             for rank in range(size - 1):
+                name = process_name(rank, ranks)
                 while not self._store.check([f"ready/{rank}"]):
                     if not alive(rank):
-                        raise TargetLost(f"stage {rank} has died while it was loading; its log says why")
+                        raise TargetLost(f"{name} has died while it was loading; its log says why")
                     time.sleep(_POLL_S)
                 if reason := self._store.get(f"ready/{rank}").decode():
-                    raise ConfigurationError(f"stage {rank}: {reason}", about=f"stage {rank}")
+                    raise ConfigurationError(f"{name}: {reason}", about=name)
             self._check_weights(size, weights)
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
             log.info("activations travel between %d processes by %s", size, way)

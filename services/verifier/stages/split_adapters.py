@@ -1,8 +1,9 @@
-"""LoRA adapters of a target in several processes: how the verifier has them loaded in all stages, or in none.
+"""LoRA adapters of a target in several processes: how the verifier has them loaded in all stages and ranks, or in none.
 
 What is told here is text, and takes as long as files take, so it goes through the store where the stages have met, beside
-the passes, which go on meanwhile. A stage reads an adapter for itself and keeps what is of its own layers. Orders name
-adapters by numbers; the verifier gives none before every stage has answered that it has the adapter.
+the passes, which go on meanwhile. A stage reads an adapter for itself and keeps what is of its own layers, and each of its
+ranks what is of its own outputs. Orders name adapters by numbers; the verifier gives none before every process has answered
+that it has the adapter.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.peft_folder import AdaptableLayer, read_adapter
+from services.verifier.stages.exchange import process_name
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
 
 if TYPE_CHECKING:
@@ -44,10 +46,11 @@ class SplitAdapters:
     Args:
         others: the processes of the target but for this one.
         alive: whether a process still runs, and is to.
+        ranks: of each stage.
     """
 
-    def __init__(self, store: TCPStore, others: range, alive: Callable[[int], bool]) -> None:
-        self._store, self._others, self._alive = store, others, alive
+    def __init__(self, store: TCPStore, others: range, alive: Callable[[int], bool], ranks: int = 1) -> None:
+        self._store, self._others, self._alive, self._ranks = store, others, alive, ranks
         self._numbers: dict[str, int] = {}
         self._last = 0
         self._dropped: deque[int] = deque()
@@ -89,7 +92,8 @@ class SplitAdapters:
         for process, refusal in refusals.items():
             if refusal:
                 self._dropped.append(number)
-                raise ConfigurationError(f"stage {process}: {refusal}", about=f"stage {process}")
+                name_of_process = process_name(process, self._ranks)
+                raise ConfigurationError(f"{name_of_process}: {refusal}", about=name_of_process)
         self._numbers[name] = number
 
     def drop(self, name: str) -> None:
@@ -107,7 +111,7 @@ class SplitAdapters:
         key = f"adapter/{number}/{process}"
         while not self._store.check([key]):
             if not self._alive(process):
-                raise TargetLost(f"stage {process} has died while it was loading an adapter")
+                raise TargetLost(f"{process_name(process, self._ranks)} has died while it was loading an adapter")
             time.sleep(_POLL_S)
         answer: str = self._store.get(key).decode()
         return answer

@@ -7,7 +7,8 @@ one process would compute it, and only copies of numbers cross ranks, never sums
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -62,16 +63,33 @@ class RankExchange:
         return made
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """The rows of a stored weight, or the numbers of a bias, that a rank holds.
+
+    Attributes:
+        whole: number of all of them.
+    """
+
+    begin: int
+    end: int
+    whole: int
+
+
 class StageRanks:
     """One rank's view of its stage. Every rank calls the same methods in the same order.
 
     Args:
         index: of this rank.
         count: of the stage's ranks, at least 2.
+
+    Attributes:
+        cuts: the part of each weight that this rank holds, by its name in the stage's model, once that is loaded.
     """
 
     def __init__(self, index: int, count: int) -> None:
         self.index, self.count = index, count
+        self.cuts: Mapping[str, Cut] = {}
         self._ranks: Gathers = _Repeated(count)
         self._agreeing: Gathers = self._ranks
         self._passes = 0
@@ -92,14 +110,17 @@ class StageRanks:
         """The columns of all ranks, [..., columns of a rank], side by side."""
         return self._ranks.gather(own).movedim(0, -2).flatten(-2)
 
-    def agree(self, batch: Sequence[Rows]) -> None:
+    def agree(self, batch: Sequence[Rows], adapters: Sequence[str] = ()) -> None:
         """Make sure that all ranks are to compute the same pass.
+
+        Args:
+            adapters: digests of what the entries have, if they may have any.
 
         Raises:
             TargetLost: they are not.
         """
         told = [(rows.context, rows.tokens, rows.parents, rows.read, rows.layers) for rows in batch]
-        self._agree_on(zlib.crc32(repr(told).encode()))
+        self._agree_on(zlib.crc32(repr((told, adapters)).encode()))
 
     def beat(self, within_s: float) -> None:
         """Make sure that all ranks answer.

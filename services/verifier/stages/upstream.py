@@ -209,7 +209,7 @@ class Upstream:
         self._exchange: Exchange | None = None
         self._under_way: deque[tuple[Sequence[Rows], list[Sent]]] = deque()
         self._size = config.processes
-        self._adapters = SplitAdapters(self._meeting.store, range(self._size - 1), self._runs)
+        self._adapters = SplitAdapters(self._meeting.store, range(self._size - 1), self._runs, self._ranks)
         try:
             for spec in specs:
                 self._stages.append(launch(spec))

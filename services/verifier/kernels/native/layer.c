@@ -158,6 +158,11 @@ static void adapt(const struct adapted *adapted, enum place place, const float *
     }
 }
 
+/* For ranks, which have a shard of the products of these places: as `adapt`, of the columns that are a rank's own. */
+void outrider_layer_adapt(const struct adapted *adapted, int64_t place, const float *in, float *out, int64_t out_row) {
+    adapt(adapted, (enum place)place, in, out, out_row);
+}
+
 /* Up to what the heads make, room->attended. in: [rows, hidden]; `attention` lacks what this layer makes itself: query, key,
  * value, their strides and out. */
 void outrider_layer_attend(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,

@@ -83,9 +83,10 @@ class FusedLayer:
     def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
         self._kernels = kernels
         self._call = kernels.functions.outrider_layer
-        # Its two parts before a product that ranks have a shard of.
+        # Its two parts before a product that ranks have a shard of, and what adapters add to that.
         self._attend, self._gate = kernels.functions.outrider_layer_attend, kernels.functions.outrider_layer_gate
-        for function in (self._call, self._attend, self._gate):
+        self._adapt = kernels.functions.outrider_layer_adapt
+        for function in (self._call, self._attend, self._gate, self._adapt):
             function.restype = None
         attention, mlp = part_of(layer, "self_attn"), part_of(layer, "mlp")
         (out, self._shards, round_out), (down, _, round_down) = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
@@ -165,18 +166,30 @@ class FusedLayer:
         if self._shards is not None:
             _, _, attended, _, active, _ = room
             self._attend(*arguments)
-            after = self._multiplied(self._out, _ATTENTION_OUT, attended) + given
-            self._gate(by(layer), by(pointers), None, ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
-            return self._multiplied(self._down, _DOWN, active) + after
+            after = self._multiplied(self._out, _ATTENTION_OUT, attended, given, adapted)
+            self._gate(by(layer), by(pointers), arguments[4], ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))
+            return self._multiplied(self._down, _DOWN, active, after, adapted)
         made = torch.empty_like(given)
         self._call(*arguments, ctypes.c_void_p(made.data_ptr()))
         return made
 
-    def _multiplied(self, product: NativeLinear, place: int, own: torch.Tensor) -> torch.Tensor:
-        """What all ranks have made, times a matrix of which each has a shard."""
-        assert self._shards is not None
-        whole, inputs = self._shards.columns(own), self._roundings[place]
-        return self._shards.columns(product(whole if inputs is None else inputs(whole)))
+    def _multiplied(
+        self, product: NativeLinear, place: int, own: torch.Tensor, before: torch.Tensor, adapted: _Adapted | None
+    ) -> torch.Tensor:
+        """What all ranks have made, times a matrix of which each has a shard; with what it is added to, ``before``, and what
+        adapters add, in the order of a whole layer.
+        """
+        shards, size = self._shards, product.out_features
+        assert shards is not None
+        whole, inputs = shards.columns(own), self._roundings[place]
+        made = product(whole if inputs is None else inputs(whole))
+        if adapted is None:
+            return shards.columns(made) + before
+        # Adapters add to what a layer has added up, so this rank's columns of it come first: the same sums.
+        made = made + before[0, :, shards.index * size : (shards.index + 1) * size]
+        pointers = ctypes.c_void_p(whole.data_ptr()), ctypes.c_void_p(made.data_ptr())
+        self._adapt(ctypes.byref(adapted), ctypes.c_int64(place), *pointers, ctypes.c_int64(size))
+        return shards.columns(made)[None]
 
     def _adapted(self, laid_out: NativePass, rows: int) -> _Adapted | None:
         """The pass's rows that have adapters in this layer; None: there are none."""
