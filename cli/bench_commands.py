@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchmarks.bench.measures import FORMULAS
-from cli import host_command, never_slower_command, soak_command, stopping_command
+from cli import host_command, never_slower_command, sizes_command, soak_command, stopping_command
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
 from cluster.process.terminal import stderr, stdout
@@ -38,6 +38,7 @@ for command in (autoscale, fleet):
     app.command()(command)
 app.command(epilog=never_slower_command.EPILOG)(never_slower_command.never_slower)
 app.command(epilog=host_command.EPILOG)(host_command.host)
+app.command(epilog=sizes_command.EPILOG)(sizes_command.sizes)
 app.command(epilog=soak_command.EPILOG)(soak_command.soak)
 app.command()(stopping_command.stopping)
 

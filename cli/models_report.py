@@ -36,6 +36,8 @@ def print_models(
             same = "bit for bit" if model.bit_exact else "up to near ties"
             table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", same, strategies)
         console.print(table)
+        for model in served:
+            print_drafters(console, model)
         for model in served if verbose else ():
             print_generation(console, model.name, model.defaults, model.processors)
     else:
@@ -43,6 +45,15 @@ def print_models(
     console.print(f"On this machine ({settings.cache_dir}): {', '.join(names) or 'none yet'}")
     if BUILT_IN not in names:
         console.print(f"{BUILT_IN} is fetched from PyPI when it is first used.")
+
+
+def print_drafters(console: Console, model: outrider.Model) -> None:
+    """Print the models that requests may name as their drafter, if there are any."""
+    named = ", ".join(
+        f"{each.name} ({each.strategy})" if each.name != each.strategy else each.name for each in model.drafters
+    )
+    if named:
+        console.print(f"{model.name}: requests may name as drafter {named}", markup=False)
 
 
 def print_generation(console: Console, name: str, defaults: Mapping[str, Any], processors: Mapping[str, str]) -> None:

@@ -109,7 +109,7 @@ class ScriptedRouter:
             timing=Timing(queue_s=0.0, time_to_first_token_s=0.1, total_s=0.2),
         )  # fmt: skip
 
-    async def models(self) -> list[ModelCard]:
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
         return [self.card]
 
     def with_card(self, **changes: object) -> ScriptedRouter:

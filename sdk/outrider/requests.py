@@ -18,6 +18,7 @@ from outrider.types import (
     Generation,
     Logprob,
     Model,
+    NameableDrafter,
     PassReport,
     SpeculativeDecoding,
     Timing,
@@ -368,6 +369,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
             defaults=_read_defaults(model.defaults),
             processors={processor.name: processor.value for processor in model.processors},
             adapters=tuple(model.adapters),
+            drafters=tuple(NameableDrafter(name=each.name, strategy=each.strategy) for each in model.drafters),
         )
         for model in wire.models
     ]

@@ -194,6 +194,14 @@ class Reloaded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NameableDrafter:
+    """A model that drafts, which requests may name (``drafter=``); ``strategy``: the one that drafts with it alone."""
+
+    name: str
+    strategy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A served model.
 
@@ -201,7 +209,7 @@ class Model:
     ``min_length`` count the prompt as well). ``processors``: what else that file does to logits, value by name, as JSON.
     A request that says ``ignore_generation_config`` gets neither. ``bit_exact``: a token's logits were seen to be the same
     bits whatever shares its pass; otherwise answers are the same up to near ties. ``adapters``: names under which requests
-    ask for the model with a LoRA adapter.
+    ask for the model with a LoRA adapter. ``strategies`` and ``drafters``: those that requests with this API key may name.
     """
 
     name: str
@@ -213,3 +221,4 @@ class Model:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     processors: Mapping[str, str] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
+    drafters: tuple[NameableDrafter, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.access.key_records import KeyRecord
-from services.api.messages import ChatMessage, ClientRequest
+from services.api.messages import ChatMessage, ClientRequest, ModelCard
 from speculation.errors import InvalidArgument
 from speculation.room import longest_answer
 
@@ -28,6 +28,13 @@ def within(record: KeyRecord, request: ClientRequest) -> ClientRequest:
         raise InvalidArgument("speculation.strategy", request.strategy, f"one of {allowed} with this API key")
     how = replace(request.how, key=record.id)
     return replace(request, tenant=record.tenant, weight=record.weight, most_tokens=record.max_tokens, how=how)
+
+
+def nameable(record: KeyRecord, card: ModelCard) -> ModelCard:
+    """The model as a key's holder sees it: with the strategies alone that its requests may name."""
+    if record.strategies is None:
+        return card
+    return replace(card, strategies=tuple(name for name in card.strategies if name in record.strategies))
 
 
 def estimate(request: ClientRequest) -> int:

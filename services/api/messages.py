@@ -300,6 +300,14 @@ def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "") -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NameableDrafter:
+    """A model that drafts, as requests may name it; ``strategy``: the one that drafts with it alone."""
+
+    name: str
+    strategy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
     """A served model, as users see it.
 
@@ -323,6 +331,7 @@ class ModelCard:
         infills: its tokenizer has the tokens that mark a gap to be filled.
         adapters: the arithmetic of answers that are computed with each of its LoRA adapters, by the adapter's name, which
             requests name as their model.
+        strategies, drafters: those that requests of the tenant that asks may name.
     """
 
     name: str
@@ -346,6 +355,7 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     infills: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
+    drafters: tuple[NameableDrafter, ...] = ()
 
 
 class RouterPort(WeightsPort, Protocol):
@@ -358,8 +368,12 @@ class RouterPort(WeightsPort, Protocol):
             OutriderError: instead of ``Completion``.
         """
 
-    async def models(self) -> list[ModelCard]:
-        """The served models."""
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
+        """The served models.
+
+        Args:
+            tenant: who asks: strategies and drafters of others are left out. None: those that everybody may name.
+        """
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests.

@@ -18,8 +18,8 @@ class PassingRouter:
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         return self._router.generate(request)
 
-    async def models(self) -> list[ModelCard]:
-        return await self._router.models()
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
+        return await self._router.models(tenant)
 
     async def forget(self, tenant: str) -> None:
         await self._router.forget(tenant)

@@ -21,6 +21,7 @@ from services.api.messages import (
     ClientRequest,
     Completion,
     ModelCard,
+    NameableDrafter,
     TextChunk,
     TokenSpelling,
     continues_text,
@@ -138,8 +139,8 @@ class RouterService:
             completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
         yield completion
 
-    async def models(self) -> list[ModelCard]:
-        card, strategy = await self._describe(), self._config.strategy
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
+        card, strategy = await self._describe(), self._config.strategy.for_tenant(tenant)
         return [
             ModelCard(
                 name=self._names(card)[0],
@@ -163,6 +164,7 @@ class RouterService:
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
                 adapters=card.adapters,
+                drafters=tuple(NameableDrafter(name=each.name, strategy=each.kind) for each in strategy.trained),
             )
         ]
 

@@ -15,12 +15,13 @@ import outrider
 from cli.main import app
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
+from services.api.grpc.server import serve_public
 from tests.http_service import HttpService, http_served
-from tests.trained_heads import make_head
+from tests.trained_heads import make_head, make_medusa
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "the lazy fox"}
-ACME, FIRM = "acme's key of some length", "firm's key of some length"
+ACME, FIRM, CLERK = "acme's key of some length", "firm's key of some length", "the firm's clerk's key of some length"
 NAMES = ("twin", "copy", "law", "night")
 
 
@@ -29,23 +30,30 @@ def settings(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     """A model that drafts what the target says, and heads of one kind."""
     folder = tmp_path_factory.mktemp("named")
     heads = [make_head(tiny_model, folder / name, "fspad") for name in NAMES[1:]]
+    guesses = make_medusa(tiny_model, folder / "guesses")
     return [
         {"folder": str(tiny_model), "name": "twin"},
         {"folder": str(heads[0]), "name": "copy"},
         {"folder": str(heads[1]), "name": "law", "tenants": ["firm"]},
         {"folder": str(heads[2]), "name": "night", "when": {"header": {"x-job": "nightly"}}},
+        {"folder": str(guesses), "tenants": ["firm"]},
     ]
 
 
 @pytest.fixture(scope="module")
-def service(
-    tiny_model: Path, settings: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[HttpService]:
-    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tenants' keys, and one of the second that may name two strategies."""
+    file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     records = [
         f"- {{hash: {hash_key(key)}, id: {name}, tenant: {name}}}\n" for key, name in ((ACME, "acme"), (FIRM, "firm"))
     ]
-    keys.write_text("".join(records))
+    few = f"- {{hash: {hash_key(CLERK)}, id: clerk, tenant: firm, strategies: [medusa, suffix]}}\n"
+    file.write_text("".join((*records, few)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, settings: list[dict[str, Any]], keys: Path) -> Iterator[HttpService]:
     config = HttpConfig(port=0, public=PublicServerConfig(keys_file=keys))
     rules = [
         {"name": "batch", "when": {"header": {"x-job": "batch"}}, "set": {"drafter": "twin", "strategy": "draft_model"}}
@@ -114,6 +122,55 @@ def test_a_model_that_is_not_theirs_is_refused_like_one_that_is_not_there(
     assert ask(service, path, FIRM, speculation={"drafter": "law"}, **body).status_code == 200
 
 
+# What each key may name: strategies of models that others have are not among them.
+SHARED = [("twin", "draft_model"), ("copy", "fspad"), ("night", "fspad")]
+FIRMS = [SHARED[0], SHARED[1], ("law", "fspad"), SHARED[2], ("medusa", "medusa")]
+
+
+@pytest.mark.parametrize(
+    ("key", "drafters", "strategies"),
+    [
+        (ACME, SHARED, {"fspad": True, "draft_model": True, "suffix": True, "medusa": False}),
+        (FIRM, FIRMS, {"fspad": True, "draft_model": True, "suffix": True, "medusa": True}),
+        (CLERK, FIRMS, {"fspad": False, "draft_model": False, "suffix": True, "medusa": True}),
+    ],
+    ids=["acme", "firm", "clerk"],
+)
+def test_the_lists_of_both_doors_show_what_a_key_may_name(
+    service: HttpService, keys: Path, key: str, drafters: list[tuple[str, str]], strategies: dict[str, bool]
+) -> None:
+    given = {"authorization": f"Bearer {key}"}
+    (model,) = httpx2.get(f"{service.url}/v1/models", headers=given, timeout=60).json()["data"]
+    alone = httpx2.get(f"{service.url}/v1/models/{model['id']}", headers=given, timeout=60).json()
+    assert alone == model and model["default_strategy"] == "auto"
+    assert [(each["name"], each["strategy"]) for each in model["drafters"]] == drafters
+    assert {name: name in model["strategies"] for name in strategies} == strategies
+    server = service.run(serve_public(service.pipeline.router, PublicServerConfig(port=0, keys_file=keys)))
+    try:
+        with outrider.Client(server.address, api_key=key) as client:
+            (listed,) = client.models()
+            assert [(each.name, each.strategy) for each in listed.drafters] == drafters
+            assert list(listed.strategies) == model["strategies"]
+            _check_names(client, [name for name, _ in drafters])
+        shown = CliRunner().invoke(app, ["models", "--address", server.address, "--api-key", key]).stdout
+        assert ("law (fspad)" in " ".join(shown.split())) == (("law", "fspad") in drafters)
+    finally:
+        service.run(server.stop(0))
+
+
+def _check_names(client: outrider.Client, names: list[str]) -> None:
+    """What is listed is taken, and nothing else: another tenant's is refused like one that is not there."""
+    for name in names:
+        assert client.generate("fox", max_tokens=2, drafter=name).token_ids
+    refused = []
+    for name in {"law", "medusa", "lore"} - set(names):
+        with pytest.raises(outrider.errors.InvalidArgument) as error:
+            client.generate("fox", max_tokens=2, drafter=name)
+        assert (error.value.field, error.value.value) == ("speculation.drafter", name)
+        refused.append(error.value.allowed)
+    assert set(refused) == {f"one of {', '.join(names)}"}
+
+
 def test_nothing_that_a_tenant_sees_names_anothers(service: HttpService) -> None:
     _, how = chat(service, effort="paper")
     told = [json.dumps(how), ask(service, CHAT, messages=[USER], speculation={"strategy": "medusa"}).text]
@@ -122,6 +179,7 @@ def test_nothing_that_a_tenant_sees_names_anothers(service: HttpService) -> None
         for path in ("/v1/models", "/v1/outrider/status", "/openapi.json")
     ]
     assert not any('law"' in each or "@law" in each or " law" in each for each in told)
+    assert '"medusa"' not in told[2]
 
 
 def test_wrong_types_and_the_other_entry(service: HttpService) -> None:

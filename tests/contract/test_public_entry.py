@@ -65,7 +65,7 @@ class FakeRouter:
         finally:
             self.running -= 1
 
-    async def models(self) -> list[ModelCard]:
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
         await self.go.wait()
         return []
 

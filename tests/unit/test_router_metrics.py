@@ -45,7 +45,7 @@ class Answering:
         finally:
             self.closed += 1
 
-    async def models(self) -> list[ModelCard]:
+    async def models(self, tenant: str | None = None) -> list[ModelCard]:
         return []
 
     async def load_adapter(self, name: str, folder: str) -> None:

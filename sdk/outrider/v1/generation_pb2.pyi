@@ -1218,6 +1218,7 @@ class Model(_message.Message):
     PROCESSORS_FIELD_NUMBER: _builtins.int
     BIT_EXACT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
@@ -1228,7 +1229,9 @@ class Model(_message.Message):
     ties: where two tokens are about as likely, another one may be taken under another strategy or load.
     """
     @_builtins.property
-    def strategies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def strategies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that requests with the caller's API key may name."""
+
     @_builtins.property
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
@@ -1238,6 +1241,12 @@ class Model(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """LoRA adapters of the model: each is a name by which requests ask for the model with that adapter."""
+
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___NameableDrafter]:
+        """Models that draft, by the names by which requests with the caller's API key may ask for them (Speculation.drafter). Those
+        of other tenants are not among them.
+        """
 
     def __init__(
         self,
@@ -1251,14 +1260,40 @@ class Model(_message.Message):
         processors: _abc.Iterable[Global___Processor] | None = ...,
         bit_exact: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        drafters: _abc.Iterable[Global___NameableDrafter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class NameableDrafter(_message.Message):
+    """A model that drafts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    strategy: _builtins.str
+    """The strategy that drafts with it alone; auto and blend draft with it beside n-grams."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        strategy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "strategy", b"strategy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NameableDrafter: _TypeAlias = NameableDrafter  # noqa: Y015
 
 @_typing.final
 class SamplingDefaults(_message.Message):

@@ -36,7 +36,8 @@ _SCORES_IN_MESSAGE = 4096
 # What a client is not told of is left out.
 _MARKS = ("tool_format", "thoughts", "reads_thoughts", "named_roles", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
-_MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", "adapters", *_OF_SERVERS))
+_BY_HAND = ("defaults", "processors", "arithmetic", "adapters", "drafters")
+_MODEL = SameFields(ModelCard, pb.Model, by_hand=(*_BY_HAND, *_OF_SERVERS))
 # Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (
     "temperature",
@@ -280,6 +281,7 @@ def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
                 defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
                 processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
                 adapters=list(card.adapters),
+                drafters=[pb.NameableDrafter(name=each.name, strategy=each.strategy) for each in card.drafters],
             )
             for card in cards
         ]

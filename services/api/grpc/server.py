@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
+from services.access.charges import nameable
 from services.access.gate import Gate, open_gate
 from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.early import LARGE, send
@@ -76,8 +77,10 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with aborting(context):
-            with self._gate.counted(current_caller.get(), "ListModels"):
-                return encode_models(await self._router.models())
+            caller = current_caller.get()
+            with self._gate.counted(caller, "ListModels"):
+                cards = await self._router.models(caller.tenant)
+                return encode_models([nameable(caller.limits, card) for card in cards])
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with aborting(context):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from services.access.charges import nameable
 from services.access.gate import Gate
 from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
@@ -165,20 +166,21 @@ class Endpoints:
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models"""
-        await call.answer({"object": "list", "data": list((await self._listed()).values())})
+        await call.answer({"object": "list", "data": list((await self._listed(call)).values())})
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{id}"""
-        listed = await self._listed()
+        listed = await self._listed(call)
         if call.path not in listed:
             raise NotFound("model", call.path or "empty", ", ".join(listed))
         await call.answer(listed[call.path])
 
-    async def _listed(self) -> dict[str, dict[str, Any]]:
+    async def _listed(self, call: HttpCall) -> dict[str, dict[str, Any]]:
         """The models by each of their names, and behind them their adapters."""
+        caller = call.known_caller
         return {
-            name: self._model(called(card, name), card.name if name in card.adapters else None)
-            for card in await self._router.models()
+            name: self._model(nameable(caller.limits, called(card, name)), card.name if name in card.adapters else None)
+            for card in await self._router.models(caller.tenant)
             for name in (card.name, *card.aliases, *card.adapters)
         }
 
@@ -194,6 +196,7 @@ class Endpoints:
             "strategies": list(card.strategies),
             "default_strategy": card.default_strategy,
             "bit_exact": card.bit_exact,
+            "drafters": [{"name": each.name, "strategy": each.strategy} for each in card.drafters],
         }
 
     async def tokenize(self, call: HttpCall) -> None:

@@ -70,6 +70,13 @@ class TokenizerSettings(BaseModel):
     tokenizer_class: str
 
 
+class NameableDrafter(Answered):
+    """A model that drafts."""
+
+    name: str = Field(description="by which requests ask for it: speculation.drafter")
+    strategy: str = Field(description="the one that drafts with it alone; auto and blend draft with it beside n-grams")
+
+
 class Model(Answered):
     """A served model by one of its names, or one of its LoRA adapters."""
 
@@ -80,9 +87,10 @@ class Model(Answered):
     root: str
     parent: str | None = Field(description="of an adapter, the model that it adapts")
     max_model_len: int = Field(description="most tokens of prompt and answer together")
-    strategies: list[str]
+    strategies: list[str] = Field(description="those that requests with this API key may name")
     default_strategy: str
     bit_exact: bool = Field(description="whether a token's logits are the same bits whatever shares its pass")
+    drafters: list[NameableDrafter] = Field(description="models that draft, which requests with this API key may name")
 
 
 class Models(Answered):
