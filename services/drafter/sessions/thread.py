@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, TypeVarTuple, Unpack
 
-import torch
-
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -157,6 +155,9 @@ def use_threads(count: int) -> None:
     so a target in this process keeps its threads. (Two teams of threads on the same cores slow each other down several
     times, so a small model beside a target does best alone.)
     """
+    # Routers, and drafters without a model, start in half the time without it.
+    import torch
+
     others = torch.get_num_threads()
     torch.set_num_threads(count)
     restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
