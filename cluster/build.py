@@ -289,14 +289,9 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     )
     check_backends(target)
     return filled(
-        VerifierConfig,
-        verifier,
-        model_name=model.name,
-        target=target,
-        loop=loop,
-        costs_dir=settings.cache_dir / "costs",
+        VerifierConfig, verifier, model_name=model.name, target=target, loop=loop, costs_dir=settings.cache_dir / "costs",
         tokenizer=known_tokenizer(model.path),
-    )
+    )  # fmt: skip
 
 
 def public_name(model: ResolvedModel) -> str:

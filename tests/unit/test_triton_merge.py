@@ -19,8 +19,10 @@ SEGMENT, HEADS, VALUE, VALUES, UNIT = 512, 2, 20, 32, 0.3
 COUNTS = (1, 2, 15, 16, 17, 33, 70)
 
 
-@triton.jit
-def one_by_one(made, tops, totals, partial, sink, unit, segments, first, BACKWARDS: tl.constexpr, SINKS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def one_by_one(  # type: ignore[no-untyped-def]
+    made, tops, totals, partial, sink, unit, segments, first, BACKWARDS: tl.constexpr, SINKS: tl.constexpr
+):  # fmt: skip
     """The definition, for one head of one row; BACKWARDS: a fault."""
     dims = tl.arange(0, 32)
     lane = tl.arange(0, 1)
