@@ -38,6 +38,7 @@ from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import cut_layers
+from services.verifier.model import slice as model_slice
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
@@ -109,6 +110,15 @@ def test_the_same_bits_from_any_number_of_ranks(model: Path, whole: torch.Tensor
     # Whole layers in our kernels, as in one process: modules would round in another way.
     layers = [layer for part in parts for layer in part.model.get_decoder().layers]
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+
+
+def test_a_fault_of_our_own_is_no_reason_to_do_without_a_kernel(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*_: object, **__: object) -> FusedLayer:
+        raise AttributeError("a name that is misspelt")
+
+    monkeypatch.setattr(model_slice, "FusedLayer", faulty)
+    with pytest.raises(AttributeError, match="misspelt"):
+        ModelSlice(config(model), 0)
 
 
 KINDS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {

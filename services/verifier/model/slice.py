@@ -198,7 +198,7 @@ class ModelSlice:
     @torch.inference_mode()
     def _fuse(self) -> None:
         """Let our kernels compute whole layers, where their result is the same."""
-        owner = "fusing"
+        decoder, owner = self.model.get_decoder(), "fusing"
         self.memory.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
         entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
@@ -209,18 +209,18 @@ class ModelSlice:
             self._decode(running, entering.to(self.device))
             return running
 
+        layers = getattr(decoder, "layers", None)
+        done, reason = 0, f"{type(decoder).__name__} has no list of them"
         try:
-            decoder = self.model.get_decoder()
-            if self._triton is not None:
+            if isinstance(layers, nn.ModuleList) and self._triton is not None:
                 from services.verifier.kernels.triton.decoder_layer import fuse_layers
 
                 done, reason = fuse_layers(decoder, trial_pass, self._calls)
-            else:
-                assert self._kernel is not None
+            elif isinstance(layers, nn.ModuleList) and self._kernel is not None:
                 make = partial(FusedLayer, self._kernel.library, calls=self._calls)
-                done, reason = fuse(decoder.layers, make, trial_pass, TOLERANCE)
-        except (AttributeError, TypeError, NotImplementedError) as error:
-            done, reason = 0, str(error)
+                done, reason = fuse(layers, make, trial_pass, TOLERANCE)
+        except NotImplementedError as error:
+            reason = str(error)
         finally:
             self.memory.clear()
         log.info("%d whole layers run in our kernels%s", done, f"; the others do not: {reason}" if reason else "")
