@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from services.api.nameable import NameableDrafter
 from services.api.origins import ComparedStrategy, ReportedPass, TokenOrigin
 from services.api.weights_port import WeightsPort
 from speculation import limits
@@ -300,14 +301,6 @@ def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "") -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NameableDrafter:
-    """A model that drafts, as requests may name it; ``strategy``: the one that drafts with it alone."""
-
-    name: str
-    strategy: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
     """A served model, as users see it.
 
@@ -369,11 +362,7 @@ class RouterPort(WeightsPort, Protocol):
         """
 
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
-        """The served models.
-
-        Args:
-            tenant: who asks: strategies and drafters of others are left out. None: those that everybody may name.
-        """
+        """The served models, with the strategies and drafters that a tenant's requests may name; None: that all may."""
 
     async def forget(self, tenant: str) -> None:
         """Delete what is stored of a tenant's requests.

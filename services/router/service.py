@@ -21,12 +21,12 @@ from services.api.messages import (
     ClientRequest,
     Completion,
     ModelCard,
-    NameableDrafter,
     TextChunk,
     TokenSpelling,
     continues_text,
     is_conversation,
 )
+from services.api.nameable import NameableDrafter
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.adapter_changes import AdapterChanges
