@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 3
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-# Captured passes are padded: one row more than a bucket costs as much as the whole next bucket. The buckets of our own kernels are
-# eight rows apart or more, so many that their ends are close to a line: some of them tell it.
+# Captured passes are padded: one row more than a bucket costs as much as the whole next bucket. Our own kernels have so many
+# buckets, eight rows apart or more, that their ends are close to a line: some of them tell it.
 _STAIRS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)
 _REQUESTS = 8
 _CONTEXT = 256
