@@ -113,7 +113,7 @@ def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
     assert len({tuple(answers[1]) for answers in plain.values()}) == len(NAMES)
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(9)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
 @pytest.mark.parametrize(

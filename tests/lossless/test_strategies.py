@@ -223,7 +223,7 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
 @pytest.mark.parametrize(
     ("link", "sampling", "chosen"),
     [
-        pytest.param("in_process", SAMPLING[2], _SOME[:1], id="all"),
+        pytest.param("in_process", SAMPLING[2], _SOME[:1], marks=pytest.mark.exhaustive, id="all"),
         pytest.param("in_process", SAMPLING[0], _SOME, marks=pytest.mark.exhaustive, id="in process, greedily"),
         pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
         # Every pair on both links, greedily and sampled; a link carries greedy drafts as it carries others.

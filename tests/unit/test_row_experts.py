@@ -77,7 +77,7 @@ def expected(own: Any, *given: torch.Tensor, form: ByteType | None = None) -> to
         return one_by_one.experts(own, *given)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.exhaustive), torch.bfloat16])
 @pytest.mark.parametrize("kind", MOST)
 def test_a_row_gets_the_bits_of_its_experts_one_after_the_other(kind: str, dtype: torch.dtype) -> None:
     """Where experts get many rows, few and none; and the same bits alone and beside others, such as padding."""
