@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from services.drafter.heads.blocks.config import BlockConfig
+from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
@@ -146,6 +149,30 @@ def test_sessions_share_rounds_and_settings_bound_the_tree(tmp_path: Path, targe
         assert tree is not None and len(tree) == 3 + 9 and max(depths(tree)) == 2
         assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
         assert tree.scores == pytest.approx(alone.scores, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [made.dspark, made.dflash], ids=["from the anchor", "behind it"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_levels_that_nobody_asks_for_are_not_computed(
+    tmp_path: Path, target: Path, causal: bool, make: Callable[..., HeadCheckpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no row sees those behind it, the others stay as they are."""
+    drafter = load_blocks(make(is_causal=causal).write(tmp_path), target, dtype=torch.float64)
+    rows: list[int] = []
+    forward = BlockDrafter.forward
+
+    def noted(own: BlockDrafter, tokens: torch.Tensor, *given: Any) -> torch.Tensor:
+        rows.append(tokens.shape[1])
+        return forward(own, tokens, *given)
+
+    monkeypatch.setattr(BlockDrafter, "forward", noted)
+    states, form = known(range(6)), LevelForm(depth=2, width=3)
+    short = drafted(source(drafter, form=form), states)
+    monkeypatch.setattr(BlockConfig, "cut", lambda config, levels: config)
+    whole = drafted(source(drafter, form=form), states)
+    assert rows == [2 + (not drafter.config.from_anchor) if causal else BLOCK, BLOCK]
+    assert (short.tokens, short.parents) == (whole.tokens, whole.parents) and max(depths(short)) == 2
+    assert short.scores == pytest.approx(whole.scores, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.drafter.heads.files.head_config import HeadConfig
@@ -64,6 +64,12 @@ class BlockConfig:
     def levels(self) -> int:
         """Tokens ahead that a block guesses."""
         return self.block_size if self.from_anchor else self.block_size - 1
+
+    def cut(self, levels: int) -> BlockConfig:
+        """The same with at most ``levels`` levels, where no row of them knows of a row behind it. Otherwise as it is."""
+        if not all(self.causal) or self.conv_kernel_size:
+            return self
+        return replace(self, block_size=min(self.block_size, levels if self.from_anchor else levels + 1))
 
 
 def shapes_of(config: BlockConfig, held: Shapes) -> dict[str, tuple[int, ...]]:

@@ -71,9 +71,11 @@ class BlockSource:
         most_bytes: int = _MOST_BYTES,
         ahead: bool = False,
     ) -> None:
-        config, weight = drafter.config, drafter.fc.weight
-        self._drafter = drafter
-        form = form or LevelForm()
+        form, weight = form or LevelForm(), drafter.fc.weight
+        if form.depth is not None and (shorter := drafter.config.cut(form.depth)) != drafter.config:
+            # Levels that nobody asks for are not computed.
+            drafter = drafter.under(shorter)
+        self._drafter, config = drafter, drafter.config
         self._trees = (
             SequentialTrees(NAME, drafter, form, draw, ahead=ahead)
             if drafter.sequential
