@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from services.verifier.model.slice import ModelSlice
 from services.verifier.stages import process
 from services.verifier.stages.upstream import StageHandle, StageSpec
 
@@ -25,3 +28,16 @@ class _InThread:
 def launch_thread(spec: StageSpec) -> StageHandle:
     """Start a stage in a thread of its own. It cannot be killed."""
     return _InThread(spec)
+
+
+def parts_noted(patch: pytest.MonkeyPatch) -> list[ModelSlice]:
+    """Takes the parts of the stages and ranks that begin to serve in threads from now on, in any order."""
+    found: list[ModelSlice] = []
+    begin = process.Stage.__init__
+
+    def noted(self: process.Stage, part: ModelSlice, *given: object) -> None:
+        found.append(part)
+        begin(self, part, *given)  # type: ignore[arg-type]
+
+    patch.setattr(process.Stage, "__init__", noted)
+    return found

@@ -8,6 +8,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from services.verifier.model import slice as model_slice
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from services.verifier.stages import process, split_adapters
+from services.verifier.stages import split_adapters
 from speculation.errors import ConfigurationError
 from tests.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
 from tests.lossless import architectures
 from tests.lossless.test_target_is_exact import tree_around
 from tests.refusals import refuses
-from tests.stage_threads import launch_thread
+from tests.stage_threads import launch_thread, parts_noted
 from tests.tiny import make_tiny_model
 
 # One process, since the targets are shared.
@@ -74,12 +75,19 @@ def config(model: Path, stages: int, **options: object) -> TargetConfig:
     )
 
 
+@contextmanager
+def computed_as(layers: str) -> Iterator[None]:
+    """Targets that are made within it compute whole layers by one kernel, or their modules one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if layers == "modules":
+            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+        yield
+
+
 @pytest.fixture(scope="module", params=["whole layers", "modules"])
 def layers(request: pytest.FixtureRequest) -> Iterator[str]:
     """Layers that one kernel computes, and layers whose parts are computed one by one."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+    with computed_as(request.param):
         yield request.param
 
 
@@ -90,16 +98,7 @@ def whole(model: Path, folders: dict[str, str], layers: str) -> TransformersTarg
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[ModelSlice]:
-    """Those of the stages that begin to serve in threads, in any order."""
-    found: list[ModelSlice] = []
-    begin = process.Stage.__init__
-
-    def noted(self: process.Stage, part: ModelSlice, *given: object) -> None:
-        found.append(part)
-        begin(self, part, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(process.Stage, "__init__", noted)
-    return found
+    return parts_noted(monkeypatch)
 
 
 @pytest.fixture

@@ -20,18 +20,17 @@ from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
 from services.verifier.model import lora_adapters
-from services.verifier.model import slice as model_slice
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from services.verifier.stages import process, split_adapters
+from services.verifier.stages import split_adapters
 from services.verifier.stages.stage_ranks import Cut
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lora import ALL, WITH_ENDS, make_adapter
 from tests.lossless import test_tensor_parallel as parallel
-from tests.lossless.test_lora_in_stages import config, passes, same
+from tests.lossless.test_lora_in_stages import computed_as, config, passes, same
 from tests.refusals import refuses
-from tests.stage_threads import launch_thread
+from tests.stage_threads import launch_thread, parts_noted
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
@@ -74,9 +73,7 @@ def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module", params=["whole layers", pytest.param("modules", marks=pytest.mark.exhaustive)])
 def layers(request: pytest.FixtureRequest) -> Iterator[str]:
     """Layers that one kernel computes, and layers whose parts are computed one by one."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+    with computed_as(request.param):
         yield request.param
 
 
@@ -92,16 +89,7 @@ def wanted(whole: TransformersTarget) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[ModelSlice]:
-    """Those of the ranks that begin to serve in threads, in any order."""
-    found: list[ModelSlice] = []
-    begin = process.Stage.__init__
-
-    def noted(self: process.Stage, part: ModelSlice, *given: object) -> None:
-        found.append(part)
-        begin(self, part, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(process.Stage, "__init__", noted)
-    return found
+    return parts_noted(monkeypatch)
 
 
 @pytest.fixture
