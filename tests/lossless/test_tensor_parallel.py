@@ -14,12 +14,18 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -28,6 +34,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from cluster.ray.stage_actors import launch_child
@@ -131,6 +139,48 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
 }  # fmt: skip
 
 
+MIXTURES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
+    "experts apart in the files, and a dense layer": (
+        Qwen3MoeForCausalLM, Qwen3MoeConfig,
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32, "mlp_only_layers": [1]},
+    ),
+    "experts under other names": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gates beside ups, biases, and sinks of heads": (
+        GptOssForCausalLM, GptOssConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},
+    ),
+    "shared experts, and latent attention": (
+        DeepseekV3ForCausalLM, DeepseekV3Config,
+        {
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64, "head_dim": 8,
+            "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+            "num_key_value_heads": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_the_same_bits_of_mixtures(kind: str, tmp_path: Path) -> None:
+    """Every rank holds columns of all experts, and reads no others."""
+    made, configured, others = MIXTURES[kind]
+    torch.manual_seed(0)
+    sizes = {**SIZES, "max_position_embeddings": 512, "pad_token_id": 0, "initializer_range": 0.2, **others}
+    made(configured(**sizes)).save_pretrained(tmp_path)
+    alone = passes(ModelSlice(config(tmp_path), 0))
+    for ranks in (2, 4):
+        assert all(torch.equal(one, alone) for one in together(ranks_of(config(tmp_path, ranks)), passes))
+    swapped = together(ranks_of(config(tmp_path, 2), at=[1, 0]), passes)
+    assert not any(torch.equal(one, alone) for one in swapped)
+
+
+@pytest.mark.parametrize("kind", cut_layers.MIXTURES)
+def test_mixtures_over_ranks_of_gpus_are_refused_by_name(kind: str) -> None:
+    cut_layers.check_cut(kind, 2, "cpu")
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
+        cut_layers.check_cut(kind, 2, "cuda")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_for_other_models(kind: str, tmp_path: Path) -> None:
     made, configured, others = KINDS[kind]
@@ -226,7 +276,7 @@ def test_other_models_are_refused_by_name(kind: tuple[Any, Any], tmp_path: Path)
 
 
 def test_every_type_that_is_cut_is_tested() -> None:
-    tested = {"llama", *(configured.model_type for _, configured, _ in KINDS.values())}
+    tested = {"llama", *(configured.model_type for _, configured, _ in (*KINDS.values(), *MIXTURES.values()))}
     assert set(cut_layers.TYPES) == tested
 
 

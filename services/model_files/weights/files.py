@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +118,23 @@ class WeightFiles:
         tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
         kind = self._kinds.get(name)
         return tensor if kind is None else StoredBlocks(tensor, *kind)
+
+    def parts(self, name: str, axis: int, ranges: Sequence[range]) -> Weight:
+        """The numbers in these ranges of one dimension, one after the other; otherwise as ``part``.
+
+        Raises:
+            ValueError: the weight is kept in blocks, of which there are parts of rows alone.
+        """
+        if axis == 0 and len(ranges) == 1:
+            return self.part(name, ranges[0].start, ranges[0].stop)
+        if name in self._shared:
+            return self._target.parts(self._shared[name], axis, ranges)
+        whole = self.get(name) if name in self._packed else None
+        if isinstance(whole, StoredBlocks) or name in self._kinds:
+            raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
+        read = self._open(self._files[name]).get_slice(name) if whole is None else whole
+        leading = (slice(None),) * axis
+        return torch.cat([read[(*leading, slice(one.start, one.stop))] for one in ranges], axis)
 
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""

@@ -3,6 +3,9 @@
 The results of a row's experts are added in the order of the experts' numbers, so the sum depends on the row alone. That a
 product does not depend on how many rows share an expert is ensured by the weights (``ExactWeight``). Mixtures that do not
 use the interface multiply by such weights in their own loops.
+
+Ranks each compute some columns of every expert's products, for all rows: whole rows of the first are gathered before the
+second, and its columns once they are added. All ranks choose the same experts, since each computes the router itself.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from services.verifier.kernels.sharded_layers import shards_of
 
 NAME = "outrider"
 
@@ -33,13 +38,17 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     rows = by_expert // top_k_index.shape[1]
     counts = asked.bincount(minlength=self.num_experts).tolist()
     up = "gate_up_proj" if self.has_gate else "up_proj"
+    shards = shards_of(self)
     made = _products(self, up, hidden_states[rows], counts)
-    made = _products(self, "down_proj", self._apply_gate(made) if self.has_gate else self.act_fn(made), counts)
+    made = self._apply_gate(made) if self.has_gate else self.act_fn(made)
+    made = _products(self, "down_proj", made if shards is None else shards.columns(made), counts)
     if self.has_post_expert_norm:
         made = self.post_expert_norm(made)
     made = made * top_k_weights.flatten()[by_expert, None]
     # Added in the order of the experts' numbers, as in transformers' own loop.
-    return torch.zeros_like(hidden_states).index_add_(0, rows, made.to(hidden_states.dtype))
+    total = hidden_states.new_zeros(len(hidden_states), made.shape[1])
+    total.index_add_(0, rows, made.to(hidden_states.dtype))
+    return total if shards is None else shards.columns(total)
 
 
 def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:

@@ -54,6 +54,19 @@ class ShardedEmbedding(nn.Module):
         )
 
 
+def share_experts(experts: nn.Module, shards: StageRanks) -> None:
+    """Let what computes a module of experts exchange columns with the other ranks: this one holds its part of all experts.
+
+    Noted at the module, since the functions that compute experts are given that, and read its parameters.
+    """
+    experts._shards = shards  # type: ignore[assignment]
+
+
+def shards_of(experts: nn.Module) -> StageRanks | None:
+    """The ranks that share a module of experts; None: it is whole."""
+    return getattr(experts, "_shards", None)
+
+
 def own_part(module: nn.Module) -> nn.Module:
     """What this rank computes of a layer: all of it, where ranks have no shards of it."""
     return module.own if isinstance(module, ShardedLinear | ShardedEmbedding) else module

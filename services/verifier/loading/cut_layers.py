@@ -1,28 +1,37 @@
-"""Cuts a model without weights down to one rank's shard of it: heads, columns of products, and part of the vocabulary."""
+"""Cuts a model without weights down to one rank's shard of it: heads, columns of products, and part of the vocabulary.
+
+Of a mixture every rank holds all experts, and of each some columns of its products; routers, and the products that latent
+attention has before its heads, are small and whole in every rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
-from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear
+from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear, share_experts
 from services.verifier.loading.rank_sizes import check_rank_sizes
 from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
 
 # Types of models whose layers are cut, each tested to give the same bits. What others do between their products need not
 # work on shards, such as a norm of all heads, and a start compares what is cut with itself, not with the whole model.
-TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+_DENSE, MIXTURES = ("llama", "mistral", "qwen2", "qwen3"), ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
+TYPES = (*_DENSE, *MIXTURES)
+# Of attention: what is cut by heads of keys, by heads of queries, and by outputs. Latent attention has none of the former.
+_KEYS, _HEADS = ("k_proj", "v_proj"), ("q_proj", "q_b_proj", "kv_b_proj", "o_proj")
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 # What gets rows in shards.
-_GATHERING = (("self_attn", "o_proj"), ("mlp", "down_proj"))
+_GATHERING = ("o_proj", "down_proj")
 
 
-def check_cut(model_type: str, ranks: int) -> None:
+def check_cut(model_type: str, ranks: int, device: str = "cpu") -> None:
     """Check that models of this type can be cut.
 
     Raises:
@@ -31,6 +40,12 @@ def check_cut(model_type: str, ranks: int) -> None:
     if model_type not in TYPES:
         raise ConfigurationError(
             f"models of the type {model_type} are not cut so far ({', '.join(TYPES)} are); use 1, and stages",
+            field="verifier.tensor_parallel_size",
+            value=ranks,
+        )
+    if model_type in MIXTURES and device != "cpu":
+        raise ConfigurationError(
+            f"models of the type {model_type}, mixtures of experts, are not cut on GPUs so far; use 1, and stages",
             field="verifier.tensor_parallel_size",
             value=ranks,
         )
@@ -53,12 +68,19 @@ def cut_layers(model: PreTrainedModel, shards: StageRanks) -> dict[str, Cut]:
     keys = Cut(begin=first * head_size, end=(first + some) * head_size, whole=kv_heads * head_size)
     prefix = f"{model.base_model_prefix}."
     for number, layer in enumerate(decoder.layers):
-        layer.self_attn.num_key_value_groups = heads // count // some
-        for part, names in (("self_attn", _ATTENTION), ("mlp", _MLP)):
-            for name in names:
-                cut = keys if name in ("k_proj", "v_proj") else None
-                place = f"{prefix}layers.{number}.{part}.{name}"
-                found |= _cut(getattr(layer, part), name, place, shards, cut)
+        attention, place = layer.self_attn, f"{prefix}layers.{number}"
+        if hasattr(attention, "k_proj"):
+            attention.num_key_value_groups = heads // count // some
+        for name in (*_KEYS, *_HEADS):
+            if getattr(attention, name, None) is not None:
+                found |= _cut(attention, name, f"{place}.self_attn.{name}", shards, keys if name in _KEYS else None)
+        if "sinks" in attention._parameters:
+            found |= _cut_parameter(attention, "sinks", f"{place}.self_attn.sinks", shards, axis=0)
+        for part, module in _feed_forwards(layer):
+            for name in _FEED_FORWARD:
+                found |= _cut(module, name, f"{place}.{part}.{name}", shards, None)
+        if (experts := _experts_of(layer)) is not None:
+            found |= _cut_experts(experts, f"{place}.mlp.experts", shards)
     if isinstance(decoder.embed_tokens, nn.Embedding):
         found |= _cut(decoder, "embed_tokens", f"{prefix}embed_tokens", shards, None)
     if not isinstance(model.lm_head, nn.Identity):
@@ -70,13 +92,72 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
     """Let the layers of a model that has been cut, and read, exchange what they make with the other ranks."""
     decoder = model.get_decoder()
     for layer in decoder.layers:
-        for part, name in _GATHERING:
-            parent = getattr(layer, part)
-            setattr(parent, name, ShardedLinear(getattr(parent, name), shards, gathers=True))
+        for parent in (layer.self_attn, *(module for _, module in _feed_forwards(layer))):
+            for name in _GATHERING:
+                if hasattr(parent, name):
+                    setattr(parent, name, ShardedLinear(getattr(parent, name), shards, gathers=True))
+        if (experts := _experts_of(layer)) is not None:
+            share_experts(experts, shards)
     if isinstance(decoder.embed_tokens, nn.Embedding):
         decoder.embed_tokens = ShardedEmbedding(decoder.embed_tokens, shards)
     if isinstance(model.lm_head, (nn.Linear, StoredLinear, RoundedLinear)):
         model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
+
+
+def _feed_forwards(layer: Any) -> Iterator[tuple[str, Any]]:
+    """A layer's dense parts, by their names in it: all of what is behind attention, or experts that get every row."""
+    for part, module in (("mlp", layer.mlp), ("mlp.shared_experts", getattr(layer.mlp, "shared_experts", None))):
+        if hasattr(module, "down_proj"):
+            yield part, module
+
+
+def _experts_of(layer: Any) -> Any | None:
+    return getattr(layer.mlp, "experts", None)
+
+
+def _cut_experts(experts: Any, place: str, shards: StageRanks) -> Iterator[tuple[str, Cut]]:
+    """Replace the weights of all experts by smaller ones: the same outputs of each, of gates and ups those that belong
+    together.
+
+    Raises:
+        ConfigurationError: ranks would get unequal parts.
+    """
+    axis = 2 if experts.is_transposed else 1
+    apart = 2 if experts.is_concatenated else 1
+    for name, pieces, unit in (("gate_up_proj", apart, 2 // apart), ("down_proj", 1, 1)):
+        yield from _cut_parameter(experts, name, f"{place}.{name}", shards, axis, pieces, unit)
+        if experts.has_bias:
+            yield from _cut_parameter(experts, f"{name}_bias", f"{place}.{name}_bias", shards, 1, pieces, unit)
+
+
+def _cut_parameter(
+    parent: nn.Module, name: str, place: str, shards: StageRanks, axis: int, pieces: int = 1, unit: int = 1
+) -> Iterator[tuple[str, Cut]]:
+    """Replace a parameter by a smaller one on the meta device.
+
+    Args:
+        pieces: see ``Cut``.
+        unit: how many numbers stay together.
+
+    Raises:
+        ConfigurationError: there are no equal shares.
+    """
+    whole = parent.get_parameter(name)
+    size = whole.shape[axis]
+    if size % (shards.count * pieces * unit):
+        raise _no_shares(place, size // unit, shards)
+    each = size // pieces // shards.count
+    cut = Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=size, axis=axis, pieces=pieces)
+    shape = list(whole.shape)
+    shape[axis] = pieces * each
+    setattr(parent, name, nn.Parameter(torch.empty(shape, device="meta", dtype=whole.dtype), requires_grad=False))
+    yield place, cut
+
+
+def _no_shares(place: str, rows: int, shards: StageRanks) -> ConfigurationError:
+    return ConfigurationError(
+        f"{place} has {rows} rows, which have no equal shares", field="verifier.tensor_parallel_size", value=shards.count
+    )
 
 
 def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None) -> Iterator[tuple[str, Cut]]:
@@ -89,11 +170,7 @@ def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut 
     whole, other = layer.weight.shape
     each, left = divmod(whole, shards.count)
     if cut is None and left:
-        raise ConfigurationError(
-            f"{place} has {whole} rows, which have no equal shares",
-            field="verifier.tensor_parallel_size",
-            value=shards.count,
-        )
+        raise _no_shares(place, whole, shards)
     cut = cut or Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=whole)
     size = cut.end - cut.begin
     made: nn.Module

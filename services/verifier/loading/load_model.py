@@ -29,8 +29,9 @@ from services.verifier.loading.complete import (
     refuse_unused,
     without_report,
 )
-from services.verifier.loading.cut_layers import cut_layers, gather_between
+from services.verifier.loading.cut_layers import check_cut, cut_layers, gather_between
 from services.verifier.loading.hollow import without_weights
+from services.verifier.loading.joined_experts import JoinedExperts
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
@@ -193,7 +194,7 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
     model, folder = _skeleton(config), Path(config.model_path)
     with WeightFiles(folder) as files:
         # A name that the model does not have is often a weight in another layout.
-        _check_names(model, files.names, config)
+        _check_names(model, JoinedExperts(files, model.state_dict().keys()).names, config)
     decoder, text = model.get_decoder(), model.config.get_text_config()
     first, last = layers.start == 0, layers.stop == len(decoder.layers)
     decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
@@ -211,6 +212,7 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
     if shards is not None:
+        check_cut(model.config.model_type, shards.count, config.device)
         shards.cuts = cut_layers(model, shards)
     _read(model, config, LayerNames.of(model, layers), _WHOLE if shards is None else shards.cuts)
     refuse_nonsense(model, folder)

@@ -37,11 +37,14 @@ def check_rank_sizes(ranks: int, sizes: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: there is not; says with how many there would be.
     """
-    names = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+    names = ("num_attention_heads", "vocab_size", "hidden_size", "intermediate_size")
     found = [size for size in map(sizes.get, names) if isinstance(size, int) and size > 0]
     if ranks == 1 or len(found) < len(names):
         return
-    heads, *columns, vocabulary = found
+    heads, vocabulary, *columns = found
+    # Of each expert.
+    if isinstance(inner := sizes.get("moe_intermediate_size"), int) and inner > 0:
+        columns.append(inner)
     kv_heads: int = sizes.get("num_key_value_heads") or heads
 
     def fits(count: int) -> bool:
@@ -51,7 +54,7 @@ def check_rank_sizes(ranks: int, sizes: Mapping[str, Any]) -> None:
 
     if not fits(ranks):
         possible = [str(count) for count in range(1, heads + 1) if count == 1 or fits(count)]
-        wide = " and ".join(map(str, columns))
+        wide = f"{', '.join(map(str, columns[:-1]))} and {columns[-1]}"
         raise ConfigurationError(
             f"the model has {heads} heads, {kv_heads} of keys, {wide} columns and {vocabulary} tokens",
             field="verifier.tensor_parallel_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.loading.complete import mismatched, missing
+from services.verifier.loading.joined_experts import JoinedExperts
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.stages.stage_ranks import Cut
 
@@ -46,19 +48,23 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
     folder, tied = wanted.folder, model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
     lacking: list[str] = []
-    with WeightFiles(folder, wanted.target) as files:
-        for name, place in list(model.state_dict().items()):
-            stored = name if wanted.names is None else wanted.names.in_whole(name)
+    places = {
+        name: (name if wanted.names is None else wanted.names.in_whole(name), place)
+        for name, place in model.state_dict().items()
+    }
+    with WeightFiles(folder, wanted.target) as opened:
+        files = JoinedExperts(opened, {stored for stored, _ in places.values()})
+        for name, (stored, place) in places.items():
             if stored not in files:
                 stored = tied.get(stored, stored)
             if stored not in files:
                 lacking.append(stored)
                 continue
             shape, cut = tuple(place.shape), wanted.cuts.get(name)
-            whole = shape if cut is None else (cut.whole, *shape[1:])
+            whole = shape if cut is None else cut.whole_shape(shape)
             if files.shape(stored) != whole:
                 raise mismatched(stored, files.shape(stored), whole, folder)
-            weight = files.get(stored) if cut is None else files.part(stored, cut.begin, cut.end)
+            weight = files.get(stored, cut)
             if isinstance(weight, StoredBlocks) and wanted.stored and _make_room(model, name, weight):
                 continue
             state[name] = _as_tensor(weight, name, model, wanted)
@@ -91,4 +97,10 @@ def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, wanted: Wanted
         return weight.float().to(wanted.dtype)
     if weight.dtype == torch.bfloat16 and wanted.stored and _linear(model, name) is not None:
         return weight
-    return weight.to(wanted.dtype)
+    # As transformers loads them; a few weights must not be rounded, such as those that DeepSeek chooses experts by.
+    kept = any(_named(pattern, name) for pattern in model._keep_in_fp32_modules_strict or ())
+    return weight.to(torch.float32 if kept else wanted.dtype)
+
+
+def _named(pattern: str, name: str) -> bool:
+    return re.search(rf"(?:^|\.){pattern}(?:\.|$)", name) is not None

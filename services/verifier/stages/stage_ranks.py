@@ -68,12 +68,27 @@ class Cut:
     """The rows of a stored weight, or the numbers of a bias, that a rank holds.
 
     Attributes:
+        begin, end: of each piece.
         whole: number of all of them.
+        axis: the dimension that is cut.
+        pieces: how many equal ones lie one after the other along it, such as gates and ups.
     """
 
     begin: int
     end: int
     whole: int
+    axis: int = 0
+    pieces: int = 1
+
+    @property
+    def ranges(self) -> list[range]:
+        """What is held, in its order."""
+        starts = range(0, self.whole, self.whole // self.pieces)
+        return [range(start + self.begin, start + self.end) for start in starts]
+
+    def whole_shape(self, own: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the weight of which a rank holds as much as ``own`` says."""
+        return (*own[: self.axis], self.whole, *own[self.axis + 1 :])
 
 
 class StageRanks:
