@@ -52,7 +52,7 @@ for experts in (QWEN3_EXPERTS, GPT_OSS_EXPERTS, DEEPSEEK_EXPERTS):
 ROUTER = {**MULTIPLY, **dict.fromkeys(("rows", "weight", "bias", "made"), SINGLE), "columns": 256, "leaf": 896, "terms": 7168,
           "apart": 7168}  # fmt: skip
 WHOLE, FP8, INT8 = ({"BYTES": shift is not None, "SHIFT": shift or 0} for shift in (None, 4, 0))
-NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"width": 4096, "eps": 1e-6, "apart": 12288}
+NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"eps": 1e-6, "apart": 12288}
 ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": 128,
     "apart": 18432, "eps": 1e-6, "slots_at": 3,
@@ -182,10 +182,10 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "parts": SINGLE, "bias": HALF, "made": HALF, "numbers": 12288, "columns": 4096,
     }, {"PARTS": 8, "BLOCK": 1024, "BIAS": True}),
     "norm": (row_norm.add_and_normalise, {**NORM, "rows": HALF}, {
-        "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "PARTS": 0, "BIAS": False,
+        "WIDTH": 4096, "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "PARTS": 0, "BIAS": False,
     }),
     "norm of leaves": (row_norm.add_and_normalise, {**NORM, "rows": SINGLE}, {
-        "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "PARTS": 2, "BIAS": True,
+        "WIDTH": 4096, "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "PARTS": 2, "BIAS": True,
     }),
     "gate": (row_norm.gate, {"both": SINGLE, "made": HALF, "width": 14336, "apart": 86016}, {"BLOCK": 1024, "PARTS": 2}),
     "noise": (noisy_rows.noisy_rows, {

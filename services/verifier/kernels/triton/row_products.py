@@ -190,7 +190,7 @@ def normalise(
     total = before if residual is None else torch.empty_like(before)
     width = before.shape[-1]
     add_and_normalise[(before.numel() // width,)](
-        product.numbers, product.some_bias, before, weight, total, made, width, eps, product.apart, BLOCK=NORM_LANES,
+        product.numbers, product.some_bias, before, weight, total, made, eps, product.apart, WIDTH=width, BLOCK=NORM_LANES,
         RESIDUAL=residual is not None, ROUNDED=rounded, PARTS=product.parts, BIAS=product.bias is not None,
         **COMPILED,
     )  # fmt: skip
