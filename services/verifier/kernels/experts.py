@@ -35,7 +35,8 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     up = "gate_up_proj" if self.has_gate else "up_proj"
     made = _products(self, up, hidden_states[rows], counts)
     made = _products(self, "down_proj", self._apply_gate(made) if self.has_gate else self.act_fn(made), counts)
-    if self.has_post_expert_norm:
+    # The oldest transformers that is taken does not have it yet.
+    if getattr(self, "has_post_expert_norm", False):
         made = self.post_expert_norm(made)
     made = made * top_k_weights.flatten()[by_expert, None]
     # Added in the order of the experts' numbers, as in transformers' own loop.

@@ -45,8 +45,8 @@ Timer = Callable[[Callable[[], object]], float]
 DEFINITION = 3
 _FORMAT = 2
 _REPEATS = 5
-# Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change.
-_COMPARED = (1, 3, 16, 17, 33, 64, 65, 130)
+# Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change, and of prompts.
+_COMPARED = (1, 3, 16, 17, 33, 64, 65, 130, 320, 2048)
 # Several copies of a smaller layer take turns, so that a GPU's cache (50 MB in an H100) does not hold them.
 _BEYOND_CACHE = 2**27
 
