@@ -13,7 +13,9 @@ import sys
 from multiprocessing.context import ForkServerContext
 
 import psutil
+import pytest
 
+from cluster.ray import stage_actors
 from services.verifier.stages import process
 from services.verifier.stages.upstream import StageHandle, StageSpec
 
@@ -49,6 +51,11 @@ class _Forked:
 def launch_fork(spec: StageSpec) -> StageHandle:
     """Start a stage in a forked process. It sees the environment as it was when the first one was started."""
     return _Forked(spec)
+
+
+def services_fork(patch: pytest.MonkeyPatch) -> None:
+    """Let whole services that are built from now on start their stages so."""
+    patch.setattr(stage_actors, "launch_child", launch_fork)
 
 
 def forked_stages() -> list[psutil.Process]:

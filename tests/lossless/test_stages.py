@@ -31,7 +31,7 @@ from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, TargetLost
 from tests.refusals import refuses
 from tests.service import pipeline
-from tests.stage_forks import forked_stages, launch_fork
+from tests.stage_forks import forked_stages, launch_fork, services_fork
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
 
@@ -273,7 +273,8 @@ async def ask(running: Pipeline, strategy: str, number: int, **sampling: object)
 
 
 @pytest.mark.exhaustive
-async def test_every_strategy_says_the_same(model: Path) -> None:
+async def test_every_strategy_says_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    services_fork(monkeypatch)
     strategies = known.served(known.StrategyConfig())
     wanted = {}
     async with pipeline(model) as running:
