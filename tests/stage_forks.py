@@ -7,6 +7,7 @@ does, and what one can do to it (signals, an end in mid-pass), is the same.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import sys
@@ -61,3 +62,13 @@ def services_fork(patch: pytest.MonkeyPatch) -> None:
 def forked_stages() -> list[psutil.Process]:
     """Those that run, in the order in which they were started: the first stage first."""
     return [each for each in _STARTED if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def _end() -> None:
+    """A test that fails may leave one frozen, and ``multiprocessing`` would wait for it at the end for ever."""
+    for each in forked_stages():
+        each.kill()
+
+
+# After multiprocessing's own, and so run before it.
+atexit.register(_end)
