@@ -319,7 +319,7 @@ def test_decoders_of_another_kind_are_refused(
     for name, value in broken.items():
         setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
     with refuses(ConfigurationError, *refusal):
-        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"), torch.float32)
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:

@@ -3,8 +3,7 @@
 Candidates are our Triton kernels, whose sums are cut by definition (``triton``), and cuBLASLt kept from splitting sums
 (``cublaslt``); norms and gates are Triton's in both. Each is timed for every shape of layer and checked: a row's bits must
 not depend on the other rows. torch's own layers are not exact; they are timed for comparison, and serve where nothing else
-can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run. Not run on a
-GPU yet (docs/gpus.md).
+can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
 
-Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
+Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class Graphs:
         buckets: which passes share a graph, and how they are laid out.
         run: runs the model; what it launches must not depend on a pass's contents.
         given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
-        required: a pass that cannot be captured is refused, not launched.
+        required: the kernels that the settings name, with which a pass that cannot be captured is refused; empty: it is
+            launched.
     """
 
-    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: bool = False) -> None:
+    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: str = "") -> None:
         self._kind = buckets
         self._run = run
         self._given, self._required = given, required
@@ -154,7 +155,7 @@ class Graphs:
                 raise ConfigurationError(
                     f"passes of this model cannot be captured, so each would take longer ({said}); use auto to serve it so",
                     field="verifier.kernels",
-                    value="triton",
+                    value=self._required,
                 ) from error
             log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
             self._captures = False
@@ -192,7 +193,8 @@ def captured(run: Callable[[], Result], memory: Any = None) -> tuple[torch.cuda.
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory):
+    # On a stream of its own: torch's own for captures belongs to the GPU of the first one in this process.
+    with torch.cuda.graph(graph, pool=memory, stream=stream):
         made = run()
     return graph, made
 
