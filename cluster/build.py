@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models.named_models import router_drafters
-from cluster.models.target import ResolvedModel
+from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
 from services.drafter.config import DrafterConfig, SuffixConfig
@@ -92,6 +92,7 @@ async def in_process(
     drafter = DrafterService(drafter_config(settings, model), link, answers=None if retrieval is None else retrieval.answers)
     here = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
     link_to_drafter = between(outside_link(settings) or here)
+    before_products(settings)
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
     verifier = VerifierService(
@@ -132,8 +133,8 @@ async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> 
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink
 
-    config = replace(_drafter_config(settings, model, models=True), calibration=None)
-    drafter = DrafterService(config)
+    drafter = DrafterService(replace(_drafter_config(settings, model, models=True), calibration=None))
+    before_products(settings)
     await drafter.start()
     beside = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
     others = frozenset(SOURCES) - trained

@@ -59,13 +59,29 @@ def log_probabilities(logits: torch.Tensor, token: int, top: int) -> TokenLogpro
         logits: [vocabulary], unprocessed.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    values, ids = torch.topk(logprobs, top)
+    values, ids = ranked(logprobs, top)
     return TokenLogprobs(
         token_id=token,
         logprob=float(logprobs[token]),
         top_ids=tuple(ids.tolist()),
         top_logprobs=tuple(values.tolist()),
     )
+
+
+def ranked(logprobs: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``top`` greatest of each row and their ids, [..., top]; of equal ones the least id comes first, as in choices.
+
+    ``torch.topk`` leaves their order open, and in bfloat16 many logits are equal.
+
+    Args:
+        logprobs: [..., vocabulary], float32.
+    """
+    bits = logprobs.contiguous().view(torch.int32)
+    # Integers in the order of the numbers: of negative ones all bits behind the sign are flipped. -0.0 is below 0.0.
+    rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
+    found = torch.topk((rank << 32) - ids, top).indices
+    return logprobs.gather(-1, found), found
 
 
 def _check_finite(value: float) -> None:

@@ -24,6 +24,7 @@ from services.verifier.kernels.triton.device import (
     tree_attend,
     write_rows,
 )
+from services.verifier.kernels.triton.row_products import Tiles
 from tests.triton_compiler import compile_for, resources
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
@@ -51,8 +52,16 @@ for experts in (QWEN3_EXPERTS, GPT_OSS_EXPERTS, DEEPSEEK_EXPERTS):
     del experts["count"]
 ROUTER = {**MULTIPLY, **dict.fromkeys(("rows", "weight", "bias", "made"), SINGLE), "columns": 256, "leaf": 896, "terms": 7168,
           "apart": 7168}  # fmt: skip
+
+
+def tiles(given: dict[str, Any], rows: int, *, gated: bool, size: int) -> dict[str, int]:
+    """The constants of a product of so many rows, as it is launched."""
+    made = Tiles.of(rows, given["leaf"], gated=gated, size=size)
+    return {"ROWS": made.rows, "COLUMNS": made.columns, "TERMS": made.terms, "num_stages": made.stages}
+
+
 WHOLE, FP8, INT8 = ({"BYTES": shift is not None, "SHIFT": shift or 0} for shift in (None, 4, 0))
-NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"width": 4096, "eps": 1e-6, "apart": 12288}
+NORM = dict.fromkeys(("bias", "residual", "weight", "total", "made"), HALF) | {"eps": 1e-6, "apart": 12288}
 ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": 128,
     "apart": 18432, "eps": 1e-6, "slots_at": 3,
@@ -107,64 +116,61 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "BLOCK": 1024,
     }),
     "few products": (row_matmul.multiply, {**MULTIPLY, "made": SINGLE}, {
-        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **WHOLE,
+        "PARTS": 2, "BIAS": False, "GATED": False, **tiles(MULTIPLY, 16, gated=False, size=2), **WHOLE,
     }),
     "some products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "PARTS": 1, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **WHOLE,
+        "PARTS": 1, "BIAS": False, "GATED": True, **tiles(MULTIPLY, 32, gated=True, size=2), **WHOLE,
     }),
     "many products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **WHOLE,
+        "PARTS": 1, "BIAS": True, "GATED": False, **tiles(MULTIPLY, 64, gated=False, size=2), **WHOLE,
     }),
     "gated products": (row_matmul.multiply, {**MULTIPLY, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **WHOLE,
+        "PARTS": 1, "BIAS": False, "GATED": True, **tiles(MULTIPLY, 64, gated=True, size=2), **WHOLE,
     }),
     "few products of fp8": (row_matmul.multiply, {**PAIRS, "made": SINGLE}, {
-        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **FP8,
+        "PARTS": 2, "BIAS": False, "GATED": False, **tiles(PAIRS, 16, gated=False, size=1), **FP8,
     }),
     "few products of int8": (row_matmul.multiply, {**PAIRS, "made": SINGLE}, {
-        "PARTS": 2, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **INT8,
+        "PARTS": 2, "BIAS": False, "GATED": False, **tiles(PAIRS, 16, gated=False, size=1), **INT8,
     }),
     "some products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
-        "PARTS": 1, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **FP8,
-    }),
-    "products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
-        "PARTS": 1, "ROWS": 64, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, **FP8,
+        "PARTS": 1, "BIAS": False, "GATED": True, **tiles(PAIRS, 32, gated=True, size=1), **FP8,
     }),
     "many products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **FP8,
+        "PARTS": 1, "BIAS": True, "GATED": False, **tiles(PAIRS, 64, gated=False, size=1), **FP8,
     }),
     "gated products of fp8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **FP8,
+        "PARTS": 1, "BIAS": False, "GATED": True, **tiles(PAIRS, 64, gated=True, size=1), **FP8,
     }),
     "many products of int8": (row_matmul.multiply, {**PAIRS, "made": HALF}, {
-        "PARTS": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_warps": 8, **INT8,
+        "PARTS": 1, "BIAS": True, "GATED": False, **tiles(PAIRS, 64, gated=False, size=1), **INT8,
     }),
     "few pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
-        "TOP": 8, "ROWS": 16, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_stages": 6, **WHOLE,
+        "TOP": 8, "BIAS": False, "GATED": True, **tiles(QWEN3_EXPERTS, 16, gated=True, size=2), **WHOLE,
     }),
     "few pairs with biases": (expert_rows.multiply_pairs, GPT_OSS_EXPERTS, {
-        "TOP": 4, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, "num_stages": 6, **WHOLE,
+        "TOP": 4, "BIAS": True, "GATED": False, **tiles(GPT_OSS_EXPERTS, 16, gated=False, size=2), **WHOLE,
     }),
     "some pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
-        "TOP": 8, "ROWS": 32, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, **WHOLE,
+        "TOP": 8, "BIAS": False, "GATED": True, **tiles(QWEN3_EXPERTS, 32, gated=True, size=2), **WHOLE,
     }),
     "many pairs with biases": (expert_rows.multiply_pairs, GPT_OSS_EXPERTS, {
-        "TOP": 4, "ROWS": 64, "COLUMNS": 64, "TERMS": 64, "BIAS": True, "GATED": False, **WHOLE,
+        "TOP": 4, "BIAS": True, "GATED": False, **tiles(GPT_OSS_EXPERTS, 64, gated=False, size=2), **WHOLE,
     }),
     "many pairs": (expert_rows.multiply_pairs, DEEPSEEK_EXPERTS, {
-        "TOP": 1, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_warps": 8, **WHOLE,
+        "TOP": 1, "BIAS": False, "GATED": False, **tiles(DEEPSEEK_EXPERTS, 64, gated=False, size=2), **WHOLE,
     }),
     "gated pairs": (expert_rows.multiply_pairs, QWEN3_EXPERTS, {
-        "TOP": 8, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **WHOLE,
+        "TOP": 8, "BIAS": False, "GATED": True, **tiles(QWEN3_EXPERTS, 64, gated=True, size=2), **WHOLE,
     }),
     "few pairs of fp8": (expert_rows.multiply_pairs, {**QWEN3_EXPERTS, "weight": torch.int16, "apart": 1024}, {
-        "TOP": 8, "ROWS": 16, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_stages": 6, **FP8,
+        "TOP": 8, "BIAS": False, "GATED": True, **tiles(QWEN3_EXPERTS, 16, gated=True, size=1), **FP8,
     }),
     "gated pairs of fp8": (expert_rows.multiply_pairs, {**QWEN3_EXPERTS, "weight": torch.int16, "apart": 1024}, {
-        "TOP": 8, "ROWS": 128, "COLUMNS": 32, "TERMS": 64, "BIAS": False, "GATED": True, "num_warps": 8, **FP8,
+        "TOP": 8, "BIAS": False, "GATED": True, **tiles(QWEN3_EXPERTS, 64, gated=True, size=1), **FP8,
     }),
     "few pairs of int8": (expert_rows.multiply_pairs, {**DEEPSEEK_EXPERTS, "weight": torch.int16, "apart": 1024}, {
-        "TOP": 1, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **INT8,
+        "TOP": 1, "BIAS": False, "GATED": False, **tiles(DEEPSEEK_EXPERTS, 16, gated=False, size=1), **INT8,
     }),
     "list of pairs": (expert_rows.list_pairs, {
         "chosen": LONG, "pairs": INT, "blocks": INT, "count": 2048, "most": 256,
@@ -173,19 +179,19 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "made": HALF, "chosen": LONG, "factors": SINGLE, "total": HALF, "columns": 7168,
     }, {"EXPERTS": 256, "TOP": 8, "TOPS": 8, "BLOCK": 1024}),
     "few products of a router": (row_matmul.multiply, ROUTER, {
-        "PARTS": 8, "ROWS": 16, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_stages": 6, **WHOLE,
+        "PARTS": 8, "BIAS": False, "GATED": False, **tiles(ROUTER, 16, gated=False, size=4), **WHOLE,
     }),
     "many products of a router": (row_matmul.multiply, ROUTER, {
-        "PARTS": 8, "ROWS": 128, "COLUMNS": 64, "TERMS": 64, "BIAS": False, "GATED": False, "num_warps": 8, **WHOLE,
+        "PARTS": 8, "BIAS": False, "GATED": False, **tiles(ROUTER, 64, gated=False, size=4), **WHOLE,
     }),
     "leaves": (row_matmul.add_parts, {
         "parts": SINGLE, "bias": HALF, "made": HALF, "numbers": 12288, "columns": 4096,
     }, {"PARTS": 8, "BLOCK": 1024, "BIAS": True}),
     "norm": (row_norm.add_and_normalise, {**NORM, "rows": HALF}, {
-        "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "PARTS": 0, "BIAS": False,
+        "WIDTH": 4096, "BLOCK": 1024, "RESIDUAL": False, "ROUNDED": True, "PARTS": 0, "BIAS": False,
     }),
     "norm of leaves": (row_norm.add_and_normalise, {**NORM, "rows": SINGLE}, {
-        "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "PARTS": 2, "BIAS": True,
+        "WIDTH": 4096, "BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True, "PARTS": 2, "BIAS": True,
     }),
     "gate": (row_norm.gate, {"both": SINGLE, "made": HALF, "width": 14336, "apart": 86016}, {"BLOCK": 1024, "PARTS": 2}),
     "noise": (noisy_rows.noisy_rows, {

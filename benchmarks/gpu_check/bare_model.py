@@ -20,6 +20,7 @@ from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
 from services.verifier.kernels.triton.tree_pass import TritonBuckets, TritonPass
 from services.verifier.kv_cache.pool import BLOCK, KVPool
+from services.verifier.model.graphs import captured
 from services.verifier.model.target_port import Rows
 
 
@@ -137,12 +138,4 @@ class CapturedPass:
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._model.launch(self._laid_out)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._made = self._model.launch(self._laid_out)
+        self._graph, self._made = captured(lambda: self._model.launch(self._laid_out))

@@ -189,6 +189,8 @@ def _pass(target: TransformersTarget, context: int, rows: int) -> float:
     start = time.perf_counter()
     target.begin([Rows(request_id="pass", context=context, tokens=(1,) * rows, parents=chain, logits=rows)])
     target.end_pass()
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
     return time.perf_counter() - start
 
 

@@ -12,11 +12,15 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.model_files import gguf_header
 from services.model_files.folder import reading
 from services.model_files.weights.headers import BLOCKS_FILE
 from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from cluster.settings.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -205,3 +209,14 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
             field="model",
             value=model,
         ) from error
+
+
+def before_products(settings: Settings) -> None:
+    """Keep cuBLASLt from splitting sums if the target may multiply by it: it looks at its first product in a process, which
+    may be a draft model's.
+    """
+    own = settings.verifier
+    if own.device != "cpu" and own.dtype == "bfloat16" and own.kernels in ("auto", "cublaslt"):
+        from services.verifier.kernels.padded_linear import forbid_split_sums
+
+        forbid_split_sums()

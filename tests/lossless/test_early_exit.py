@@ -129,4 +129,4 @@ def test_an_exit_for_other_states_is_refused(model: Path, folder: Path) -> None:
     wide = Pruning(adapter=LowRank(down=torch.zeros(2, 32), up=torch.zeros(32, 2)), below=0.1)
     loaded = Bare(model).model
     with refuses(ConfigurationError, field="streams"):
-        StreamRows(loaded, LAYERS, replace(weights, pruning=wide), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, replace(weights, pruning=wide), torch.device("cpu"), torch.float32)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from cluster.ray.stage_actors import launch_child
 from services.verifier.config import TargetConfig
 from services.verifier.engine.request_checks import check_request
 from services.verifier.kernels.native.library import library
@@ -27,6 +26,7 @@ from speculation.errors import InvalidArgument
 from speculation.messages import GenerationRequest
 from speculation.types import Features, Plan, SamplingParams
 from tests.refusals import refuses
+from tests.stage_forks import launch_fork
 
 # One process, since the models are shared.
 pytestmark = pytest.mark.xdist_group("hidden states")
@@ -285,7 +285,7 @@ def test_layers_of_every_stage(tmp_path: Path, stages: int) -> None:
     model = make(tmp_path, "llama")
     text = list(range(1, 41))
     expected = reference(model, text)
-    target = TransformersTarget(config_of(tmp_path, stages=stages), launch_child)
+    target = TransformersTarget(config_of(tmp_path, stages=stages), launch_fork)
     try:
         target.check_layers(ASKED)
         for name in ("a", "b"):

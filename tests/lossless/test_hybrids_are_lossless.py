@@ -30,8 +30,9 @@ from tests.answer_forms import FORMS
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import KINDS, make_hybrid
-from tests.lossless.test_stages import ask, served, stage_processes
+from tests.lossless.test_stages import ask, served
 from tests.service import pipeline
+from tests.stage_forks import forked_stages, services_fork
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 
@@ -163,14 +164,15 @@ async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-async def test_two_stages_of_which_one_is_killed(tmp_path: Path) -> None:
+async def test_two_stages_of_which_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    services_fork(monkeypatch)
     folder = make_hybrid("lfm2", tmp_path / "model")
     async with pipeline(folder) as running:
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
         assert [await ask(running, "autoregressive", number) for number in range(3)] == wanted
     async with served(folder, 2) as running:
         assert await asyncio.gather(*(ask(running, "auto", number) for number in range(3))) == wanted
-        children = stage_processes()
+        children = forked_stages()
         asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
         while not running.verifier.loop.running:
             await asyncio.sleep(0.005)

@@ -28,7 +28,7 @@ from speculation.sources import STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lossless.hybrids import KINDS, make_hybrid
-from tests.lossless.test_stages import launch_child
+from tests.stage_forks import launch_fork
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 
@@ -251,7 +251,7 @@ def test_over_two_stages(tmp_path: Path) -> None:
     text = [each % 50 + 1 for each in range(LENGTH)]
     alone = TransformersTarget(config_of(folder))
     alone.open("whole", LENGTH)
-    target = TransformersTarget(config_of(folder, stages=2), launch_child)
+    target = TransformersTarget(config_of(folder, stages=2), launch_fork)
     try:
         assert begins_rightly(target, text, alone.forward([chain("whole", 0, text)])[0])
     finally:

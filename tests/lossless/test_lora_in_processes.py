@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ray.stage_actors import launch_child
 from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import upstream
 from speculation.errors import TargetLost
 from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_lora_in_stages import config, passes, same
-from tests.lossless.test_stages import stage_processes
 from tests.lossless.test_tensor_parallel import SIZES
+from tests.stage_forks import forked_stages, launch_fork
 from tests.tiny import make_tiny_model
 
 pytestmark = [
@@ -38,8 +37,8 @@ def test_a_process_that_is_replaced_loads_its_adapters_again(
     folders = {f"{seed}": make_adapter(tmp_path / f"{seed}", model, seed=seed, targets=WITH_ENDS) for seed in (1, 2, 3)}
     settings = {"lora_modules": {"1": str(folders["1"])}, "lora_folders": (tmp_path,)}
     alone = TransformersTarget(config(model, 1, **settings))
-    others = stage_processes()
-    split = TransformersTarget(config(model, stages, tensor_parallel_size=ranks, **settings), launch_child)
+    others = forked_stages()
+    split = TransformersTarget(config(model, stages, tensor_parallel_size=ranks, **settings), launch_fork)
     lost: list[str] = []
 
     def load_the_third() -> None:
@@ -54,7 +53,7 @@ def test_a_process_that_is_replaced_loads_its_adapters_again(
         wanted = passes(alone, "", "1", "2")
         assert same(passes(split, "", "1", "2"), wanted)
         for fault in (signal.SIGSTOP, signal.SIGKILL):
-            first, *_ = started = [each for each in stage_processes() if each not in others]
+            first, *_ = started = [each for each in forked_stages() if each not in others]
             assert len(started) == stages * ranks - 1
             os.kill(first.pid, fault)
             loading = threading.Thread(target=load_the_third)

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cluster.checks.model_files import count_weights, expanded
-from cluster.ray.stage_actors import launch_child
 from cluster.settings.components import VerifierSettings
 from services.drafter.draft_model.loading import load_draft_model
 from services.model_files.weights.files import WeightFiles
@@ -33,6 +32,7 @@ from tests.lossless.test_strategies import PROMPTS, answers, plan_of, said, veri
 from tests.mixture import make_mixture
 from tests.quantised import FORMS, configure, make_float_model, make_gpt_oss, quantise
 from tests.refusals import refuses
+from tests.stage_forks import launch_fork
 
 FILE = "model.safetensors"
 # Symmetric whole numbers with scales of 16 bits.
@@ -130,7 +130,7 @@ async def test_every_strategy_says_what_the_float_model_says(
 @pytest.mark.exhaustive
 def test_two_stages_say_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS["awq"])
-    target = TransformersTarget(of(folder, stages=2, threads=1), launch_child)
+    target = TransformersTarget(of(folder, stages=2, threads=1), launch_fork)
     try:
         assert torch.equal(passes(target), passes(TransformersTarget(of(plain, threads=1))))
     finally:

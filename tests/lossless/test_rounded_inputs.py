@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checks.model_files import expanded
-from cluster.ray.stage_actors import launch_child
 from cluster.settings.components import VerifierSettings
 from services.drafter.draft_model.loading import load_draft_model
 from services.drafter.draft_model.model import DraftLM
@@ -42,6 +41,7 @@ from tests.lossless.test_strategies import plan_of, said, verifier
 from tests.mixture import make_mixture
 from tests.quantised import EACH_ROW, FP8, ROUNDED, compressed, configure, make_float_model, quantise
 from tests.refusals import refuses
+from tests.stage_forks import launch_fork
 from tests.virtual_ranks import ranks_of, together
 
 FILE = "model.safetensors"
@@ -178,7 +178,7 @@ async def test_every_strategy_says_what_plain_decoding_says(
 @pytest.mark.exhaustive
 def test_two_stages_say_the_same(float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED["fp8_stored"])
-    target = TransformersTarget(of(folder, stages=2), launch_child)
+    target = TransformersTarget(of(folder, stages=2), launch_fork)
     try:
         assert torch.equal(passes(target), passes(TransformersTarget(of(folder))))
     finally:

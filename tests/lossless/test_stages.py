@@ -31,6 +31,7 @@ from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, TargetLost
 from tests.refusals import refuses
 from tests.service import pipeline
+from tests.stage_forks import forked_stages, launch_fork, services_fork
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
 
@@ -109,7 +110,7 @@ def test_a_model_that_changes_what_enters_its_layers_cannot_be_split(tmp_path: P
     )  # fmt: skip
     GemmaForCausalLM(gemma).save_pretrained(tmp_path)
     with refuses(ConfigurationError, field="stage 0"):
-        TransformersTarget(config(tmp_path, 2), launch_child)
+        TransformersTarget(config(tmp_path, 2), launch_fork)
 
 
 def test_orders_survive_the_way() -> None:
@@ -183,7 +184,7 @@ def test_the_same_bits_from_two_stages(split: TransformersTarget, whole: torch.T
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("stages", [3, LAYERS])
 def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages: int) -> None:
-    target = TransformersTarget(config(model, stages), launch_child)
+    target = TransformersTarget(config(model, stages), launch_fork)
     try:
         assert torch.equal(passes(target), whole)
         assert len(target.pool.keys) < LAYERS
@@ -224,12 +225,12 @@ def stage_processes() -> list[psutil.Process]:
 def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(
     model: Path, whole: torch.Tensor, frozen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = stage_processes()
+    others = forked_stages()
     # One that hangs never ends by itself, however long it is given.
     monkeypatch.setattr(upstream, "_PATIENCE_S", 0.5)
-    target = TransformersTarget(config(model, 3, pass_timeout_s=2.0), launch_child)
+    target = TransformersTarget(config(model, 3, pass_timeout_s=2.0), launch_fork)
     try:
-        started = [process for process in stage_processes() if process not in others]
+        started = [process for process in forked_stages() if process not in others]
         assert target.open("a", 100)
         target.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
         target.keep("a", 0, [0, 1, 2])
@@ -245,7 +246,7 @@ def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(
         assert torch.equal(passes(target), whole)
         # Without a pass under way it is found by asking.
         target.beat()
-        os.kill([process for process in stage_processes() if process not in others][frozen].pid, signal.SIGSTOP)
+        os.kill([process for process in forked_stages() if process not in others][frozen].pid, signal.SIGSTOP)
         with monkeypatch.context() as shorter:
             shorter.setattr(upstream, "_BEAT_S", 1.0)
             with pytest.raises(TargetLost, match="stage 1 has not answered for 1 s"):
@@ -272,7 +273,8 @@ async def ask(running: Pipeline, strategy: str, number: int, **sampling: object)
 
 
 @pytest.mark.exhaustive
-async def test_every_strategy_says_the_same(model: Path) -> None:
+async def test_every_strategy_says_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    services_fork(monkeypatch)
     strategies = known.served(known.StrategyConfig())
     wanted = {}
     async with pipeline(model) as running:
@@ -290,15 +292,21 @@ async def test_every_strategy_says_the_same(model: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_stage_that_is_gone_comes_back_and_no_token_is_lost(model: Path, fault: signal.Signals) -> None:
+async def test_a_stage_that_is_gone_comes_back_and_no_token_is_lost(
+    model: Path, fault: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one that is killed is started as the product starts it.
+    if fault is signal.SIGSTOP:
+        services_fork(monkeypatch)
+        monkeypatch.setattr(upstream, "_PATIENCE_S", 0.5)
     async with pipeline(model) as running:
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
     async with served(model, 2, "verifier.pass_timeout_s=3") as running:
-        children = stage_processes()
+        (child,) = forked_stages() if fault is signal.SIGSTOP else stage_processes()[-1:]
         asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
         while not running.verifier.loop.running:
             await asyncio.sleep(0.005)
-        os.kill(children[-1].pid, fault)
+        os.kill(child.pid, fault)
         assert await asyncio.gather(*asked) == wanted
         assert running.verifier.healthy
         assert (await running.verifier.describe()).free_blocks == (await running.verifier.describe()).total_blocks

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.models.drafters import read_stream_weights
-from cluster.ray.stage_actors import launch_child
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted
@@ -30,6 +29,7 @@ from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession
 from speculation.types import Features
 from tests.refusals import refuses
+from tests.stage_forks import launch_fork
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
@@ -261,7 +261,7 @@ def test_what_follows_sees_nothing_of_them(targets: tuple[TransformersTarget, Tr
 def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
     alone = TransformersTarget(config_of(model), None, weights)
-    split = TransformersTarget(config_of(model, stages=2), launch_child, weights)
+    split = TransformersTarget(config_of(model, stages=2), launch_fork, weights)
     try:
         for batch in batches(alone.vocab_size):
             # The other stage's part of the cache is not here.
@@ -284,7 +284,7 @@ def test_layers_on_two_stages_are_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "target", num_hidden_layers=LAYERS)
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=3, streams=2), model)
     with refuses(ConfigurationError, field="streams"):
-        TransformersTarget(config_of(model, stages=2), launch_child, weights)
+        TransformersTarget(config_of(model, stages=2), launch_fork, weights)
 
 
 def test_streams_of_another_model_are_refused(model: Path, folder: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_decoders_of_another_kind_are_refused(
     for name, value in broken.items():
         setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
     with refuses(ConfigurationError, *refusal):
-        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"), torch.float32)
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:

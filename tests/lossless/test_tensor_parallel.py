@@ -38,7 +38,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from cluster.ray.stage_actors import launch_child
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.attention.calls import TILE
@@ -56,6 +55,7 @@ from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless import test_stages as whole_target
 from tests.refusals import refuses
 from tests.service import pipeline
+from tests.stage_forks import forked_stages, launch_fork, services_fork
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
@@ -299,7 +299,7 @@ def test_processes_with_other_weights_are_refused() -> None:
 @pytest.fixture
 def target(model: Path) -> Iterator[TransformersTarget]:
     """Two ranks in two processes, one of them this one."""
-    made = TransformersTarget(config(model, 2, pass_timeout_s=2.0), launch_child)
+    made = TransformersTarget(config(model, 2, pass_timeout_s=2.0), launch_fork)
     yield made
     made.shutdown()
 
@@ -308,7 +308,7 @@ def target(model: Path) -> Iterator[TransformersTarget]:
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2), (4, 1)])
 def test_the_same_bits_from_ranks_in_processes(model: Path, ranks: int, stages: int) -> None:
     alone = whole_target.passes(TransformersTarget(config(model)))
-    made = TransformersTarget(config(model, ranks, stages=stages), launch_child)
+    made = TransformersTarget(config(model, ranks, stages=stages), launch_fork)
     try:
         assert torch.equal(whole_target.passes(made), alone) and made.exact
         made.beat()
@@ -323,7 +323,7 @@ def test_a_rank_that_is_gone_comes_back(model: Path, target: TransformersTarget,
     assert target.open("a", 100)
     target.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
     target.keep("a", 0, [0, 1, 2])
-    os.kill(whole_target.stage_processes()[-1].pid, fault)
+    os.kill(forked_stages()[-1].pid, fault)
     with pytest.raises(TargetLost, match="rank 0 of stage 0"):
         target.forward([Rows(request_id="a", context=3, tokens=(4,), logits=1)])
     target.recover()
@@ -341,8 +341,9 @@ def test_a_pass_that_fails_in_every_rank_is_no_end(model: Path, target: Transfor
 
 
 @pytest.mark.exhaustive
-async def test_every_answer_is_the_same(model: Path) -> None:
+async def test_every_answer_is_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and drawn, under every strategy of texts, by two ranks; so an answer may move from one to the other."""
+    services_fork(monkeypatch)
     wanted, made = {}, {}
     async with pipeline(model) as running:
         arithmetic = running.verifier.loop.identity.arithmetic

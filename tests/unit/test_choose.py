@@ -9,7 +9,7 @@ from scipy import stats
 
 from services.verifier.choosing.candidates import likeliest
 from services.verifier.choosing.processors import build_pipeline
-from speculation.choose import choose, log_probabilities
+from speculation.choose import choose, log_probabilities, ranked
 from speculation.errors import Internal
 from speculation.types import SamplingParams
 
@@ -90,6 +90,18 @@ def test_log_probabilities() -> None:
     assert entry.logprob == pytest.approx(float(reference[2]))
     assert entry.top_ids == (3, 0, 2)
     assert entry.top_logprobs == tuple(float(reference[token]) for token in entry.top_ids)
+
+
+def test_of_equal_ones_the_least_id_is_first() -> None:
+    """As tokens are chosen, so that the first of them is the greedy token in bfloat16, too, where many are equal."""
+    logprobs = torch.log_softmax(torch.randn(5, 4000, generator=torch.Generator().manual_seed(0)).bfloat16().float(), -1)
+    logprobs[0, 7], logprobs[1, 9] = -torch.inf, 0.0
+    values, ids = ranked(logprobs, 300)
+    order = np.lexsort((np.broadcast_to(np.arange(4000), (5, 4000)), -logprobs.numpy()), axis=-1)[:, :300]
+    assert np.array_equal(ids.numpy(), order)
+    assert torch.equal(values, logprobs.gather(1, ids))
+    assert (values[:, 1:] == values[:, :-1]).any()
+    assert ranked(logprobs, 0)[1].shape == (5, 0)
 
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 49152), (7, 6400), (3, 1000), (2, 128), (5, 512)])

@@ -15,10 +15,13 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
+from cluster.models.target import before_products
+from cluster.settings.config import load
 from services.verifier import service
 from services.verifier.attention.calls import Call
 from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
 from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, check_backends
+from services.verifier.kernels import padded_linear
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import (
     KernelContest,
@@ -141,6 +144,25 @@ def test_parts_of_sums_are_forbidden_by_name_as_well(monkeypatch: pytest.MonkeyP
     finally:
         for name, values in before.items():
             setattr(matmul, name, values)
+
+
+@pytest.mark.parametrize(
+    ("flags", "called"),
+    [
+        (("verifier.device=cuda", "verifier.dtype=bfloat16"), 1),
+        (("verifier.device=cuda", "verifier.dtype=bfloat16", "verifier.kernels=cublaslt"), 1),
+        (("verifier.device=cuda", "verifier.dtype=bfloat16", "verifier.kernels=triton"), 0),
+        (("verifier.device=cuda", "verifier.dtype=int8"), 0),
+        ((), 0),
+    ],
+)  # fmt: skip
+def test_they_are_forbidden_before_a_draft_model_multiplies(
+    flags: tuple[str, ...], called: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[None] = []
+    monkeypatch.setattr(padded_linear, "forbid_split_sums", lambda: noted.append(None))
+    before_products(load(flags=flags, environ={}))
+    assert len(noted) == called
 
 
 def test_a_split_sum_shows_and_padding_changes_no_number() -> None:

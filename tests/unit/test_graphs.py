@@ -167,7 +167,7 @@ def test_where_our_kernels_are_asked_for_by_name_a_capture_that_fails_is_refused
 
     made = graphs(OneRow())
     monkeypatch.setattr(made, "_captures", True)
-    monkeypatch.setattr(made, "_required", True)
+    monkeypatch.setattr(made, "_required", "triton")
     monkeypatch.setattr(made, "_record", fails)
     with refuses(ConfigurationError, "verifier.kernels", "triton", "not permitted when stream is capturing"):
         made.capture(Largest(rows=2, requests=1, positions=9), {()})

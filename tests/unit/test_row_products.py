@@ -56,11 +56,11 @@ def test_how_the_shapes_of_models_are_cut() -> None:
     for columns, terms in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (16, 64), (1024, 8192)):
         leaf = leaf_of(terms)
         assert (leaf % 64 == 0 and leaf >= 128 and 7 * leaf < terms <= 8 * leaf) or terms < 1024
-        for rows, blocks in ((1, 1), (128, 1), (129, 2), (256, 2)):
+        for rows, blocks in ((1, 1), (64, 1), (65, 2), (128, 2)):
             parts = parts_of(columns, terms, rows)
             assert parts in (1, 2, 4, 8) and (blocks * parts * -(-columns // 64) >= 126 or terms <= 128)
     assert [parts_of(columns, 8192, 1) for columns in (28672, 8192, 4096, 2048, 1024)] == [1, 1, 2, 4, 8]
-    assert [parts_of(4096, 4096, rows) for rows in (64, 65, 128, 129, 1024)] == [2, 2, 2, 1, 1]
+    assert [parts_of(4096, 4096, rows) for rows in (1, 64, 65, 1024)] == [2, 2, 1, 1]
 
 
 def one_leaf(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

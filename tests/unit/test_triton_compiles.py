@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.xdist_group("triton compiles"), pytest.mark.exhaustive
 # Shared memory that a program may have: of an A100, and of an H100.
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
 LARGE = {"many rows", "many rows of wide heads", "everything", "many products", "gated products", "one product"}
-LARGE |= {"products of fp8", "many products of fp8", "gated products of fp8", "many products of int8"}
+LARGE |= {"many products of fp8", "gated products of fp8", "many products of int8"}
 LARGE |= {"many pairs", "many pairs with biases", "gated pairs", "gated pairs of fp8"}
 # In float32, which matrix units would round.
 WITHOUT_UNITS = {"few products of a router", "many products of a router"}
@@ -29,7 +29,8 @@ WITH_PRODUCTS |= {"few products of fp8", "few products of int8", "some products 
 WITH_PRODUCTS |= {"few pairs", "few pairs with biases", "some pairs", "few pairs of fp8", "few pairs of int8"}
 ATTENTION = {"few rows", "many rows", "few rows of wide heads", "many rows of wide heads", "everything"}
 # Bytes of a thread's stack, at most: what these spill is not mended yet. All others have their numbers in registers.
-SPILLED = {"many rows": 128, "many rows of wide heads": 2152, "everything": 880, "many products of a router": 448}
+SPILLED = {"many rows": 128, "many rows of wide heads": 2152, "everything": 880, "many products of a router": 512,
+           "many products of fp8": 24, "many products of int8": 24}  # fmt: skip
 # Not in a loop: nothing to be copied ahead.
 WITHOUT_COPIES = {"one product"}
 
@@ -74,7 +75,7 @@ def test_sums_have_one_order_at_any_number_of_rows(launches: list[dict[str, Any]
     for capability in ROOM:
         own = [one for one in launches if (one["capability"], one["kind"]) == (capability, "qwen3")]
         norms = [one for one in own if one["kernel"] == "add_and_normalise"]
-        assert {one["constants"]["PARTS"] for one in norms if one["constants"]["RESIDUAL"]} == {0, 4, 8}
+        assert {one["constants"]["PARTS"] for one in norms if one["constants"]["RESIDUAL"]} == {0, 2, 4, 8}
         heads = [one for one in own if one["kernel"] == "rotate_write"]
         assert norms and heads and all(one["constants"]["NORMED"] for one in heads)
         assert [len(one["sums"]) for one in (*norms, *heads)] == [1] * (len(norms) + len(heads))

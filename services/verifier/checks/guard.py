@@ -192,7 +192,8 @@ def _pass(part: ModelSlice, given: torch.Tensor, pieces: Sequence[_Piece]) -> li
         tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
         batch.append(Rows(request_id=request, context=piece.positions[0], tokens=tokens, parents=nodes, logits=len(own)))
         inputs.append(own)
-    made = part.run(batch, None if part.is_first else torch.cat(inputs)).float()
+    # On a CPU, as the reference.
+    made = part.run(batch, None if part.is_first else torch.cat(inputs)).float().cpu()
     results: list[tuple[_Part, torch.Tensor]] = []
     for (piece, _, nodes), rows in zip(pieces, torch.split(made, [len(rows.tokens) for rows in batch]), strict=True):
         results.append((piece, rows[: len(piece.positions)]))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from services.verifier.choosing.device_choice import rows_at_once
 from services.verifier.choosing.walks import Walk
 from services.verifier.model.target_port import NOT_CHOSEN
 from services.verifier.model.to_device import to_device
-from speculation.choose import log_probabilities
+from speculation.choose import log_probabilities, ranked
 from speculation.types import TokenLogprobs
 
 
@@ -36,7 +37,11 @@ class ChosenLogprobs:
         """As ``log_probabilities`` of the prompt's tokens that are scored."""
         tokens, top = walk.rows.scored, walk.request.params.prompt_logprobs or 0
         begin = walk.first_row - len(tokens)
-        return tuple(_some(self._logits, [(begin + row, token) for row, token in enumerate(tokens)], top))
+        chosen = [(begin + row, token) for row, token in enumerate(tokens)]
+        # A few rows at a time: a long prompt's take as much memory as a pass's logits.
+        some = rows_at_once(self._logits.shape[1])
+        parts = (chosen[start : start + some] for start in range(0, len(chosen), some))
+        return tuple(each for part in parts for each in _some(self._logits, part, top))
 
     def _of_choices(self) -> dict[tuple[int, int], TokenLogprobs]:
         """By row of the logits and chosen token."""
@@ -58,7 +63,7 @@ def _some(logits: torch.Tensor, chosen: Sequence[tuple[int, int]], top: int) -> 
     """Those of (row, token) pairs."""
     rows, tokens = to_device(chosen, logits.device).unbind(1)
     logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
-    values, ids = torch.topk(logprobs, top)
+    values, ids = ranked(logprobs, top)
     own = logprobs.gather(1, tokens[:, None])
     # Doubles hold ids and float32 exactly.
     numbers = torch.cat([own.double(), values.double(), ids.double()], dim=1).tolist()

@@ -42,7 +42,8 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     made = _products(self, up, hidden_states[rows], counts)
     made = self._apply_gate(made) if self.has_gate else self.act_fn(made)
     made = _products(self, "down_proj", made if shards is None else shards.columns(made), counts)
-    if self.has_post_expert_norm:
+    # The oldest transformers that is taken does not have it yet.
+    if getattr(self, "has_post_expert_norm", False):
         made = self.post_expert_norm(made)
     made = made * top_k_weights.flatten()[by_expert, None]
     # Added in the order of the experts' numbers, as in transformers' own loop.

@@ -3,8 +3,7 @@
 Candidates are our Triton kernels, whose sums are cut by definition (``triton``), and cuBLASLt kept from splitting sums
 (``cublaslt``); norms and gates are Triton's in both. Each is timed for every shape of layer and checked: a row's bits must
 not depend on the other rows. torch's own layers are not exact; they are timed for comparison, and serve where nothing else
-can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run. Not run on a
-GPU yet (docs/gpus.md).
+can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
 from services.verifier.kernels.linears import as_linears, products, quantize
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.kernels.shared_products import joint_bias, joint_weight, replace_by
+from services.verifier.model.graphs import captured
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ Timer = Callable[[Callable[[], object]], float]
 DEFINITION = 3
 _FORMAT = 2
 _REPEATS = 5
-# Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change.
-_COMPARED = (1, 3, 16, 17, 33, 64, 65, 130)
+# Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change, and of prompts.
+_COMPARED = (1, 3, 16, 17, 33, 64, 65, 130, 320, 2048)
 # Several copies of a smaller layer take turns, so that a GPU's cache (50 MB in an H100) does not hold them.
 _BEYOND_CACHE = 2**27
 
@@ -266,15 +266,19 @@ def _shapes(model: nn.Module) -> Shapes:
 
 
 def milliseconds_on(device: torch.device) -> Timer:
-    """Measures on a device: a median, or on a CPU the shortest time, in milliseconds."""
+    """Measures on a device: a median, or on a CPU the shortest time, in milliseconds.
+
+    On a GPU of replays, as passes are replayed: launched one by one, small layers would be timed by the host's work.
+    """
 
     def on_gpu(run: Callable[[], object]) -> float:
-        run()
+        graph, _ = captured(run)
+        graph.replay()
         found: list[float] = []
         for _ in range(_REPEATS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
-            run()
+            graph.replay()
             end.record()
             torch.cuda.synchronize(device)
             found.append(begin.elapsed_time(end))

@@ -1,6 +1,6 @@
 """CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
 
-Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
+Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _WARM_UP = 2
+Result = TypeVar("Result")
 
 # Hidden states of all rows, by layer.
 Seen = Mapping[int, torch.Tensor]
@@ -66,10 +67,11 @@ class Graphs:
         buckets: which passes share a graph, and how they are laid out.
         run: runs the model; what it launches must not depend on a pass's contents.
         given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
-        required: a pass that cannot be captured is refused, not launched.
+        required: the kernels that the settings name, with which a pass that cannot be captured is refused; empty: it is
+            launched.
     """
 
-    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: bool = False) -> None:
+    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: str = "") -> None:
         self._kind = buckets
         self._run = run
         self._given, self._required = given, required
@@ -153,13 +155,13 @@ class Graphs:
                 raise ConfigurationError(
                     f"passes of this model cannot be captured, so each would take longer ({said}); use auto to serve it so",
                     field="verifier.kernels",
-                    value="triton",
+                    value=self._required,
                 ) from error
             log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
             self._captures = False
 
     def _record(self, bucket: _Captured) -> None:
-        """Run an empty pass until everything is warm, then capture it."""
+        """Capture an empty pass."""
         bucket.laid_out.fill([])
 
         def run() -> Made:
@@ -167,16 +169,7 @@ class Graphs:
             likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
             return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            bucket.made = run()
-        bucket.graph = graph
+        bucket.graph, bucket.made = captured(run, self._memory)
 
     def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
@@ -184,6 +177,26 @@ class Graphs:
         if own is None or len(own) < len(rows):
             own = self._made[number] = torch.empty_like(rows)
         return own[: len(rows)].copy_(rows)
+
+
+def captured(run: Callable[[], Result], memory: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Run something until it is warm, then capture it; returns the graph, and what each replay makes anew.
+
+    Args:
+        run: what it launches must not depend on what tensors hold.
+        memory: a pool that graphs share which take turns; None: the graph's own.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # On a stream of its own: torch's own for captures belongs to the GPU of the first one in this process.
+    with torch.cuda.graph(graph, pool=memory, stream=stream):
+        made = run()
+    return graph, made
 
 
 def _is_memory(error: BaseException | None) -> bool:

@@ -108,7 +108,7 @@ class ModelSlice:
         self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
-        if config.dtype == "int8":
+        if config.dtype == "int8" and self.device.type == "cpu":
             # Parameters that are not quantised; computed buffers (rotary frequencies) keep their precision.
             for parameter in self.model.parameters():
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
@@ -137,7 +137,7 @@ class ModelSlice:
             self.adapters = LoraAdapters(self.model, adaptable, self.library, layers, self.shards)
         if streams is not None:
             self._check_streams(streams, ranks)
-            self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
+            self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device, self.dtype)
         # Ranks exchange what they make within the graphs, so they are connected first.
         if self.shards is None:
             self._capture()
@@ -369,7 +369,7 @@ class ModelSlice:
         dtype = torch.int64 if self.is_first else self.dtype
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
         given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
-        graphs = Graphs(buckets, run, given, required=config.kernels == "triton")
+        graphs = Graphs(buckets, run, given, required=config.kernels if config.kernels in ("triton", "cublaslt") else "")
         largest = largest_pass(config)
         count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)

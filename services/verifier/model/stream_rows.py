@@ -72,6 +72,7 @@ class StreamRows:
     Args:
         model: the stage's.
         total: number of layers of the whole model.
+        dtype: of the rows. A norm's weights may have another one.
 
     Attributes:
         streams: of a row.
@@ -81,7 +82,9 @@ class StreamRows:
         ConfigurationError: the streams are not for this model, or its layers cannot take stream rows; says why.
     """
 
-    def __init__(self, model: PreTrainedModel, total: int, weights: StreamWeights, device: torch.device) -> None:
+    def __init__(
+        self, model: PreTrainedModel, total: int, weights: StreamWeights, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._where = weights.where
         self._decoder = model.get_decoder()
         self.streams, self._hidden_size = weights.embeddings.shape
@@ -97,7 +100,6 @@ class StreamRows:
                 raise self._refused(f"{type(model).__name__} has no {part}, so that no stream row can enter")
         if "dynamic" in str(getattr(self._decoder.rotary_emb, "rope_type", "")):
             raise self._refused("the rotations of all rows change with the longest text in a pass")
-        dtype = next(self._decoder.norm.parameters()).dtype
         self._layers: list[nn.Module] = own[len(own) - len(weights.adapters) :]
         self._embeddings = weights.embeddings.to(device, dtype)
         self._exit = self._early_exit(model, weights.pruning, device, dtype)

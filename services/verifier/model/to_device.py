@@ -15,7 +15,7 @@ def to_device(
     """A tensor of ``values`` on ``device``; may share the memory of an array or a tensor if that is a CPU.
 
     A GPU is not waited for. ``torch.tensor(values, device=...)`` would wait until all is done that was launched before,
-    so that nothing could be launched behind a pass while it runs. Not run on a GPU yet (docs/gpus.md).
+    so that nothing could be launched behind a pass while it runs.
     """
     made = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda" or not len(made):
@@ -26,7 +26,7 @@ def to_device(
 def on_the_way(numbers: torch.Tensor) -> Callable[[], list[Any]]:
     """Send numbers to the host behind what is launched by now; the function waits for them, and for nothing launched later.
 
-    From a CPU nothing is sent: it must be called before they change. Not run on a GPU yet (docs/gpus.md).
+    From a CPU nothing is sent: it must be called before they change.
     """
     if numbers.device.type != "cuda":
         return numbers.tolist

@@ -19,16 +19,11 @@ from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.expert_rows import BLOCK_INTS, add_pairs, list_pairs, multiply_pairs
 from services.verifier.kernels.triton.row_products import (
-    COLUMNS,
     LANES,
     LEAST_ROWS,
-    MANY_STAGES,
-    MANY_WARPS,
     MOST_ROWS,
-    STAGES,
-    TERMS,
-    WARPS,
     RowLinear,
+    Tiles,
 )
 
 _TRIED_ROWS = 4
@@ -94,14 +89,13 @@ class ExpertProduct(nn.Module):
         """[pairs, columns], or half as many if ``gated``, of a row for every ``top`` pairs, [pairs / top, terms]."""
         columns = self.columns // 2 if gated else self.columns
         made = rows.new_empty(len(pairs.pairs), columns)
-        wide = COLUMNS // 2 if gated else COLUMNS
-        weights, block = self.held.weights(), pairs.size
-        multiply_pairs[(len(pairs.blocks), -(-columns // wide))](
+        weights, leaf = self.held.weights(), self.held.leaf
+        tiles = Tiles.of(pairs.size, leaf, gated=gated, size=weights.size)
+        multiply_pairs[(len(pairs.blocks), -(-columns // tiles.columns))](
             rows.contiguous(), weights.numbers, weights.scales, made if self.bias is None else self.bias, made, pairs.pairs,
-            pairs.blocks, columns, self.held.leaf, self.terms, weights.numbers.shape[1], TOP=top, ROWS=block, COLUMNS=wide,
-            TERMS=TERMS, BIAS=self.bias is not None, GATED=gated, BYTES=weights.shift is not None, SHIFT=weights.shift or 0,
-            num_warps=MANY_WARPS if block == MOST_ROWS else WARPS,
-            num_stages=MANY_STAGES if block == LEAST_ROWS else STAGES, **COMPILED,
+            pairs.blocks, columns, leaf, self.terms, weights.numbers.shape[1], TOP=top, ROWS=tiles.rows,
+            COLUMNS=tiles.columns, TERMS=tiles.terms, BIAS=self.bias is not None, GATED=gated,
+            BYTES=weights.shift is not None, SHIFT=weights.shift or 0, num_stages=tiles.stages, **COMPILED,
         )  # fmt: skip
         return made
 
@@ -132,7 +126,8 @@ class RowExperts(nn.Module):
         if not self._gates:
             made = own._apply_gate(made) if own.has_gate else own.act_fn(made)
         made = self.down.product(made, pairs, 1)
-        if own.has_post_expert_norm:
+        # The oldest transformers that is taken does not have it yet.
+        if getattr(own, "has_post_expert_norm", False):
             made = own.post_expert_norm(made)
         total = hidden_states.new_empty(count, self.down.columns)
         add_pairs[(count, -(-self.down.columns // LANES))](

@@ -13,19 +13,16 @@ from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.row_matmul import LEAVES, add_parts, multiply
 from services.verifier.kernels.triton.device.row_norm import add_and_normalise, gate
 
-# Terms of one product of tiles, of which bytes lie in pairs.
-TERMS = 64
+# Terms of one product of tiles, of which bytes lie in pairs; and of a larger one, where a leaf has room for two of it.
+TERMS, MANY_TERMS = 64, 128
 # Columns of a program, and its lanes where there are no sums.
 COLUMNS, LANES = 64, 1024
 # The order of a norm's sum follows from it.
 NORM_LANES = 1024
 # Programs that fill a GPU (an H100 has 132 units).
 _FILL = 128
-LEAST_ROWS, MOST_ROWS = 16, 128
-# Products of tiles whose operands are copied ahead: of a program of least rows, which does little else than wait for them.
-STAGES, MANY_STAGES = 3, 6
-# Of a program; one of most rows holds the sums of its tree's nodes in twice as many registers.
-WARPS, MANY_WARPS = 4, 8
+# Of a program. Those of most rows hold the sums of their tree's nodes in most registers that there are.
+LEAST_ROWS, MOST_ROWS = 16, 64
 
 
 def leaf_of(terms: int) -> int:
@@ -40,6 +37,29 @@ def parts_of(columns: int, terms: int, rows: int) -> int:
     while parts < used and parts * blocks < _FILL:
         parts *= 2
     return parts
+
+
+class Tiles(NamedTuple):
+    """What a program of a product computes at a time, which changes no bit: the fastest of those tried on an H100.
+
+    Attributes:
+        rows, columns: of the program; one that gates has as many columns of each half.
+        terms: of one product of tiles.
+        stages: products whose operands are copied ahead.
+    """
+
+    rows: int
+    columns: int
+    terms: int
+    stages: int
+
+    @classmethod
+    def of(cls, rows: int, leaf: int, *, gated: bool, size: int) -> Tiles:
+        """Those for a program of so many rows, leaves of so many terms, and weights of so many bytes each."""
+        columns = COLUMNS // 2 if gated else COLUMNS
+        if size != torch.bfloat16.itemsize or leaf % MANY_TERMS or leaf < 2 * MANY_TERMS:
+            return cls(rows, columns, TERMS, 4 if rows == MOST_ROWS else 6)
+        return cls(rows, columns, MANY_TERMS, 3 if rows == MOST_ROWS else 6 if gated else 4)
 
 
 class HeadNorms(NamedTuple):
@@ -99,6 +119,11 @@ class HeldWeights(NamedTuple):
     numbers: torch.Tensor
     scales: torch.Tensor
     shift: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of a weight."""
+        return self.numbers.itemsize if self.shift is None else 1
 
 
 def product_of(layer: nn.Module, rows: torch.Tensor) -> Product:
@@ -161,17 +186,15 @@ class RowLinear(nn.Module):
 
     def _multiply(self, flat: torch.Tensor, made: Product, *, gated: bool = False) -> None:
         count, columns = len(flat), made.numbers.shape[-1]
-        # A program's rows and columns change no bit. One that gates has twice the columns.
-        block = min(MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
-        wide = COLUMNS // 2 if gated else COLUMNS
-        grid = (-(-count // block), -(-columns // wide), max(1, made.parts))
         weights = self.weights()
+        block = min(MOST_ROWS, max(self._least_rows, triton.next_power_of_2(count)))
+        tiles = Tiles.of(block, self.leaf, gated=gated, size=weights.size)
+        grid = (-(-count // block), -(-columns // tiles.columns), max(1, made.parts))
         multiply[grid](
             flat, weights.numbers, weights.scales, made.some_bias, made.numbers, count, columns, self.leaf,
-            self.in_features, weights.numbers.shape[1], PARTS=max(1, made.parts), ROWS=block, COLUMNS=wide, TERMS=TERMS,
-            BIAS=made.bias is not None and not made.parts, GATED=gated, BYTES=weights.shift is not None,
-            SHIFT=weights.shift or 0, num_warps=MANY_WARPS if block == MOST_ROWS else WARPS,
-            num_stages=MANY_STAGES if block == LEAST_ROWS else STAGES, **COMPILED,
+            self.in_features, weights.numbers.shape[1], PARTS=max(1, made.parts), ROWS=block, COLUMNS=tiles.columns,
+            TERMS=tiles.terms, BIAS=made.bias is not None and not made.parts, GATED=gated, BYTES=weights.shift is not None,
+            SHIFT=weights.shift or 0, num_stages=tiles.stages, **COMPILED,
         )  # fmt: skip
 
 
@@ -190,7 +213,7 @@ def normalise(
     total = before if residual is None else torch.empty_like(before)
     width = before.shape[-1]
     add_and_normalise[(before.numel() // width,)](
-        product.numbers, product.some_bias, before, weight, total, made, width, eps, product.apart, BLOCK=NORM_LANES,
+        product.numbers, product.some_bias, before, weight, total, made, eps, product.apart, WIDTH=width, BLOCK=NORM_LANES,
         RESIDUAL=residual is not None, ROUNDED=rounded, PARTS=product.parts, BIAS=product.bias is not None,
         **COMPILED,
     )  # fmt: skip

@@ -79,39 +79,53 @@ def sums(
     other_total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_two = tl.zeros((ROWS, COLUMNS), tl.float32)
     other_four = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for number in range(first, first + EACH):
-        part = tl.zeros((ROWS, COLUMNS), tl.float32)
-        other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for start in range(number * leaf, tl.minimum((number + 1) * leaf, terms), TERMS):
-            if BYTES:
-                lane = tl.arange(0, TERMS // 2)
-                left = _of_rows(own_rows, start + lane, terms)
-                after = _of_rows(own_rows, start + TERMS // 2 + lane, terms)
-                pair = (start // 2 + lane)[:, None]
-                part = _plus_pairs(part, left, after, own_weight + pair, SHIFT)
-                if GATED:
-                    other_part = _plus_pairs(other_part, left, after, other_weight + pair, SHIFT)
-            else:
-                term = start + tl.arange(0, TERMS)
-                left = _of_rows(own_rows, term, terms)
-                right = tl.load(own_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
-                part = tl.dot(left, right, part, input_precision="ieee")
-                if GATED:
-                    right = tl.load(other_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
-                    other_part = tl.dot(left, right, other_part, input_precision="ieee")
+    part = tl.zeros((ROWS, COLUMNS), tl.float32)
+    other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # One loop over the terms of all leaves, so that copies of the next operands do not wait at the end of each leaf.
+    own_leaf = leaf // TERMS
+    begin = first * own_leaf
+    stop = tl.minimum(begin + EACH * own_leaf, tl.cdiv(terms, TERMS))
+    for tile in range(begin, stop):
+        start = tile * TERMS
         if BYTES:
-            part = part * tl.load(scales + own_column)[None, :]
+            lane = tl.arange(0, TERMS // 2)
+            left = _of_rows(own_rows, start + lane, terms)
+            after = _of_rows(own_rows, start + TERMS // 2 + lane, terms)
+            pair = (start // 2 + lane)[:, None]
+            part = _plus_pairs(part, left, after, own_weight + pair, SHIFT)
             if GATED:
-                other_part = other_part * tl.load(scales + columns + own_column)[None, :]
-        if EACH == 1:
-            total = part
+                other_part = _plus_pairs(other_part, left, after, other_weight + pair, SHIFT)
         else:
-            total, two, four = grown(total, two, four, part, number - first)
+            term = start + tl.arange(0, TERMS)
+            left = _of_rows(own_rows, term, terms)
+            right = tl.load(own_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
+            part = tl.dot(left, right, part, input_precision="ieee")
+            if GATED:
+                right = tl.load(other_weight + term[:, None], mask=(term < terms)[:, None], other=0.0)
+                other_part = tl.dot(left, right, other_part, input_precision="ieee")
+        # Only the outer condition is known when this is compiled.
+        if EACH > 1:  # noqa: SIM102
+            if (tile + 1) % own_leaf == 0:
+                number = tile // own_leaf - first
+                total, two, four = grown(total, two, four, _scaled(part, scales, own_column, BYTES), number)
+                part = tl.zeros((ROWS, COLUMNS), tl.float32)
+                if GATED:
+                    own = _scaled(other_part, scales, columns + own_column, BYTES)
+                    other_total, other_two, other_four = grown(other_total, other_two, other_four, own, number)
+                    other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if EACH == 1:
+        total = _scaled(part, scales, own_column, BYTES)
         if GATED:
-            if EACH == 1:
-                other_total = other_part
-            else:
-                other_total, other_two, other_four = grown(other_total, other_two, other_four, other_part, number - first)
+            other_total = _scaled(other_part, scales, columns + own_column, BYTES)
+    else:
+        # A leaf that ends with the last term, and those that have none.
+        for number in range((stop - begin) // own_leaf, EACH):
+            total, two, four = grown(total, two, four, _scaled(part, scales, own_column, BYTES), number)
+            part = tl.zeros((ROWS, COLUMNS), tl.float32)
+            if GATED:
+                own = _scaled(other_part, scales, columns + own_column, BYTES)
+                other_total, other_two, other_four = grown(other_total, other_two, other_four, own, number)
+                other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
     return total, other_total
 
 
@@ -124,6 +138,13 @@ def finished(total, other_total, bias, column, columns, made, BIAS: tl.constexpr
         total = total.to(made.dtype.element_ty).to(tl.float32)
         total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
     return total.to(made.dtype.element_ty)
+
+
+@triton.jit
+def _scaled(part, scales, column, BYTES: tl.constexpr):
+    if BYTES:
+        part = part * tl.load(scales + column)[None, :]
+    return part
 
 
 @triton.jit

@@ -26,19 +26,22 @@ def scaled(row, factor, weight, like, ROUNDED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["apart"])
 def add_and_normalise(
-    rows, bias, residual, weight, total, made, width, eps, apart,
-    BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROUNDED: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    rows, bias, residual, weight, total, made, eps, apart,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROUNDED: tl.constexpr, PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
-    """RMS normalisation of one row of ``rows`` + ``residual``, both [rows, width]; the sum itself goes to ``total``.
+    """RMS normalisation of one row of ``rows`` + ``residual``, both [rows, WIDTH]; the sum itself goes to ``total``.
 
     Squares are summed in BLOCK lanes, then over the lanes: the same order for every row. If ROUNDED, the row is rounded
     before it is multiplied by ``weight``. ``rows`` is a product, whose parts may not be added yet (``leaves.summed``).
     """
-    start = tl.program_id(0).to(tl.int64) * width
+    start = tl.program_id(0).to(tl.int64) * WIDTH
     lanes = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
-        here = begin + lanes < width
+    # The row stays in registers. Its loads do not wait for each other, since the loops are unrolled.
+    numbers = ()
+    for begin in tl.static_range(0, WIDTH, BLOCK):
+        here = begin + lanes < WIDTH
         row = summed(rows, start + begin + lanes, here, apart, bias, begin + lanes, made, PARTS, BIAS)
         if RESIDUAL:
             before = tl.load(residual + start + begin + lanes, mask=here, other=0.0).to(tl.float32)
@@ -46,16 +49,13 @@ def add_and_normalise(
             tl.store(total + start + begin + lanes, rounded, mask=here)
             row = rounded.to(tl.float32)
         squares = tl.fma(row, row, squares)
-    factor = factor_of(squares, width, eps)
-    source = total if RESIDUAL else rows
-    # What this program's threads have stored is read below.
-    tl.debug_barrier()
-    for begin in range(0, width, BLOCK):
-        here = begin + lanes < width
-        row = tl.load(source + start + begin + lanes, mask=here, other=0.0).to(tl.float32)
-        own = tl.load(weight + begin + lanes, mask=here, other=0.0).to(tl.float32)
-        normed = scaled(row, factor, own, made, ROUNDED)
-        tl.store(made + start + begin + lanes, normed.to(made.dtype.element_ty), mask=here)
+        numbers += (row,)
+    factor = factor_of(squares, WIDTH, eps)
+    for turn in tl.static_range(0, (WIDTH + BLOCK - 1) // BLOCK):
+        here = turn * BLOCK + lanes < WIDTH
+        own = tl.load(weight + turn * BLOCK + lanes, mask=here, other=0.0).to(tl.float32)
+        normed = scaled(numbers[turn], factor, own, made, ROUNDED)
+        tl.store(made + start + turn * BLOCK + lanes, normed.to(made.dtype.element_ty), mask=here)
 
 
 @triton.jit
