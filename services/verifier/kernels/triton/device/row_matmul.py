@@ -107,12 +107,11 @@ def sums(
         if EACH > 1:  # noqa: SIM102
             if (tile + 1) % own_leaf == 0:
                 number = tile // own_leaf - first
-                total, two, four = grown(total, two, four, _scaled(part, scales, own_column, BYTES), number)
-                part = tl.zeros((ROWS, COLUMNS), tl.float32)
+                total, two, four, part = _ended(total, two, four, part, number, scales, own_column, BYTES)
                 if GATED:
-                    own = _scaled(other_part, scales, columns + own_column, BYTES)
-                    other_total, other_two, other_four = grown(other_total, other_two, other_four, own, number)
-                    other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
+                    other_total, other_two, other_four, other_part = _ended(
+                        other_total, other_two, other_four, other_part, number, scales, columns + own_column, BYTES
+                    )
     if EACH == 1:
         total = _scaled(part, scales, own_column, BYTES)
         if GATED:
@@ -120,12 +119,11 @@ def sums(
     else:
         # A leaf that ends with the last term, and those that have none.
         for number in range((stop - begin) // own_leaf, EACH):
-            total, two, four = grown(total, two, four, _scaled(part, scales, own_column, BYTES), number)
-            part = tl.zeros((ROWS, COLUMNS), tl.float32)
+            total, two, four, part = _ended(total, two, four, part, number, scales, own_column, BYTES)
             if GATED:
-                own = _scaled(other_part, scales, columns + own_column, BYTES)
-                other_total, other_two, other_four = grown(other_total, other_two, other_four, own, number)
-                other_part = tl.zeros((ROWS, COLUMNS), tl.float32)
+                other_total, other_two, other_four, other_part = _ended(
+                    other_total, other_two, other_four, other_part, number, scales, columns + own_column, BYTES
+                )
     return total, other_total
 
 
@@ -138,6 +136,13 @@ def finished(total, other_total, bias, column, columns, made, BIAS: tl.constexpr
         total = total.to(made.dtype.element_ty).to(tl.float32)
         total = gated(total, other_total.to(made.dtype.element_ty).to(tl.float32), made)
     return total.to(made.dtype.element_ty)
+
+
+@triton.jit
+def _ended(total, two, four, part, number, scales, column, BYTES: tl.constexpr):
+    """The tree with leaf ``number``, whose sum is ``part``, and the next leaf's sum, of nothing yet."""
+    total, two, four = grown(total, two, four, _scaled(part, scales, column, BYTES), number)
+    return total, two, four, tl.zeros_like(part)
 
 
 @triton.jit
