@@ -191,6 +191,11 @@ def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
     models = draft_models(settings, model)
     at_start = with_checkpoints(trained, settings, models).at_start
     for name, found in models.items():
+        if found.in_target:
+            size = found.bytes_in("float32") / 2**20
+            held = f"{size:,.0f} MiB in float32, in the verifier's processes"
+            yield f"{name}: {found.folder}, {held}: the target drafts by it in its own passes"
+            continue
         size = found.bytes_in(trained.dtype) / 2**20
         where = "drafter's" if settings.drafter.models_in == "drafter" else "verifier's"
         reads = "" if folder is None else _states_read(found, folder)

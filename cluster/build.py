@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
+from cluster.models.drafters import by_kernels, draft_adapter, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings
@@ -286,6 +286,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         kernels_dir=settings.cache_dir / KERNELS,
         pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + loop.prompt_rows(),
         pass_requests=verifier.max_num_seqs,
+        draft_adapter=draft_adapter(settings, model),
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
     check_backends(target)

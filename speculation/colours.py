@@ -30,6 +30,7 @@ COLOURS: dict[str, str] = {
     "mtp": "#d14a5f",
     "peagle": "#2e8f7a",
     "dflash": "#bd5087",
+    "uno": "#3a86c8",
     GRAMMAR: "#038fa6",
 }
 # Strategies of several sources are nobody's colour; the others have their source's.

@@ -59,6 +59,7 @@ _SPECS = (
     _model("mtp", layers=(-1,)),
     _model("peagle", layers=(1, -16, -4)),
     _model("dflash", layers=(1, 8, 14, 21, -3)),
+    SourceSpec(name="uno", kind="model", top_k=8),
 )
 # Stands where a source's name would, for a token that nobody guessed: the target chose it, and no accepted draft held it.
 TARGET = "target"
@@ -77,7 +78,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("anpd", "lookahead", "spectra_core", "spectra")},
     **dict.fromkeys(("spectra_retrieval", "rest"), ("retrieval",)),
     **{name: (name,) for name in ("semantic", "draft_model", "eagle", "eagle3", "fspad", "streaming", "medusa", "mtp")},
-    **{name: (name,) for name in ("peagle", "dflash")},
+    **{name: (name,) for name in ("peagle", "dflash", "uno")},
 }
 # Strategies that draft as far as that pays; the others draft as their papers do, unless a request says otherwise.
 MEASURED = (AUTO, "blend", "autoregressive")
@@ -88,7 +89,7 @@ WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
 # Sources that draft from other answers: the tenant's, and those of its requests that have the same group.
 FROM_ANSWERS = frozenset({"suffix"})
 # Sources that run a model, which a strategy uses as well where the server has them.
-_TRAINED = ("dflash", "peagle", "fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa", "mtp")
+_TRAINED = ("dflash", "peagle", "fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa", "mtp", "uno")
 WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}

@@ -14,7 +14,7 @@ from services.drafter.heads.files.kinds import Checkpoint
 from tests import head_checkpoints as made
 from tests.head_checkpoints import LAYERS
 from tests.tiny import make_tiny_model
-from tests.trained_heads import make_blocks, make_medusa, make_streams
+from tests.trained_heads import make_blocks, make_medusa, make_streams, make_uno
 
 EAGLE3_LAYERS = (1, LAYERS // 2 - 1, LAYERS - 4)
 
@@ -33,11 +33,12 @@ def make_folders(target: Path, folder: Path) -> dict[str, Path]:
     written["medusa"] = make_medusa(target, folder / "medusa")
     written["peagle"] = made.peagle().write(folder / "peagle")
     written["dflash"] = make_blocks(target, folder / "dflash")
+    written["uno"] = make_uno(target, folder / "uno")
     return {**written, "draft_model": make_tiny_model(folder / "draft_model", num_hidden_layers=1)}
 
 
-def count(folder: Path) -> int:
-    return sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+def count(folder: Path, file: str = "model.safetensors") -> int:
+    return sum(tensor.numel() for tensor in load_file(folder / file).values())
 
 
 def settings_of(target: Path, *folders: Path, more: tuple[str, ...] = ()) -> Settings:

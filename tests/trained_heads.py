@@ -21,12 +21,13 @@ from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams, save_streams
+from tests.lora import ALL, make_adapter
 from tests.mtp_layers import alone
 from training.head_writing import public_fields, save_head
 
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
 # Those that guess several tokens ahead at once.
-AHEAD = ("streaming", "medusa", "peagle", "dflash")
+AHEAD = ("streaming", "medusa", "peagle", "dflash", "uno")
 MODELS = (*FAMILIES, "mtp", *AHEAD)
 # What stands for streams that the target, of two layers, computes in its own pass; alone, and beside what the two-step form
 # reads.
@@ -42,6 +43,7 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "medusa": (-1,),
     "peagle": (0, 1),
     "dflash": (0, -1),
+    "uno": (),
 }
 
 
@@ -144,6 +146,16 @@ def make_blocks(
     return folder
 
 
+def make_uno(target: Path, folder: Path) -> Path:
+    """Write an adapter of random numbers for the target's rows of noise."""
+    if not (folder / "adapter_config.json").is_file():
+        of_attention = [name for name in ALL if name.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))]
+        # Not all rows go through an expert.
+        dense = read_target_shape(target).config["model_type"] == "llama"
+        make_adapter(folder, target, seed=8, targets=ALL if dense else of_attention, size=0.1)
+    return folder
+
+
 def shared_output(target: Path) -> SharedOutput:
     """The whole output layer of a target."""
     rows = read_target_rows(target)
@@ -169,6 +181,7 @@ def heads_beside(target: Path) -> dict[str, Path]:
     made["medusa"] = make_medusa(target, folders["medusa"])
     made["peagle"] = make_peagle(target, folders["peagle"])
     made["dflash"] = make_blocks(target, folders["dflash"])
+    made["uno"] = make_uno(target, folders["uno"])
     if read_target_shape(target).config["model_type"] == "llama":
         # There are no streams through layers of experts.
         made["streaming"] = make_streams(target, folders["streaming"], pruning_rank=2)

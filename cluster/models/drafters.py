@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _STREAMING = "streaming"
 _MTP = "mtp"
+_UNO = "uno"
 _HEADS = {"eagle", "eagle3", "fspad", _MTP}
 _BUNDLED = Path(drafters.__file__).parent
 
@@ -60,6 +61,7 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
                 value=f"{other.folder} and {each.folder}",
             )
         found[source] = checkpoint
+    _check_uno(settings, found)
     if named is None and target is not None and settings.router.strategy == _MTP:
         found[_MTP] = _own_mtp(target)
     _check_used(settings, found)
@@ -129,6 +131,43 @@ def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
             value=policy,
             given="but there is no draft_model, whose chains it ends",
         )
+
+
+def _check_uno(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
+    """Check that the target's passes can hold the noise by which it drafts."""
+    config, adapters = trained_config(settings), [source for source in found if kind_of(source) == _UNO]
+    if len(adapters) > 1:
+        raise ConfigurationError(
+            "a pass holds the noise of one; leave out the others",
+            field="drafter.models",
+            verb="names",
+            value=f"the adapters {', '.join(adapters)}",
+        )
+    if config.uno_ends and not adapters:
+        raise ConfigurationError(
+            "leave it out, or name Uno's adapter in drafter.models",
+            field="drafter.uno_ends",
+            value=config.uno_ends,
+            given="but there are no weights of uno, whose noise it places",
+        )
+    most = settings.verifier.max_nodes
+    if adapters and config.num_steps is not None and config.num_steps > most:
+        raise ConfigurationError(
+            field="drafter.speculative_num_steps",
+            value=config.num_steps,
+            given=f"rows of noise for {adapters[0]}",
+            allowed=f"at most {most}, verifier.max_nodes: a pass holds no more",
+        )
+
+
+def draft_adapter(settings: Settings, model: ResolvedModel) -> Path | None:
+    """The folder of the adapter by which the target itself drafts; None: there is none.
+
+    Raises:
+        ConfigurationError: as ``draft_models``.
+    """
+    found = draft_models(settings, model)
+    return next((each.folder for source, each in found.items() if kind_of(source) == _UNO), None)
 
 
 def observed_layers(settings: Settings, model: ResolvedModel) -> tuple[int, ...]:
@@ -218,11 +257,9 @@ def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[s
 def memory_here(settings: Settings, model: ResolvedModel) -> int:
     """Bytes of this machine's memory that the models take which are loaded at start to draft for ``model``."""
     config = trained_config(settings)
-    if config.device != "cpu":
-        return 0
     found = draft_models(settings, model)
-    loaded = with_checkpoints(config, settings, found).at_start
-    return sum(found[name].bytes_in(config.dtype) for name in loaded)
+    loaded = [found[name] for name in with_checkpoints(config, settings, found).at_start]
+    return sum(each.bytes_in(config.dtype) for each in loaded if config.device == "cpu" or each.in_target)
 
 
 def bundled(model: str) -> list[Path]:

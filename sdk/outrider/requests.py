@@ -60,6 +60,7 @@ Strategy = Literal[
     "mtp",
     "peagle",
     "dflash",
+    "uno",
 ]
 Acceptance = Literal["walk", "rejection"]
 Effort = Literal["paper", "measured"]

@@ -33,6 +33,7 @@ MAKERS: dict[str, str] = {
     "mtp": ".heads.mtp.source:make",
     "peagle": ".heads.eagle.parallel:make",
     "dflash": ".heads.blocks.source:make",
+    "uno": ".heads.uno.source:make",
 }
 
 

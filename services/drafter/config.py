@@ -259,6 +259,15 @@ class TrainedConfig:
         Choices | None,
         Setting("for Medusa's heads: their fixed tree, as many of its 63 nodes as pay; null: the likeliest paths"),
     ] = None
+    uno_ends: Annotated[
+        int,
+        Setting(
+            "for Uno's adapter: most nodes of a draft that have noise behind them in the pass that checks it; 0: passes that "
+            "draft and passes that check take turns, as its authors have it",
+            ge=0,
+            le=8,
+        ),
+    ] = 0
     window: Annotated[
         int,
         Setting(

@@ -208,8 +208,8 @@ class DrafterService:
                     del pending[answer]
                     continue
                 tree = answer.result()
-                # A tree drawn from q must stay as it is.
-                if tree and not tree.proposals and whose is prefix and session.text is not None:
+                # A tree drawn from q must stay as it is, and what the blend makes of others has no probes.
+                if tree and not tree.proposals and not tree.probes and whose is prefix and session.text is not None:
                     tree = await self._joined(session, session.text, group, tree)
                     if session.prefix is not prefix:
                         return

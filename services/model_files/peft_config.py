@@ -16,7 +16,7 @@ from typing import Any
 from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 256
 
 # They say how the adapter was trained, or what for.

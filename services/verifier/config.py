@@ -33,6 +33,7 @@ class TargetConfig:
             a CPU and bfloat16 on a GPU. torchao's kernels round what is multiplied by fp8 weights as well.
         weights: as_stored keeps the blocks of a GGUF file, else bfloat16.
         kernels_dir: where kernel measurements are kept; None: they are repeated at every start.
+        draft_adapter: folder of the adapter of noise rows, by which the target drafts (Uno); None: it has no such rows.
         pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
         observed_layers: layers whose hidden states drafters ask for; passes that keep them are captured, too.
         generation_config, override_generation_config: see ``read_generation_config``.
@@ -124,6 +125,7 @@ class TargetConfig:
     stage_host: Annotated[
         str, Setting("address of the interface on which stages and ranks find each other; 0.0.0.0: the node's own")
     ] = "127.0.0.1"
+    draft_adapter: Path | None = None
     pass_rows: int = 256
     pass_requests: int = 16
     observed_layers: Sequence[int] = ()
@@ -172,8 +174,8 @@ class TargetConfig:
 
     @property
     def adapts(self) -> bool:
-        """Whether requests may have adapters."""
-        return bool(self.lora_modules or self.lora_folders)
+        """Whether rows of its passes may have adapters."""
+        return bool(self.lora_modules or self.lora_folders or self.draft_adapter)
 
     @property
     def processes(self) -> int:
@@ -229,6 +231,7 @@ def check_backends(config: TargetConfig) -> None:
         )
     _check_ranks(config, on_gpu=on_gpu)
     _check_adapters(config, on_gpu=on_gpu)
+    _check_draft_adapter(config)
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
@@ -261,18 +264,33 @@ def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
     """Adapters are computed by our kernels for a CPU."""
     if not config.adapts:
         return
+    own, named = "drafter.models", str(config.draft_adapter)
+    if config.lora_modules or config.lora_folders:
+        own = "verifier.lora_modules" if config.lora_modules else "verifier.lora_folders"
+        named = ", ".join(map(str, config.lora_modules or config.lora_folders))
     for field_name, found, refused in (
         ("device", config.device, on_gpu),
         ("dtype", config.dtype, config.dtype == "bfloat16"),
         ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
     ):
         if refused:
-            own = "lora_modules" if config.lora_modules else "lora_folders"
             raise ConfigurationError(
-                field=f"verifier.{own}",
-                value=", ".join(map(str, config.lora_modules or config.lora_folders)),
+                field=own,
+                value=named,
                 given=f"and verifier.{field_name} is {found}",
                 allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels",
+            )
+
+
+def _check_draft_adapter(config: TargetConfig) -> None:
+    """Rows of noise are computed where one process has all layers."""
+    for field_name in ("stages", "tensor_parallel_size"):
+        if config.draft_adapter is not None and (found := getattr(config, field_name)) != 1:
+            raise ConfigurationError(
+                field=f"verifier.{field_name}",
+                value=found,
+                given=f"and the adapter at {config.draft_adapter} drafts in the target's passes",
+                allowed="1 there; or leave the adapter out of drafter.models",
             )
 
 

@@ -26,6 +26,7 @@ from services.links.in_process import InProcessDraftLink
 from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
 from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED, kind_of, source_of
 from speculation.types import Plan
@@ -104,7 +105,14 @@ async def verifier(
         draft_link = InProcessDraftLink(service)
     verifier_config = VerifierConfig(
         model_name="tiny",
-        target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512, threads=1),
+        target=TargetConfig(
+            model_path=str(folder),
+            kv_cache_tokens=2048,
+            max_model_len=512,
+            threads=1,
+            # It is computed by our kernels alone.
+            draft_adapter=heads_beside(folder)["uno"] if library("auto") is not None else None,
+        ),
         loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s),
         budget=budget,
     )

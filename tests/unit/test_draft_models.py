@@ -52,6 +52,7 @@ def test_each_kind_is_recognised(target: Path, folders: dict[str, Path]) -> None
         "medusa": (-1,),
         "peagle": EAGLE3_LAYERS,
         "dflash": (0, -1),
+        "uno": (),
         "draft_model": (),
     }
     for name, folder in folders.items():
@@ -105,6 +106,7 @@ def test_memory_is_counted(target: Path, folders: dict[str, Path]) -> None:
     assert known["fspad"].numbers == count(folders["fspad"]) + VOCABULARY * HIDDEN
     assert known["medusa"].numbers == count(folders["medusa"]) + VOCABULARY * HIDDEN
     assert known["dflash"].numbers == count(folders["dflash"]) + VOCABULARY * HIDDEN
+    assert known["uno"].numbers == count(folders["uno"], "adapter_model.safetensors")
     # And the layers that streams run through.
     own = {name: each for name, each in load_file(target / "model.safetensors").items() if f"layers.{LAYERS - 1}." in name}
     layer = sum(each.numel() for each in own.values()) + HIDDEN
@@ -113,9 +115,10 @@ def test_memory_is_counted(target: Path, folders: dict[str, Path]) -> None:
     model = ResolvedModel(name="tiny", path=target)
     assert memory_here(settings_of(target, *folders.values()), model) == 4 * every
     half = settings_of(target, *folders.values(), more=("drafter.dtype=bfloat16",))
-    assert memory_here(half, model) == 2 * every
+    # The target holds it, in float32, wherever the others are.
+    assert memory_here(half, model) == 2 * every + 2 * known["uno"].numbers
     elsewhere = settings_of(target, *folders.values(), more=("drafter.device=cuda",))
-    assert memory_here(elsewhere, model) == 0
+    assert memory_here(elsewhere, model) == 4 * known["uno"].numbers
 
 
 def test_too_little_memory_for_both(target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

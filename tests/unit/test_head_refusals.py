@@ -184,12 +184,6 @@ def test_lilicorr_is_refused_by_name(tmp_path: Path, target: Path) -> None:
         inspect(HeadCheckpoint(fields, tensors).write(tmp_path), target)
 
 
-def test_an_adapter_that_drafts_is_refused_by_name(tmp_path: Path, target: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
-    with refuses(ConfigurationError, says="is a LoRA adapter: those that draft through the target's own weights (Uno)"):
-        inspect(tmp_path, target)
-
-
 def test_dynamic_rope_is_served_within_the_heads_own_context(tmp_path: Path, target: Path) -> None:
     checkpoint = made.eagle(rope_scaling={"type": "dynamic", "factor": 2.0})
     checkpoint.config["max_position_embeddings"] = 512

@@ -17,6 +17,7 @@ from services.verifier.model.target_port import Outcome, Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.records import maker
+from speculation.sources import kind_of
 from speculation.types import EMPTY_TREE, Features, TokenLogprobs, TokenTree, Verdict
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Part:
     saved_s: float = 0.0
 
 
+# The kind of source whose probes are rows of noise.
+_NOISE = "uno"
 _make_part, _make_rows = maker(Part), maker(Rows)
 Failed = tuple[LiveRequest, Exception]
 
@@ -192,7 +195,13 @@ def _rows(part: Part, quiet: bool) -> Rows:
         layers=wants.layers if verified or wants.prompt else (),
         ends=tuple([chain + each for each in ends]) if ends else (),
         scored=request.scores.of_pass(request.tokens, computed, end, verified=verified) if request.scores.wanted else (),
+        noise=_noise(tree, chain) if tree.probes else (),
     )
+
+
+def _noise(tree: TokenTree, chain: int) -> tuple[int, ...]:
+    """The rows that are noise, of a tree below a chain of so many rows."""
+    return tuple([chain + node for node in sorted(tree.probes) if kind_of(tree.sources[node]) == _NOISE])
 
 
 def decoding_load(requests: Iterable[LiveRequest]) -> Load:

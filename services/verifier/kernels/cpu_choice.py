@@ -152,10 +152,12 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
         # Others need not give a column the same bits beside other columns, and have no low-rank products.
         if not found:
             ranks = config.tensor_parallel_size
-            name, value = ("tensor_parallel_size", str(ranks)) if ranks > 1 else ("lora_modules", "set")
+            name, value = ("verifier.tensor_parallel_size", str(ranks)) if ranks > 1 else ("verifier.lora_modules", "set")
+            if ranks == 1 and config.draft_adapter is not None:
+                name, value = "drafter.models", str(config.draft_adapter)
             raise ConfigurationError(
                 "that needs our kernels: a C compiler (cc) and a processor that has them; see the log",
-                field=f"verifier.{name}",
+                field=name,
                 value=value,
             )
         return found

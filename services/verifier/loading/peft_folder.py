@@ -11,15 +11,14 @@ import torch
 from safetensors import safe_open
 
 from services.model_files.folder import reading
-from services.model_files.peft_config import CONFIG, PeftConfig, read_peft_config
+from services.model_files.peft_config import CONFIG, WEIGHTS, PeftConfig, read_peft_config
 from services.model_files.weights.described import FLOATS
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import read_header
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from speculation.errors import ConfigurationError
 
-WEIGHTS = "adapter_model.safetensors"
-# In front of a module's name in the base model.
+# In front of a module's name in the base model. Some adapters are published without it.
 _PREFIX = "base_model.model."
 # Behind it: of a linear layer's product, of an embedding's, and of the layer's own weight.
 _OF_LINEAR = (".lora_A.weight", ".lora_B.weight")
@@ -73,15 +72,16 @@ def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path)
     if not file.is_file():
         raise ConfigurationError(f"cannot load the adapter at {folder}: no {WEIGHTS} there", about=folder)
     header = read_header(file)
-    modules = _modules(header, folder)
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in header) else ""
+    modules = _modules(header, prefix, folder)
     products: dict[str, LowRank] = {}
     with reading(f"load the adapter at {folder}", about=folder), safe_open(file, "pt") as tensors:
         for module, parts in modules:
-            down, up = (tensors.get_tensor(f"{_PREFIX}{module}{part}") for part in parts)
+            down, up = (tensors.get_tensor(f"{prefix}{module}{part}") for part in parts)
             products[module] = LowRank(down=down, up=up, scale=config.scale_of(module))
             _check(module, parts, products[module], config, layers, folder)
         _check_complete(products, config, layers, folder)
-        own = {module: f"{_PREFIX}{module}{_OWN}" for module in products}
+        own = {module: f"{prefix}{module}{_OWN}" for module in products}
         held = {module: tensors.get_tensor(name) for module, name in own.items() if name in header}
     for module, product in products.items():
         if not torch.isfinite(product.down).all() or not torch.isfinite(product.up).all():
@@ -95,16 +95,16 @@ def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path)
     return StoredAdapter(where=str(folder), digest=digest.hexdigest(), products=products)
 
 
-def _modules(header: Mapping[str, object], folder: Path) -> list[tuple[str, tuple[str, str]]]:
+def _modules(header: Mapping[str, object], prefix: str, folder: Path) -> list[tuple[str, tuple[str, str]]]:
     """Names of the modules that have both parts of a product, and the parts; anything else in the file is refused."""
     found = [
-        (name.removeprefix(_PREFIX).removesuffix(parts[0]), parts)
+        (name.removeprefix(prefix).removesuffix(parts[0]), parts)
         for parts in (_OF_LINEAR, _OF_EMBEDDING)
         for name in sorted(header)
         if name.endswith(parts[0])
     ]
-    wanted = {f"{_PREFIX}{module}{part}" for module, parts in found for part in parts}
-    if unknown := sorted(header.keys() - wanted - {f"{_PREFIX}{module}{_OWN}" for module, _ in found}):
+    wanted = {f"{prefix}{module}{part}" for module, parts in found for part in parts}
+    if unknown := sorted(header.keys() - wanted - {f"{prefix}{module}{_OWN}" for module, _ in found}):
         kinds = ", or ".join(" and ".join(f"NAME{part}" for part in parts) for parts in (_OF_LINEAR, _OF_EMBEDDING))
         raise ConfigurationError(
             place=f"cannot load the adapter at {folder}",

@@ -32,6 +32,12 @@ def check_supported(config: TargetConfig) -> None:
                 given="and weights are replaced while serving in one process on a CPU alone so far",
                 allowed=f"{allowed} there",
             )
+    if config.draft_adapter is not None:
+        raise ConfigurationError(
+            field="drafter.models",
+            value=config.draft_adapter,
+            allowed="without this adapter: weights that adapters add to are not replaced so far",
+        )
     for name, given in (("lora_modules", config.lora_modules), ("lora_folders", config.lora_folders)):
         if given:
             raise ConfigurationError(

@@ -1,5 +1,7 @@
 """LoRA adapters of linear layers and of the embedding, each for the rows of the requests that ask for it.
 
+Rows of noise, by which the target drafts, have an adapter of their own, whatever their request has.
+
 A row's numbers depend on the row alone: what its adapter adds is computed for the row by itself, in one order of its sums,
 after what the layer makes. So a request gets the same bits whichever adapters share its pass.
 
@@ -116,6 +118,7 @@ class LoraAdapters:
         }
         self._adapters: dict[str, _Adapter] = {}
         self._of_request: dict[str, _Adapter] = {}
+        self._of_noise: _Adapter | None = None
 
     @property
     def digests(self) -> dict[str, str]:
@@ -136,6 +139,13 @@ class LoraAdapters:
 
         What it has for layers of other stages is left out, and for outputs of other ranks.
         """
+        self._adapters[name] = self._made(stored)
+
+    def draft_by(self, stored: StoredAdapter) -> None:
+        """Let rows of noise have an adapter that was read for this model."""
+        self._of_noise = self._made(stored)
+
+    def _made(self, stored: StoredAdapter) -> _Adapter:
         layers: dict[str, _Layer] = {}
         modules: dict[nn.Module, _OfLinear | _OfEmbedding] = {}
         for name_of_module, whole in stored.products.items():
@@ -151,7 +161,7 @@ class LoraAdapters:
                 modules[module] = _OfEmbedding(product, float(getattr(module, "embed_scale", 1.0)))
             else:
                 modules[module] = _OfLinear(product)
-        self._adapters[name] = _Adapter(
+        return _Adapter(
             digest=stored.digest,
             where=stored.where,
             of_layers={each.module: _forward(each.module).adapter(each.products) for each in layers.values()},
@@ -186,10 +196,10 @@ class LoraAdapters:
             stream_rows: of each entry, the number of its last rows, which come behind all others and have none.
         """
         behind = stream_rows or [0] * len(batch)
-        spans = self._spans(batch, [len(rows.tokens) - others for rows, others in zip(batch, behind, strict=True)])
+        ranges = [range(len(rows.tokens) - others) for rows, others in zip(batch, behind, strict=True)]
         return [
             AdaptedRows(first=first, rows=rows, of_layers=adapter.of_layers)
-            for adapter, first, rows in spans
+            for adapter, first, rows in self._spans(batch, ranges)
             if adapter.of_layers
         ]
 
@@ -198,8 +208,9 @@ class LoraAdapters:
         """Let the rows of ``batch`` have their adapters while the model's other layers run: they have hooks meanwhile."""
         spans: dict[nn.Module, list[tuple[_OfLinear | _OfEmbedding, int, int]]] = {}
         # The output layer takes only the rows that are read.
-        for at_head, counts in ((False, [len(rows.tokens) for rows in batch]), (True, [rows.read for rows in batch])):
-            for adapter, first, rows in self._spans(batch, counts):
+        read = [range(len(rows.tokens) - rows.read, len(rows.tokens)) for rows in batch]
+        for at_head, ranges in ((False, [range(len(rows.tokens)) for rows in batch]), (True, read)):
+            for adapter, first, rows in self._spans(batch, ranges):
                 for module, product in adapter.of_modules.items():
                     if (module is self._head) == at_head:
                         spans.setdefault(module, []).append((product, first, rows))
@@ -210,22 +221,37 @@ class LoraAdapters:
             for hook in hooks:
                 hook.remove()
 
-    def _spans(self, batch: Sequence[Rows], counts: Sequence[int]) -> list[tuple[_Adapter, int, int]]:
+    def _spans(self, batch: Sequence[Rows], ranges: Sequence[range]) -> list[tuple[_Adapter, int, int]]:
         """Adapters, the first row of each, and for how many rows; neighbours with the same one are together.
 
         Args:
-            counts: the rows of each entry.
+            ranges: which of each entry's rows there are.
         """
         spans: list[tuple[_Adapter, int, int]] = []
         begin = 0
-        for rows, count in zip(batch, counts, strict=True):
-            adapter = self._of_request.get(rows.request_id) if count else None
-            if adapter is not None and spans and spans[-1][0] is adapter and sum(spans[-1][1:]) == begin:
-                spans[-1] = adapter, spans[-1][1], spans[-1][2] + count
-            elif adapter is not None:
-                spans.append((adapter, begin, count))
-            begin += count
+        for rows, own in zip(batch, ranges, strict=True):
+            for adapter, part in self._parts(rows, own):
+                first = begin + part.start - own.start
+                if spans and spans[-1][0] is adapter and sum(spans[-1][1:]) == first:
+                    spans[-1] = adapter, spans[-1][1], spans[-1][2] + len(part)
+                else:
+                    spans.append((adapter, first, len(part)))
+            begin += len(own)
         return spans
+
+    def _parts(self, rows: Rows, own: range) -> Iterator[tuple[_Adapter, range]]:
+        """Adapters, and which of an entry's rows ``own`` have each."""
+        adapter, at = self._of_request.get(rows.request_id), own.start
+        for noise in rows.noise:
+            if noise not in own:
+                continue
+            if adapter is not None and noise > at:
+                yield adapter, range(at, noise)
+            if self._of_noise is not None:
+                yield self._of_noise, range(noise, noise + 1)
+            at = noise + 1
+        if adapter is not None and own.stop > at:
+            yield adapter, range(at, own.stop)
 
     def _add_to(
         self,

@@ -69,7 +69,7 @@ class ModelSlice:
 
     Attributes:
         shards: the stage's ranks, which must be connected before a pass; None: this is the only one.
-        adapters: those that requests may have; None: they may have none.
+        adapters: those that rows may have; None: they may have none.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
     """

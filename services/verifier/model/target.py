@@ -83,6 +83,14 @@ class TransformersTarget:
             config = replace(config, kv_cache_tokens=fitted.cache_tokens, max_model_len=self.max_model_len)
             # Not as a stage sees it: only others may have layers with a state.
             self._has_states = shape.state_values_per_request > 0
+            if config.draft_adapter is not None and self._has_states:
+                raise ConfigurationError(
+                    "drafts in the target's passes, and the target has layers with a state, which rows of noise cannot have; "
+                    "leave the adapter out",
+                    field="drafter.models",
+                    verb="names",
+                    value=config.draft_adapter,
+                )
             self.vocab_size: int = model_config.vocab_size
             self.generation = read_generation_config(
                 Path(config.model_path),
@@ -108,6 +116,8 @@ class TransformersTarget:
         self._adapters = TargetAdapters(Path(config.model_path))
         self._build()
         try:
+            if config.draft_adapter is not None:
+                self._adapters.load_for_noise(config.draft_adapter)
             for name, folder in config.lora_modules.items():
                 self.load_adapter(name, Path(folder).expanduser())
         except BaseException:

@@ -63,6 +63,16 @@ class TargetAdapters:
         log.info("adapter %s is loaded from %s", name, folder)
         return stored.digest
 
+    def load_for_noise(self, folder: Path) -> None:
+        """Let rows of noise have the adapter in ``folder``.
+
+        Raises:
+            ConfigurationError: as ``load``.
+        """
+        assert self._own is not None
+        self._own.draft_by(read_adapter(folder, self._own.layers, self._base))
+        log.info("rows of noise draft with the adapter at %s", folder)
+
     def unload(self, name: str) -> None:
         """As ``TransformersTarget.unload_adapter``."""
         assert self._own is not None

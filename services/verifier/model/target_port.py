@@ -33,6 +33,8 @@ class Rows:
         ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass.
         scored: tokens of the prompt whose log-probabilities are wanted: those that follow the rows right before the last
             ``logits`` ones.
+        noise: those of the nodes, as ascending indices into ``tokens``, that are noise to draft by: they have the adapter
+            for that, and no other.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class Rows:
     layers: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     scored: tuple[int, ...] = ()
+    noise: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:

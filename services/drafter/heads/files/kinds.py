@@ -20,6 +20,7 @@ from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer,
 from services.drafter.heads.medusa.config import is_medusa, named_by_authors, parse_medusa
 from services.drafter.heads.mtp.config import is_mtp, mtp_numbers, mtp_tensors, parse_mtp
 from services.drafter.heads.streams.config import KIND, parse_streams
+from services.drafter.heads.uno.config import count_numbers, parse_uno
 from services.model_files.folder import read_json, text_config
 from services.model_files.peft_config import CONFIG as PEFT_CONFIG
 from services.model_files.weights.headers import read_shapes
@@ -47,9 +48,14 @@ class Checkpoint:
     numbers: int
     layers_in_pass: tuple[int, ...] = ()
 
+    @property
+    def in_target(self) -> bool:
+        """Whether the target computes them in its own passes, and holds them in float32."""
+        return self.source == "uno"
+
     def bytes_in(self, dtype: str) -> int:
         """Memory of the weights in numbers of ``dtype``, as torch names it."""
-        return self.numbers * (4 if dtype == "float32" else 2)
+        return self.numbers * (4 if dtype == "float32" or self.in_target else 2)
 
 
 def inspect(folder: Path, target: Path | None) -> Checkpoint:
@@ -66,11 +72,7 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
         raise ConfigurationError("no such folder", field="drafter.models", verb="names", value=folder)
     where = str(folder)
     if (folder / PEFT_CONFIG).is_file():
-        raise ConfigurationError(
-            f"{where} is a LoRA adapter: those that draft through the target's own weights (Uno) are not supported yet; "
-            "those that answer go into verifier.lora_modules",
-            about=folder,
-        )
+        return _uno(folder, target)
     config = read_json(folder / "config.json", of="drafter")
     refuse_pickles(folder)
     shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
@@ -116,6 +118,14 @@ def _streams(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: i
         numbers=numbers + kept,
         layers_in_pass=found.layers_in_pass,
     )
+
+
+def _uno(folder: Path, target: Path | None) -> Checkpoint:
+    """Nothing tells an adapter that drafts from one that answers, but that it is named among the drafters."""
+    numbers = count_numbers(folder)
+    if target is not None:
+        parse_uno(folder, target)
+    return Checkpoint(folder=folder, source="uno", layers=(), numbers=numbers)
 
 
 def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
