@@ -96,8 +96,8 @@ class DrafterSettings(_OfDrafter):
     models: tuple[Path | dict[str, Any], ...] | None = Field(
         None,
         description="folders of weights that draft: small language models, heads for the target's hidden states (EAGLE, "
-        "EAGLE-3, FSPAD), streams, Medusa's heads; of a second one of a kind, a mapping of folder, name and, if wanted, "
-        "tenants and when; null: those that come with Outrider for the model; []: none",
+        "EAGLE-3, FSPAD), streams, Medusa's heads, Uno's adapter; of a second one of a kind, a mapping of folder, name "
+        "and, if wanted, tenants and when; null: those that come with Outrider for the model; []: none",
     )
     models_in: Literal["drafter", "verifier"] = Field(
         "drafter",
