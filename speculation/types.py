@@ -248,6 +248,7 @@ class Observation:
     tree: TokenTree = EMPTY_TREE
     top_ids: tuple[tuple[int, ...], ...] = ()
     probe_ids: tuple[tuple[int, ...], ...] = ()
+    probe_chances: tuple[tuple[float, ...], ...] = ()
     features: Features | None = None
 
 

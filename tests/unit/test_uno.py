@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cluster.build import verifier_config
 from cluster.models.target import ResolvedModel
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
-from services.drafter.heads.uno.marginals import RankRates, chances_to_end, likeliest_paths
+from services.drafter.heads.uno.marginals import ClaimRates, chances_to_end, likeliest_paths
 from services.drafter.heads.uno.source import NAME, UnoSession, UnoSource
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
@@ -150,21 +151,36 @@ def test_nothing_is_drafted_for_answers_with_an_adapter() -> None:
     assert opened(adapter="billing").draft(9, 0.0) == EMPTY_TREE
 
 
-def test_ranks_are_learnt() -> None:
-    rates = RankRates()
-    assert rates.of(0, 0) > rates.of(1, 0) > rates.of(1, 1)
-    assert sum(rates.of(0, rank) for rank in range(8)) < 1
-    for _ in range(200):
-        rates.learn(0, (4, 5), 5)
-    assert rates.of(0, 1) > 0.9 and rates.of(0, 0) < 0.1 and rates.of(1, 0) == RankRates().of(1, 0)
+def test_how_much_of_a_claim_comes_true_is_learnt() -> None:
+    rates = ClaimRates()
+    claimed = [(4, 0.5), (5, 0.3)]
+    assert rates.of(0, claimed) == claimed
+    for number in range(300):
+        rates.learn(0, claimed, 5 if number % 4 == 0 else 9)
+    found = [chance for _, chance in rates.of(0, claimed)]
+    assert sum(found) == pytest.approx(0.25, abs=0.05) and found[0] / found[1] == pytest.approx(5 / 3)
+    assert rates.of(1, claimed) == claimed and rates.worth(1) > rates.worth(0)
+    for _ in range(2000):
+        rates.learn(0, claimed, 4)
+    assert 0.9 < sum(chance for _, chance in rates.of(0, claimed)) < 1
+
+
+def test_a_tree_knows_how_likely_each_guess_is() -> None:
+    for chances, expected in (((0.9, 0.05), (21, 31, 32, 22)), ((0.5, 0.45), (21, 22, 31, 31))):
+        session = opened(rows=2)
+        report = step(session.draft(9, 0.0), (), (8,), ((21, 22), (31, 32)))
+        assert report.observation is not None
+        told = replace(report.observation, probe_chances=(chances, (0.6, 0.3)))
+        session.observe(replace(report, observation=told))
+        assert session.draft(4, 0.0).tokens == expected
 
 
 def test_paths_are_the_likeliest() -> None:
     levels = [[(1, 0.6), (2, 0.3)], [(3, 0.5), (4, 0.4)]]
     tokens, parents, scores = likeliest_paths(levels, 6, 0.0)
-    assert (tokens, parents) == ([1, 3, 2, 4, 3, 4], [-1, 0, -1, 0, 2, 2])
+    assert (tokens, parents) == ([1, 2, 3, 4, 3, 4], [-1, -1, 0, 0, 1, 1])
     assert scores == pytest.approx([0.6, 0.3, 0.3, 0.24, 0.15, 0.12])
-    assert likeliest_paths(levels, 6, 0.2)[0] == [1, 3, 2, 4] and likeliest_paths(levels, 2, 0.0)[0] == [1, 3]
+    assert likeliest_paths(levels, 6, 0.2)[0] == [1, 2, 3, 4] and likeliest_paths(levels, 2, 0.0)[0] == [1, 2]
     assert chances_to_end([-1, 0], [0.6, 0.3]) == pytest.approx({ROOT: 0.4, 0: 0.3, 1: 0.3})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TypeVar, cast
 
 from outrider.internal.v1 import drafting_pb2
@@ -202,8 +203,8 @@ def _write_observation(observation: Observation, made: drafting_pb2.Observation)
     write_tree(observation.tree, made.tree)
     for row in observation.top_ids:
         made.top_ids.add(token_ids=row)
-    for row in observation.probe_ids:
-        made.probe_ids.add(token_ids=row)
+    for row, chances in zip_longest(observation.probe_ids, observation.probe_chances, fillvalue=()):
+        made.probe_ids.add(token_ids=row, chances=chances)
     if observation.features is not None:
         made.features.CopyFrom(encode_features(observation.features))
 
@@ -214,6 +215,7 @@ def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> O
         tree=decode_tree(wire.tree),
         top_ids=_decode_top_ids(wire.top_ids),
         probe_ids=_decode_top_ids(wire.probe_ids),
+        probe_chances=_decode_chances(wire.probe_ids),
         features=features,
     )
 
@@ -221,6 +223,11 @@ def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> O
 def _decode_top_ids(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[int, ...], ...]:
     check_size("observation.top_ids", len(rows), limits.MAX_TREE_NODES + 1)
     return tuple([tuple(row.token_ids[:]) for row in rows])
+
+
+def _decode_chances(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[float, ...], ...]:
+    found = tuple([tuple(row.chances[:]) for row in rows])
+    return found if any(found) else ()
 
 
 def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:

@@ -7,6 +7,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -120,7 +121,8 @@ class Chooser:
         if not self._reader.on_host(logits):
             self._try(tried, logits)
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
-        return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
@@ -311,3 +313,17 @@ class Chooser:
 def _allowed(point: ChoicePoint) -> PackedBits | None:
     """What the request's rule allows at a point; None: everything."""
     return None if point.request.rule is None else point.request.rule.allowed(point.path)
+
+
+def _with_chances(outcome: Outcome, walk: Walk, logits: torch.Tensor) -> Outcome:
+    """The outcome, with how likely the likeliest ids after its rows of noise are."""
+    rows, tops = walk.rows, outcome.top_ids
+    if not rows.noise or not tops:
+        return outcome
+    noise = [row - (rows.chain - 1) for row in rows.noise]
+    logs = rows_of(logits, [walk.first_row + row for row in noise]).log_softmax(-1)
+    ids = torch.tensor([tops[row] for row in noise], device=logits.device)
+    chances: list[tuple[float, ...]] = [()] * len(tops)
+    for row, own in zip(noise, logs.gather(1, ids).exp().tolist(), strict=True):
+        chances[row] = tuple(own)
+    return replace(outcome, chances=tuple(chances))

@@ -110,7 +110,15 @@ def _joined_observation(reports: Sequence[StepReport]) -> Observation | None:
         tree=tree,
         top_ids=tuple(ids for observation in seen for ids in observation.top_ids),
         probe_ids=tuple(ids for observation in seen for ids in observation.probe_ids),
+        probe_chances=_joined_chances(seen),
     )
+
+
+def _joined_chances(seen: Sequence[Observation]) -> tuple[tuple[float, ...], ...]:
+    if not any(observation.probe_chances for observation in seen):
+        return ()
+    own = (observation.probe_chances or ((),) * len(observation.probe_ids) for observation in seen)
+    return tuple(chances for each in own for chances in each)
 
 
 def _nodes(report: StepReport) -> int:

@@ -110,4 +110,8 @@ def _observe(tree: TokenTree, outcome: Outcome) -> Observation | None:
     if not outcome.top_ids:
         return None
     ids = outcome.top_ids
-    return _make_observation(tree=tree, top_ids=ids, probe_ids=tuple(ids[node + 1] for node in tree.probes))
+    probe_ids = tuple(ids[node + 1] for node in tree.probes)
+    if not outcome.chances:
+        return _make_observation(tree=tree, top_ids=ids, probe_ids=probe_ids)
+    chances = tuple(outcome.chances[node + 1] for node in tree.probes)
+    return _make_observation(tree=tree, top_ids=ids, probe_ids=probe_ids, probe_chances=chances)

@@ -130,6 +130,7 @@ class Outcome:
         choices: the target's own token after each row. ``NOT_CHOSEN`` after rows that earlier choices do not lead to, after
             rows that failed (see ``error``), and after all rows of a request under the rejection rule.
         top_ids: the likeliest ids after each row, as many as were asked for, likeliest first.
+        chances: how likely each of these is after a row of noise; nothing after another row. Empty: there is no noise.
         logprobs: gives the log-probability of a token after a row; None unless the request's parameters ask for it.
         distribution: gives p after a row, [vocabulary], float64, with sum 1; None unless the rejection rule applies.
         tried: under that rule, what was found of it after each row without a distribution; empty: nothing.
@@ -141,6 +142,7 @@ class Outcome:
 
     choices: tuple[int, ...] = ()
     top_ids: tuple[tuple[int, ...], ...] = ()
+    chances: tuple[tuple[float, ...], ...] = ()
     logprobs: Callable[[int, int], TokenLogprobs] | None = None
     distribution: Callable[[int], NDArray[np.float64]] | None = None
     tried: tuple[Tried, ...] = ()

@@ -1,8 +1,8 @@
 """Marginals of the tokens to come, and the tree of their likeliest paths.
 
-A row of noise tells which tokens are likely at its position, likeliest first, and not how likely: no array as long as the
-vocabulary leaves the target. How often the target's own token is at each rank of each row is learnt while answers are
-written. A path's probability is the product over its levels, since no row knows what the others stand for.
+A row of noise tells which tokens are likely at its position, and how likely each is. How much of what a row claims comes true
+is learnt while answers are written. A path's probability is the product over its levels, since no row knows what the others
+stand for.
 """
 
 from __future__ import annotations
@@ -13,35 +13,45 @@ from collections.abc import Sequence
 from speculation.estimators import Ratio
 from speculation.tree import ROOT
 
-# What is assumed of the likeliest token of the first row, of that of each further one, and of each further rank.
-_FIRST, _FURTHER, _RANK = 0.6, 0.85, 0.3
-# In tokens: how many the assumption weighs as much as, and how many are remembered.
+# In tokens: how many a row's own claim weighs as much as, and how many are remembered.
 _PRIOR = 8.0
 _MEMORY = 512.0
+# The most that a row's guesses may have in all.
+_SURE = 0.98
 
 # A token, and how likely it is.
 Likely = tuple[int, float]
 
 
-class RankRates:
-    """How often the target's token is at a rank of a row of noise. All requests share it; it holds no text."""
+class ClaimRates:
+    """How much of what rows of noise claim comes true. All requests share it; it holds no text."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], Ratio] = {}
+        self._seen: dict[int, Ratio] = {}
 
-    def of(self, row: int, rank: int) -> float:
-        """The probability that the target takes the token at ``rank`` of ``row``, where it took a guess at each row before."""
-        assumed = _FIRST * _FURTHER**row * _RANK**rank
-        seen = self._seen.get((row, rank))
-        return assumed if seen is None else seen.of(assumed, _PRIOR)
+    def of(self, row: int, claimed: Sequence[Likely]) -> list[Likely]:
+        """What may stand where a row tells it, as likely as that has been so far.
 
-    def learn(self, row: int, ids: Sequence[int], token: int) -> None:
-        """Note which of the likely tokens ``ids`` of a row the target took, or that it took none of them."""
-        for rank, guessed in enumerate(ids):
-            seen = self._seen.setdefault((row, rank), Ratio())
-            seen.add(float(guessed == token), 1.0)
-            if seen.whole > _MEMORY:
-                seen.fade(_MEMORY)
+        Args:
+            claimed: by the row, the likeliest first.
+        """
+        whole = sum(chance for _, chance in claimed)
+        factor = self._seen[row].of(1.0, _PRIOR) if row in self._seen else 1.0
+        if whole * factor > _SURE:
+            factor = _SURE / whole
+        return [(token, chance * factor) for token, chance in claimed]
+
+    def learn(self, row: int, claimed: Sequence[Likely], token: int) -> None:
+        """Note what the target took where a row told its position."""
+        seen = self._seen.setdefault(row, Ratio())
+        seen.add(float(any(token == guessed for guessed, _ in claimed)), sum(chance for _, chance in claimed))
+        if seen.whole > _MEMORY:
+            seen.fade(_MEMORY)
+
+    def worth(self, row: int) -> float:
+        """The probability that a row's guesses hold the target's token, where nothing else is known."""
+        assumed = 0.6 if row not in self._seen else 0.6 * self._seen[row].of(1.0, _PRIOR)
+        return min(_SURE, assumed)
 
 
 def likeliest_paths(
@@ -57,16 +67,16 @@ def likeliest_paths(
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    # (minus the path's probability, order of insertion, parent, its probability, level, rank)
-    heap: list[tuple[float, int, int, float, int, int]] = []
+    # (minus the path's probability, level, parent, its probability, rank): of equals, the shorter path first.
+    heap: list[tuple[float, int, int, float, int]] = []
 
     def push(parent: int, above: float, level: int, rank: int) -> None:
         if level < len(ranked) and rank < len(ranked[level]) and (chance := above * ranked[level][rank][1]) > least:
-            heapq.heappush(heap, (-chance, len(heap) + len(tokens), parent, above, level, rank))
+            heapq.heappush(heap, (-chance, level, parent, above, rank))
 
     push(ROOT, 1.0, 0, 0)
     while heap and len(tokens) < most:
-        negative, _, parent, above, level, rank = heapq.heappop(heap)
+        negative, level, parent, above, rank = heapq.heappop(heap)
         node = len(tokens)
         tokens.append(ranked[level][rank][0])
         parents.append(parent)

@@ -19,7 +19,7 @@ from typing import cast
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
-from services.drafter.heads.uno.marginals import RankRates, chances_to_end, likeliest_paths
+from services.drafter.heads.uno.marginals import ClaimRates, Likely, chances_to_end, likeliest_paths
 from services.drafter.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -31,8 +31,8 @@ NAME = "uno"
 _ROWS = 7
 # Paths less likely than this are never drafted.
 _LEAST = 2e-4
-# Ranks of a row that count as its guess where the worth of noise is told.
-_COVERED = 3
+# What a row is taken to claim of its likeliest token where nobody tells how likely it is, and of each further one.
+_FIRST, _FURTHER = 0.6, 0.3
 
 
 def make(config: DrafterConfig) -> UnoSource:
@@ -62,7 +62,7 @@ class UnoSource:
 
     def __init__(self, config: UnoConfig, *, rows: int = _ROWS, width: int | None = None, ends: int = 0) -> None:
         self.config, self.rows, self.width, self.ends = config, rows, width, ends
-        self.rates = RankRates()
+        self.rates = ClaimRates()
 
     def open(self, message: OpenSession) -> UnoSession:
         return UnoSession(self, message)
@@ -87,7 +87,7 @@ class UnoSession:
         self._hash = extend_hash(EMPTY_HASH, message.tokens)
         self._noise: tuple[int, ...] = ()
         # Likely tokens at each position behind the text, and the row of noise that told the first of them.
-        self._levels: list[tuple[int, ...]] = []
+        self._levels: list[list[Likely]] = []
         self._row = 0
 
     def draft(self, max_nodes: int, least: float) -> TokenTree:
@@ -106,8 +106,8 @@ class UnoSession:
         return self._with_noise(tokens, parents, scores, dict(likeliest))
 
     def observe(self, report: StepReport) -> None:
-        for level, (ids, token) in enumerate(zip(self._levels, report.committed, strict=False)):
-            self._source.rates.learn(self._row + level, ids, token)
+        for level, (claimed, token) in enumerate(zip(self._levels, report.committed, strict=False)):
+            self._source.rates.learn(self._row + level, claimed, token)
         self._hash = extend_hash(self._hash, report.committed)
         self._levels, self._row = [], 0
         if report.observation is not None and report.observation.probe_ids:
@@ -116,11 +116,8 @@ class UnoSession:
     def close(self) -> None:
         """Nothing outlives the request."""
 
-    def _likely(self) -> list[list[tuple[int, float]]]:
-        return [
-            [(token, self._source.rates.of(self._row + level, rank)) for rank, token in enumerate(ids)]
-            for level, ids in enumerate(self._levels)
-        ]
+    def _likely(self) -> list[list[Likely]]:
+        return [self._source.rates.of(self._row + level, claimed) for level, claimed in enumerate(self._levels)]
 
     def _with_noise(
         self, tokens: list[int], parents: list[int], scores: list[float], ends: dict[int, float]
@@ -133,8 +130,7 @@ class UnoSession:
         for end, chance in ends.items():
             parent = end
             for row, token in enumerate(self._noise):
-                ranks = range(min(_COVERED, self._source.width or _COVERED))
-                chance *= min(1.0, sum(self._source.rates.of(row, rank) for rank in ranks))
+                chance *= self._source.rates.worth(row)
                 tokens.append(token)
                 parents.append(parent)
                 scores.append(chance)
@@ -149,16 +145,24 @@ class UnoSession:
 
     def _read(self, seen: Observation, path: Sequence[int]) -> None:
         """Take the marginals of the noise behind the accepted path's last node, or behind the last one that has noise."""
-        ids = dict(zip(seen.tree.probes, seen.probe_ids, strict=False))
-        below = {(seen.tree.parents[node], seen.tree.tokens[node]): node for node in ids}
+        chances = seen.probe_chances or ((),) * len(seen.probe_ids)
+        probes = zip(seen.tree.probes, seen.probe_ids, chances, strict=False)
+        told = {node: _claims(ids, own) for node, ids, own in probes}
+        below = {(seen.tree.parents[node], seen.tree.tokens[node]): node for node in told}
         for passed, end in enumerate(reversed((ROOT, *path))):
-            found: list[tuple[int, ...]] = []
+            found: list[list[Likely]] = []
             node: int | None = end
             for token in self._noise:
                 if node is None or (node := below.get((node, token))) is None:
                     break
-                found.append(ids[node][: self._source.width])
+                found.append(told[node][: self._source.width])
             # What the first rows guessed is committed already.
             if len(found) > passed:
                 self._levels, self._row = found[passed:], passed
                 return
+
+
+def _claims(ids: Sequence[int], chances: Sequence[float]) -> list[Likely]:
+    """What a row of noise says of its position, the likeliest token first."""
+    told = chances if len(chances) == len(ids) else [_FIRST * _FURTHER**rank for rank in range(len(ids))]
+    return [(token, min(1.0, max(0.0, chance))) for token, chance in zip(ids, told, strict=True)]
