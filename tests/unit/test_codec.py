@@ -88,6 +88,7 @@ STEP = StepReport(
         tree=TREE,
         top_ids=((1, 2), (3, 4), (5, 6), (7, 8)),
         probe_ids=((7, 8),),
+        probe_chances=((0.5, 0.25),),
         features=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
     ),
 )

@@ -91,7 +91,8 @@ def test_it_is_the_report_of_one_larger_tree() -> None:
 def test_probes_keep_their_ids() -> None:
     first, second = steps(2)
     probed = TokenTree(tokens=(7, 8), parents=(-1, 0), sources=("x", "x"), probes=(0, 1))
-    seen = Observation(tree=probed, top_ids=((1,), (2,), (3,)), probe_ids=((2,), (3,)))
+    told = ((0.5,), ())
+    seen = Observation(tree=probed, top_ids=((1,), (2,), (3,)), probe_ids=((2,), (3,)), probe_chances=told)
     second = StepReport(
         session_id="s", committed=(9,), length=second.length, prefix_hash=0, accepted_path=(), max_nodes=0, observation=seen
     )
@@ -99,6 +100,7 @@ def test_probes_keep_their_ids() -> None:
     assert found is not None
     assert [found.tree.tokens[node] for node in found.tree.probes] == [7, 8]
     assert found.probe_ids == tuple(found.top_ids[node + 1] for node in found.tree.probes)
+    assert found.probe_chances == told
 
 
 def test_without_observations_the_path_is_as_long_as_the_tokens() -> None:

@@ -226,6 +226,8 @@ def _decode_top_ids(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[int, ...
 
 
 def _decode_chances(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[float, ...], ...]:
+    for row in rows:
+        check_size("observation.chances", len(row.chances), len(row.token_ids))
     found = tuple([tuple(row.chances[:]) for row in rows])
     return found if any(found) else ()
 
