@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.models.drafters import by_kernels, draft_adapter, draft_models, observed_layers, stream_weights, with_checkpoints
+from cluster.models.drafters import (
+    by_kernels,
+    draft_adapter,
+    draft_models,
+    observed_layers,
+    stream_weights,
+    with_checkpoints,
+)
 from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings

@@ -262,8 +262,8 @@ class TrainedConfig:
     uno_ends: Annotated[
         int,
         Setting(
-            "for Uno's adapter: most nodes of a draft that have noise behind them in the pass that checks it; 0: passes that "
-            "draft and passes that check take turns, as its authors have it",
+            "for Uno's adapter: most nodes of a draft that have noise behind them in the pass that checks it; 0: passes "
+            "that draft and passes that check take turns, as its authors have it",
             ge=0,
             le=8,
         ),

@@ -198,9 +198,7 @@ def differs(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
-def test_rows_are_what_the_formulas_say(
-    targets: tuple[TransformersTarget, ...], tiny_model: Path, adapter: Path
-) -> None:
+def test_rows_are_what_the_formulas_say(targets: tuple[TransformersTarget, ...], tiny_model: Path, adapter: Path) -> None:
     found = computed(targets[0], last_pass())
     assert differs(found, by_formulas(tiny_model, adapter)) < 1e-4
     for fault in FAULTS:
@@ -356,9 +354,7 @@ async def test_passes_are_as_few_as_the_drafts_are_good(tmp_path: Path) -> None:
     model = flat_model(tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", model, seed=8, size=0.02, targets=ALL)
     async with verifier(model, adapter, "in_process", num_steps=3) as running:
-        tokens, finished, steps = await collect(
-            running.loop, request("r", PROMPTS[0], UNO, max_tokens=60, ignore_eos=True)
-        )
+        tokens, finished, steps = await collect(running.loop, request("r", PROMPTS[0], UNO, max_tokens=60, ignore_eos=True))
         assert len(tokens) == 60 and finished.reason is not None
         accepted = sum(len(step.accepted_sources) - step.accepted_sources.count("target") for step in steps)
         assert len(steps) == 60 - running.loop.stats.accepted_by_source.get("uno", 0) == 60 - accepted

@@ -45,9 +45,7 @@ def opened(adapter: str = "", **form: int) -> UnoSession:
     )
 
 
-def step(
-    tree: TokenTree, path: Sequence[int], committed: Sequence[int], said: Sequence[Sequence[int]] = ()
-) -> StepReport:
+def step(tree: TokenTree, path: Sequence[int], committed: Sequence[int], said: Sequence[Sequence[int]] = ()) -> StepReport:
     """A step that checked ``tree``. ``said``: the likely tokens after each of its probes."""
     probes = tuple(map(tuple, said))
     return StepReport(
@@ -140,9 +138,7 @@ def test_others_tokens_that_were_accepted_use_up_the_first_marginals() -> None:
     assert session.draft(9, 0.0).tokens == (41,)
     used = opened(rows=2)
     noise = used.draft(9, 0.0)
-    beside = TokenTree(
-        tokens=(90, 91, *noise.tokens), parents=(-1, 0, -1, 2), sources=("joined",) * 4, probes=(2, 3)
-    )
+    beside = TokenTree(tokens=(90, 91, *noise.tokens), parents=(-1, 0, -1, 2), sources=("joined",) * 4, probes=(2, 3))
     used.observe(step(beside, (0, 1), (90, 91, 92), ((21,), (31,))))
     assert used.draft(9, 0.0).probes == (0, 1)
 
@@ -240,9 +236,7 @@ def test_what_cannot_draft_is_refused(target: Path, adapter: Path, tmp_path: Pat
     ],
     ids=lambda each: each[0] if isinstance(each, tuple) else "",
 )
-def test_where_passes_hold_no_noise(
-    target: Path, adapter: Path, more: tuple[str, ...], field: str, value: object
-) -> None:
+def test_where_passes_hold_no_noise(target: Path, adapter: Path, more: tuple[str, ...], field: str, value: object) -> None:
     with refuses(ConfigurationError, field, value):
         verifier_config(settings_of(target, adapter, more=more), ResolvedModel(name="tiny", path=target))
 

@@ -85,8 +85,7 @@ class TransformersTarget:
             self._has_states = shape.state_values_per_request > 0
             if config.draft_adapter is not None and self._has_states:
                 raise ConfigurationError(
-                    "drafts in the target's passes, and the target has layers with a state, which rows of noise cannot have; "
-                    "leave the adapter out",
+                    "drafts by rows of noise in the target's passes, and the target has layers with a state; leave it out",
                     field="drafter.models",
                     verb="names",
                     value=config.draft_adapter,

@@ -1,8 +1,8 @@
 """What a folder with Uno's adapter says, read without torch.
 
-The files are PEFT's, of linear layers alone; nothing in them tells the adapter from one that answers. No file says how long a
-block is: the authors trained blocks of 2 to 16 rows. The noise is uniform over the tokens from 1 to before ``mask_token_id``,
-which is the model's, or the first one behind its tokenizer's.
+The files are PEFT's, of linear layers alone; nothing in them tells the adapter from one that answers. No file says how long
+a block is: the authors trained blocks of 2 to 16 rows. The noise is uniform over the tokens from 1 to before
+``mask_token_id``, which is the model's, or the first one behind its tokenizer's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def parse_uno(folder: Path, target: Path) -> UnoConfig:
     own = text_config(read_json(folder / "config.json", of="adapter")) if (folder / "config.json").is_file() else {}
     for where, fields in ((folder, own), (target, shape.config)):
         if (noise := fields.get(_NOISE)) not in (None, _UNIFORM):
-            raise ConfigurationError(place=where / "config.json", field=_NOISE, value=noise, allowed=f"{_UNIFORM}, or left out")
+            raise ConfigurationError(
+                place=where / "config.json", field=_NOISE, value=noise, allowed=f"{_UNIFORM}, or left out"
+            )
         if (mask := fields.get(_MASK)) is not None:
             return UnoConfig(noise_below=_checked(mask, shape.vocab_size, where))
     return UnoConfig(noise_below=min(shape.vocab_size, _behind_tokens(target) or shape.vocab_size))
@@ -74,7 +76,8 @@ def _checked(mask: object, vocab_size: int, where: Path) -> int:
             place=where / "config.json",
             field=_MASK,
             value=mask,
-            allowed=f"a whole number from 2 to {vocab_size}, the target's vocabulary: Uno's noise is drawn from the tokens below",
+            allowed=f"a whole number from 2 to {vocab_size}, the target's vocabulary: Uno's noise is drawn from the tokens "
+            "below",
         )
     return mask
 

@@ -1,7 +1,7 @@
 """Marginals of the tokens to come, and the tree of their likeliest paths.
 
-A row of noise tells which tokens are likely at its position, and how likely each is. How much of what a row claims comes true
-is learnt while answers are written. A path's probability is the product over its levels, since no row knows what the others
+A row of noise tells which tokens are likely at its position, and how likely each is. How much of what a row claims comes
+true is learnt while answers are written. A path's probability is the product over its levels, since no row knows what the others
 stand for.
 """
 
@@ -54,9 +54,7 @@ class ClaimRates:
         return min(_SURE, assumed)
 
 
-def likeliest_paths(
-    levels: Sequence[Sequence[Likely]], most: int, least: float
-) -> tuple[list[int], list[int], list[float]]:
+def likeliest_paths(levels: Sequence[Sequence[Likely]], most: int, least: float) -> tuple[list[int], list[int], list[float]]:
     """The ``most`` likeliest paths of one token of each level: tokens, parents and probabilities of a tree's nodes.
 
     Args:

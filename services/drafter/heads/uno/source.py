@@ -6,8 +6,8 @@ never do. What the target finds likely after a row of noise are marginals of the
 drafter, rows of noise are probes (``TokenTree.probes``): computed, and never accepted. So nobody reads their keys and values
 afterwards: what is committed next overwrites them.
 
-As its authors have it, passes alternate. One holds the last token and the noise behind it, and yields the next token as every
-pass does; the next one checks the tree of the marginals. With ``ends``, the pass that checks a tree has noise behind the
+As its authors have it, passes alternate. One holds the last token and the noise behind it, and yields the next token as
+every pass does; the next one checks the tree of the marginals. With ``ends``, the pass that checks a tree has noise behind the
 nodes where the accepted path is likely to end, too: if it ends there, the next pass checks a tree again.
 """
 
@@ -69,8 +69,7 @@ class UnoSource:
 
     def draft(self, batch: Sequence[DraftWanted]) -> Sequence[TokenTree | None]:
         return [
-            cast(UnoSession, wanted.session).draft(wanted.max_nodes, max(_LEAST, wanted.min_probability))
-            for wanted in batch
+            cast(UnoSession, wanted.session).draft(wanted.max_nodes, max(_LEAST, wanted.min_probability)) for wanted in batch
         ]
 
     def forget(self, tenant: str) -> None:
@@ -119,9 +118,7 @@ class UnoSession:
     def _likely(self) -> list[list[Likely]]:
         return [self._source.rates.of(self._row + level, claimed) for level, claimed in enumerate(self._levels)]
 
-    def _with_noise(
-        self, tokens: list[int], parents: list[int], scores: list[float], ends: dict[int, float]
-    ) -> TokenTree:
+    def _with_noise(self, tokens: list[int], parents: list[int], scores: list[float], ends: dict[int, float]) -> TokenTree:
         """The tree with the noise behind each of ``ends``, which is as likely an end as it says.
 
         A probe's score is what it brings: the chance that a guess at its position and each before it will be accepted.
