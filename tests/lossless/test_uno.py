@@ -126,11 +126,13 @@ class Formulas:
         def linear(name: str, rows: torch.Tensor) -> torch.Tensor:
             part = f"base_model.model.{name}"
             low = rows @ self.adapter[f"{part}.lora_A.weight"].T @ self.adapter[f"{part}.lora_B.weight"].T
-            return rows @ weights[f"{name}.weight"].T + own * self.scale * low
+            made: torch.Tensor = rows @ weights[f"{name}.weight"].T + own * self.scale * low
+            return made
 
         def norm(name: str, rows: torch.Tensor) -> torch.Tensor:
             size = (rows.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
-            return rows * size * weights[f"{name}.weight"]
+            made: torch.Tensor = rows * size * weights[f"{name}.weight"]
+            return made
 
         def turn(rows: torch.Tensor) -> torch.Tensor:
             first, second = rows.chunk(2, dim=-1)
@@ -271,7 +273,7 @@ def test_names_without_pefts_prefix(tiny_model: Path, adapter: Path, tmp_path: P
 
 def test_an_adapter_for_another_model_is_refused(tiny_model: Path, adapter: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", hidden_size=32)
-    with refuses(ConfigurationError, says="must be (4, 32)"):
+    with refuses(ConfigurationError, says="must be (32, 4)"):
         TransformersTarget(config_of(other, draft_adapter=adapter))
     copy = Path(shutil.copytree(adapter, tmp_path / "damaged"))
     tensors = load_file(copy / WEIGHTS)

@@ -39,7 +39,7 @@ def adapter(target: Path) -> Path:
 
 
 def opened(adapter: str = "", **form: int) -> UnoSession:
-    source = UnoSource(UnoConfig(noise_below=BELOW), **form)  # type: ignore[arg-type]
+    source = UnoSource(UnoConfig(noise_below=BELOW), **form)
     return source.open(
         OpenSession(session_id="s", tokens=PROMPT, prompt_length=3, sources=(NAME,), max_nodes=9, adapter=adapter)
     )

@@ -1,8 +1,8 @@
 """Marginals of the tokens to come, and the tree of their likeliest paths.
 
 A row of noise tells which tokens are likely at its position, and how likely each is. How much of what a row claims comes
-true is learnt while answers are written. A path's probability is the product over its levels, since no row knows what the others
-stand for.
+true is learnt while answers are written. A path's probability is the product over its levels, since no row knows what
+the others stand for.
 """
 
 from __future__ import annotations

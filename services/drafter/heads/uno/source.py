@@ -1,14 +1,14 @@
 """Uno as a source of drafts (a diffusion adapter on the target's own weights, ifm-ai/uno).
 
-The target's pass holds rows of noise behind a row of the text: random tokens at the positions that follow, each of which sees
-the text and the noise before it. Their linear layers use the adapter; the rows of the text, and those of drafted tokens,
-never do. What the target finds likely after a row of noise are marginals of the token at the position behind it. For the
-drafter, rows of noise are probes (``TokenTree.probes``): computed, and never accepted. So nobody reads their keys and values
-afterwards: what is committed next overwrites them.
+The target's pass holds rows of noise behind a row of the text: random tokens at the positions that follow, each of which
+sees the text and the noise before it. Their linear layers use the adapter; the rows of the text, and those of drafted
+tokens, never do. What the target finds likely after a row of noise are marginals of the token at the position behind it.
+For the drafter, rows of noise are probes (``TokenTree.probes``): computed, and never accepted. So nobody reads their keys
+and values afterwards: what is committed next overwrites them.
 
 As its authors have it, passes alternate. One holds the last token and the noise behind it, and yields the next token as
-every pass does; the next one checks the tree of the marginals. With ``ends``, the pass that checks a tree has noise behind the
-nodes where the accepted path is likely to end, too: if it ends there, the next pass checks a tree again.
+every pass does; the next one checks the tree of the marginals. With ``ends``, the pass that checks a tree has noise behind
+the nodes where the accepted path is likely to end, too: if it ends there, the next pass checks a tree again.
 """
 
 from __future__ import annotations
