@@ -116,8 +116,9 @@ class Formulas:
         """
         config, weights = self.config, self.weights
         heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
-        width = config["hidden_size"] // heads
-        turned = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        width: int = config["hidden_size"] // heads
+        epsilon: float = config["rms_norm_eps"]
+        turned: float = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
         angles = torch.tensor(positions).double()[:, None] * turned ** (-torch.arange(0, width, 2).double() / width)
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         mask = torch.where(sees, 0.0, -torch.inf).double()
@@ -130,7 +131,7 @@ class Formulas:
             return made
 
         def norm(name: str, rows: torch.Tensor) -> torch.Tensor:
-            size = (rows.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
+            size = (rows.square().mean(-1, keepdim=True) + epsilon).rsqrt()
             made: torch.Tensor = rows * size * weights[f"{name}.weight"]
             return made
 
