@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.models.drafters import (
-    by_kernels,
-    draft_adapter,
-    draft_models,
-    observed_layers,
-    stream_weights,
-    with_checkpoints,
-)
+from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, uno_folder, with_checkpoints
 from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings
@@ -275,8 +268,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     """The verifier's part of ``settings``.
 
     Raises:
-        ConfigurationError: there are more stages than layers, ranks cannot have equal shares, stage_host is not an IP
-            address, or kernels or attention_backend are not for the device.
+        ConfigurationError: stages, ranks, stage_host, kernels, attention_backend or drafter.models cannot be as they are.
     """
     verifier = settings.verifier
     check_split(verifier.stages, verifier.tensor_parallel_size, text_config(read_model_config(model.path)))
@@ -293,7 +285,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         kernels_dir=settings.cache_dir / KERNELS,
         pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + loop.prompt_rows(),
         pass_requests=verifier.max_num_seqs,
-        draft_adapter=draft_adapter(settings, model),
+        draft_adapter=uno_folder(settings, model),
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
     check_backends(target)

@@ -160,7 +160,7 @@ def _check_uno(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
         )
 
 
-def draft_adapter(settings: Settings, model: ResolvedModel) -> Path | None:
+def uno_folder(settings: Settings, model: ResolvedModel) -> Path | None:
     """The folder of the adapter by which the target itself drafts; None: there is none.
 
     Raises:

@@ -213,7 +213,8 @@ def test_the_blend_takes_all_models_that_are_named(target: Path, folders: dict[s
     assert plan_of(strategies(target), "blend").sources == ("suffix", "recycling")
     for name in folders:
         assert taken(name) == (name,)
-    assert taken(*folders) == tuple(name for name in WHERE_TRAINED["blend"] if name in folders)
+    # At most eight.
+    assert taken(*folders) == tuple(name for name in WHERE_TRAINED["blend"] if name in folders)[:8]
     assert taken("draft_model", "eagle3") == ("eagle3", "draft_model")
     assert plan_of(strategies(target, folders["eagle3"]), "blend").observe_layers == tuple(sorted(EAGLE3_LAYERS))
     assert plan_of(strategies(target, *folders.values()), "suffix").sources == ("suffix",)
