@@ -208,6 +208,22 @@ def test_rows_are_what_the_formulas_say(targets: tuple[TransformersTarget, ...],
         assert differs(found, by_formulas(tiny_model, adapter, fault)) > 1e-2, fault
 
 
+def test_noise_tells_how_likely_its_guesses_are(
+    targets: tuple[TransformersTarget, ...], tiny_model: Path, adapter: Path
+) -> None:
+    target, expected = targets[0], by_formulas(tiny_model, adapter).softmax(-1)
+    begun(target)
+    target.begin([replace(last_pass(), top_k=3)])
+    (outcome,) = target.finish()
+    target.close("r")
+    own = 1 + len(NODES)
+    assert not any(outcome.chances[:own]) and len(outcome.chances) == len(outcome.top_ids) == own + len(NOISE)
+    for row in range(own, own + len(NOISE)):
+        best = expected[row].topk(3)
+        assert outcome.top_ids[row] == tuple(best.indices.tolist())
+        assert outcome.chances[row] == pytest.approx(best.values.tolist(), rel=1e-3)
+
+
 def test_no_other_row_has_other_bits(targets: tuple[TransformersTarget, ...]) -> None:
     drafting, plain = targets
     expected = computed(plain, last_pass(noise=False))
@@ -350,6 +366,32 @@ async def test_no_token_changes(tmp_path: Path, link: str, ends: int) -> None:
         assert await said(running, replace(UNO, acceptance="rejection"), certain) == plain
         assert stats.probes_by_source["uno"] > 50 and stats.nodes_by_source["uno"] > 50
         assert stats.accepted_by_source["uno"] > 0 and not stats.drafts_malformed
+
+
+async def test_the_targets_rows_of_noise_are_the_drafts_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[Rows] = []
+    begin = TransformersTarget.begin
+
+    def noting(target: TransformersTarget, batch: Sequence[Rows]) -> None:
+        passes.extend(batch)
+        begin(target, batch)
+
+    monkeypatch.setattr(TransformersTarget, "begin", noting)
+    model = flat_model(tmp_path / "model")
+    adapter = make_adapter(tmp_path / "adapter", model, seed=8, size=0.02)
+    async with verifier(model, adapter, "in_process", num_steps=3) as running:
+        passes.clear()
+        await collect(running.loop, request("r", PROMPTS[0], UNO, max_tokens=30, ignore_eos=True))
+    drafted = [rows for rows in passes if rows.parents]
+    # In turns: a chain of noise behind the last token, and a tree without any.
+    for number, rows in enumerate(drafted):
+        if number % 2 == 0:
+            assert (
+                rows.noise == tuple(range(rows.chain, len(rows.tokens))) and rows.parents == (-1, 0, 1)[: len(rows.parents)]
+            )
+        else:
+            assert not rows.noise
+    assert len(drafted) > 10
 
 
 async def test_passes_are_as_few_as_the_drafts_are_good(tmp_path: Path) -> None:
