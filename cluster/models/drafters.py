@@ -143,11 +143,11 @@ def _check_uno(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
             verb="names",
             value=f"the adapters {', '.join(adapters)}",
         )
-    if config.uno_ends and not adapters:
+    if config.uno_branches and not adapters:
         raise ConfigurationError(
             "leave it out, or name Uno's adapter in drafter.models",
-            field="drafter.uno_ends",
-            value=config.uno_ends,
+            field="drafter.uno_branches",
+            value=config.uno_branches,
             given="but there are no weights of uno, whose noise it places",
         )
     most = settings.verifier.max_nodes

@@ -259,7 +259,7 @@ class TrainedConfig:
         Choices | None,
         Setting("for Medusa's heads: their fixed tree, as many of its 63 nodes as pay; null: the likeliest paths"),
     ] = None
-    uno_ends: Annotated[
+    uno_branches: Annotated[
         int,
         Setting(
             "for Uno's adapter: most nodes of a draft that have noise behind them in the pass that checks it; 0: passes "

@@ -364,7 +364,7 @@ BLEND = replace(UNO, strategy="auto", sources=("suffix", "recycling", "uno"), ef
 async def test_no_token_changes(tmp_path: Path, link: str, ends: int) -> None:
     model = flat_model(tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", model, seed=8, size=0.02)
-    async with verifier(model, adapter, link, uno_ends=ends, num_steps=3) as running:
+    async with verifier(model, adapter, link, uno_branches=ends, num_steps=3) as running:
         stats = running.loop.stats
         for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}, {"temperature": 0.7, "top_k": 1, "seed": 2}):
             plain = await said(running, PLAIN, sampling)

@@ -99,7 +99,7 @@ def test_every_setting_of_the_drafter_arrives() -> None:
         int | None: lambda value: 3,
     }
     # Refused without the weights that they are for; tests/unit/test_draft_models.py and test_uno.py set them beside these.
-    del marks["speculative_num_draft_tokens"], marks["uno_ends"]
+    del marks["speculative_num_draft_tokens"], marks["uno_branches"]
     flags = [f"drafter.{name}={other[kind](default)}" for name, (kind, default) in marks.items() if kind in other]
     config = build.drafter_config(load(None, [*flags, "drafter.keep_calibration=false"], {}), MODEL)
 

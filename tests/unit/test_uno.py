@@ -246,11 +246,11 @@ def test_one_adapter_drafts(target: Path, adapter: Path) -> None:
     model = ResolvedModel(name="tiny", path=target)
     assert verifier_config(settings_of(target, adapter), model).target.draft_adapter == adapter
     assert verifier_config(settings_of(target), model).target.draft_adapter is None
-    more = ("drafter.uno_ends=2", "drafter.speculative_num_steps=5", "drafter.speculative_eagle_topk=4")
+    more = ("drafter.uno_branches=2", "drafter.speculative_num_steps=5", "drafter.speculative_eagle_topk=4")
     made = make_source(NAME, drafter_config(settings_of(target, adapter, more=more), model))
     assert isinstance(made, UnoSource) and (made.ends, made.rows, made.width) == (2, 5, 4)
     named = f"drafter.models=[{adapter}, {{folder: {adapter}, name: other}}]"
     with refuses(ConfigurationError, "drafter.models", "the adapters uno, uno@other"):
         verifier_config(settings_of(target, more=(named,)), model)
-    with refuses(ConfigurationError, "drafter.uno_ends", 2):
-        verifier_config(settings_of(target, more=("drafter.uno_ends=2",)), model)
+    with refuses(ConfigurationError, "drafter.uno_branches", 2):
+        verifier_config(settings_of(target, more=("drafter.uno_branches=2",)), model)

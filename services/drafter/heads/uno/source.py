@@ -44,7 +44,7 @@ def make(config: DrafterConfig) -> UnoSource:
     trained = config.trained
     folder, target = trained.weights_of(NAME)
     return UnoSource(
-        parse_uno(folder, target), rows=trained.num_steps or _ROWS, width=trained.eagle_topk, ends=trained.uno_ends
+        parse_uno(folder, target), rows=trained.num_steps or _ROWS, width=trained.eagle_topk, ends=trained.uno_branches
     )
 
 
