@@ -242,7 +242,8 @@ class Observation:
     """What a forward pass showed beyond the verdict: free knowledge for drafters.
 
     ``top_ids[0]`` are the likeliest next tokens after the pending token, ``top_ids[i + 1]`` those after node ``i`` of
-    ``tree``, and ``probe_ids[j]`` those after the tree's j-th probe. Empty if nobody asked.
+    ``tree``, and ``probe_ids[j]`` those after the tree's j-th probe. Empty if nobody asked. ``probe_chances[j]``: how likely
+    each of these is after a row of noise, nothing after another probe; empty if no probe is noise.
     """
 
     tree: TokenTree = EMPTY_TREE
