@@ -339,10 +339,9 @@ FORMS: Mapping[str, Quantised] = {
     "fp8_rows": Quantised(config={"quant_method": "fp8"}, make=fp8_rows),
     "fp8_whole": Quantised(config={"quant_method": "fp8", "activation_scheme": "dynamic"}, make=fp8_whole),
     "compressed_w4_groups": compressed(num_bits=4, strategy="group", group_size=32),
-    "compressed_w4_zeros": compressed(num_bits=4, strategy="group", group_size=32, symmetric=False),
+    "compressed_w4_zeros": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32, symmetric=False),
     "compressed_w4_halves": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32),
     "compressed_w8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel"),
-    "compressed_w4_zeros_halves": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32, symmetric=False),
     "compressed_w8_zeros_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", symmetric=False),
     "compressed_w3": compressed(num_bits=3, strategy="channel"),
     "compressed_w8": compressed(num_bits=8, strategy="channel"),
@@ -376,13 +375,12 @@ FORMS: Mapping[str, Quantised] = {
 }
 # Layers that also round what enters them.
 EACH_ROW = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+ZEROS_TOO = {**EACH_ROW, "symmetric": False}
 ROUNDED: Mapping[str, Quantised] = {
     "w8a8": compressed(num_bits=8, strategy="channel", entering=EACH_ROW),
     "w8a8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", entering=EACH_ROW),
-    "w8a8_zeros": compressed(num_bits=8, strategy="channel", entering={**EACH_ROW, "symmetric": False}),
-    "w8a8_zeros_halves": compressed(
-        torch.bfloat16, num_bits=8, strategy="channel", symmetric=False, entering={**EACH_ROW, "symmetric": False}
-    ),
+    "w8a8_zeros": compressed(num_bits=8, strategy="channel", entering=ZEROS_TOO),
+    "w8a8_zeros_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", symmetric=False, entering=ZEROS_TOO),
     "w8a8_stored": _with(compressed(num_bits=8, strategy="channel", entering={"num_bits": 8}), input_scale=0.03),
     "w8a8_stored_zeros": _with(
         compressed(num_bits=8, strategy="channel", entering={"num_bits": 8, "symmetric": False}),

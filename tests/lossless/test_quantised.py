@@ -39,7 +39,7 @@ FILE = "model.safetensors"
 # Symmetric whole numbers with scales of 16 bits.
 KEPT_AS = {"compressed_w4_halves": "Q4_0", "compressed_w8_halves": "Q8_0", "gptq": "Q4_0", "gptq_8_bits": "Q8_0"}
 # With zero points.
-KEPT_AS |= dict.fromkeys(("compressed_w4_zeros_halves", "awq", "gptq_v2", "gptq_3_bits", "hqq_4_bits", "hqq_3_bits"), "Q4_Z")
+KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits", "hqq_4_bits", "hqq_3_bits"), "Q4_Z")
 KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
 TEXT = tuple(range(5, 45))
 Change = Callable[[dict[str, torch.Tensor]], None]
