@@ -182,7 +182,8 @@ def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "each"), [("gptq", "Q4_0", 18), ("awq", "Q4_Z", 20), ("hqq_4_bits", "Q4_Z", 20), ("gptq_8_bits_zeros", "Q8_Z", 36)]
+    ("form", "kind", "each"),
+    [("gptq", "Q4_0", 18), ("awq", "Q4_Z", 20), ("hqq_4_bits", "Q4_Z", 20), ("gptq_8_bits_zeros", "Q8_Z", 36)],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(
     form: str, kind: str, each: int, float_model: Path, tmp_path: Path

@@ -110,7 +110,9 @@ def test_rows_of_zeros_and_of_small_numbers() -> None:
 
 
 @pytest.mark.examples(3)
-@pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block"])
+@pytest.mark.parametrize(
+    "form", ["w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block"]
+)
 def test_whole_layers_round_in_our_kernels(
     form: str, float_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

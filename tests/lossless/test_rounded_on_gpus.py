@@ -27,7 +27,13 @@ from tests.triton_interpreter import hopper
 
 pytestmark = pytest.mark.exhaustive
 
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+}
 
 
 def row_kernels(model: PreTrainedModel, config: TargetConfig) -> Choice:
@@ -43,7 +49,9 @@ def rows(name: str, context: int, tokens: list[int], parents: tuple[int, ...] = 
 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "in buckets"])
-@pytest.mark.parametrize("form", ["w8a8", "w8a8_zeros", "w8a8_stored_zeros", "w4a8", "fp8_dynamic", "fp8_static", "fp8_block"])
+@pytest.mark.parametrize(
+    "form", ["w8a8", "w8a8_zeros", "w8a8_stored_zeros", "w4a8", "fp8_dynamic", "fp8_static", "fp8_block"]
+)
 def test_trees_have_the_bits_of_plain_decoding(form: str, captured: bool, tmp_path: Path) -> None:
     folder, _ = quantise(make_float_model(tmp_path / "float", **SMALL), tmp_path, ROUNDED[form])
     config = TargetConfig(model_path=str(folder), kv_cache_tokens=256, max_model_len=128, weights="float32", threads=1)

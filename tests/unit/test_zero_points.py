@@ -31,7 +31,14 @@ def numbers(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size
     return (codes.float() - next(wide)) * next(wide)
 
 
-CASES = [(4, 32, "whole"), (4, 64, "floats"), (3, INPUTS, "whole"), (2, 96, "floats"), (8, 32, "floats"), (8, INPUTS, "whole")]
+CASES = [
+    (4, 32, "whole"),
+    (4, 64, "floats"),
+    (3, INPUTS, "whole"),
+    (2, 96, "floats"),
+    (8, 32, "floats"),
+    (8, INPUTS, "whole"),
+]
 
 
 @pytest.mark.parametrize(("bits", "size", "zeros"), CASES)
