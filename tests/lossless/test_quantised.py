@@ -208,7 +208,7 @@ def test_the_memory_of_blocks_is_known_before_they_are_read(
 def test_rows_in_several_places_are_read_of_blocks(form: str, float_model: Path, tmp_path: Path) -> None:
     """As ranks need them of a product of several."""
     folder, plain = quantise(float_model, tmp_path, FORMS[form])
-    name, ranges = "model.layers.0.mlp.up_proj.weight", (range(0, 16), range(96, 112))
+    name, ranges = "model.layers.0.mlp.up_proj.weight", (range(16), range(96, 112))
     with WeightFiles(folder) as files:
         made = files.parts(name, 0, ranges)
     assert stored_as(made) == KEPT_AS[form]

@@ -11,9 +11,9 @@ from torch import nn
 pytest.importorskip("triton")
 from services.model_files.weights.rounded_inputs import InputRounding, round_by, round_inputs, unrounded
 from services.verifier.kernels import gpu_choice
+from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
-from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from tests.triton_interpreter import hopper
 from tests.unit.test_rounding_kernel import KINDS, between_codes
 

@@ -1,6 +1,6 @@
 """Whole numbers with scales as blocks, where these hold the same numbers: our kernels multiply by blocks as they are.
 
-Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, in float16 too.
+Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise.
 """
 
 from __future__ import annotations

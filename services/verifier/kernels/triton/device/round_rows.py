@@ -74,10 +74,7 @@ def round_rows(
         here = begin + lanes < SIZE
         own = tl.load(rows + start + begin + lanes, mask=here, other=0.0).to(tl.float32)
         code = tl.minimum(tl.maximum(tl.div_rn(own, tl.zeros_like(own) + unit) + place, LOW), HIGH)
-        if FLOATS:
-            code = nearest_float(code)
-        else:
-            code = nearest_whole(code)
+        code = nearest_float(code) if FLOATS else nearest_whole(code)
         # What is no number stays none.
         number = tl.where(own == own, (code - place) * unit, own)
         tl.store(made + start + begin + lanes, number.to(made.dtype.element_ty), mask=here)
