@@ -89,7 +89,7 @@ class InputRounding:
 
 
 def _number(one: float, like: torch.Tensor) -> torch.Tensor:
-    """A tensor, since torch may multiply by a number's reciprocal where it is to divide; filled, so that graphs can have it."""
+    """A tensor, since torch may multiply by a number's reciprocal where it is to divide; filled, so graphs can have it."""
     return torch.full((), one, dtype=like.dtype, device=like.device)
 
 
