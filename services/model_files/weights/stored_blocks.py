@@ -54,11 +54,11 @@ class StoredBlocks:
 def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
     """(code - zero point) x scale."""
     blocks = raw.reshape(len(raw), -1, 4 + BLOCK * bits // 8)
-    scale, zero = blocks[..., :4].contiguous().view(torch.float16).float().split(1, -1)
+    halves = blocks[..., :4].contiguous().view(torch.float16).float()
     codes = blocks[..., 4:]
     if bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], -1)
-    return codes.float().sub_(zero).mul_(scale).flatten(1)
+    return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
 
 
 def bytes_of_row(kind: str, in_features: int) -> int:
