@@ -19,6 +19,7 @@ from services.verifier.kernels.triton.device import (
     expert_rows,
     noisy_rows,
     rotate_write,
+    round_rows,
     row_matmul,
     row_norm,
     tree_attend,
@@ -66,6 +67,9 @@ ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": 128,
     "apart": 18432, "eps": 1e-6, "slots_at": 3,
 }  # fmt: skip
+ROUND = {"rows": HALF, "made": HALF, "scale": 0.03, "zero": -9.0}
+WHOLE_CODES = {"LOW": -128.0, "HIGH": 127.0, "FLOATS": False, "STORED": False}
+FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False}
 GREATEST = {"places": LONG, "tops": SINGLE, "firsts": LONG, "count": 128256, "parts": 63}
 NOISE = {
     "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126,
@@ -206,6 +210,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "greatest of all": (noisy_rows.first_greatest, {**GREATEST, "numbers": SINGLE}, {
         "PLACED": True, "LAST": True, "BLOCK": 64,
     }),
+    "rounding of rows": (round_rows.round_rows, ROUND, {"SIZE": 14336, "BLOCK": 1024, **WHOLE_CODES, "SYMMETRIC": False}),
+    "rounding of parts": (round_rows.round_rows, ROUND, {"SIZE": 128, "BLOCK": 128, **FP8_CODES, "SYMMETRIC": True}),
     "one product": (row_matmul.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,
     }),

@@ -32,7 +32,7 @@ static uint64_t hash(const float *numbers, int64_t count) {
 
 /* Weights of a type, as a file has them, in panels; scales are of about 1/16. */
 static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t panels) {
-    static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20};
+    static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20, 36, 20};
     if (type == 0) return many(panels * PANEL * inputs);
     const int64_t size = bytes_of_block[type], row = size * inputs / 32;
     unsigned char *stored = malloc((size_t)(outputs * row));
@@ -43,6 +43,8 @@ static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t pa
         else
             block[1] = 0x2c;
         if (type == 4) block[3] = 0xb0;
+        /* A zero point of 4 to 8 in steps of 1/256. */
+        if (type > 4) block[3] = 0x44 | (block[3] & 3);
     }
     const struct linear layer = {0, 0, type, inputs, panels};
     char *packed = aligned_alloc(64, (size_t)(panels * PANEL * row));
@@ -165,7 +167,7 @@ static void choices(void) {
 
 int main(void) {
     printf("check %d\n", outrider_check());
-    for (int type = 0; type < 5; type++) linears(type);
+    for (int type = 0; type < 7; type++) linears(type);
     layers();
     choices();
     return 0;

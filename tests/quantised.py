@@ -339,9 +339,10 @@ FORMS: Mapping[str, Quantised] = {
     "fp8_rows": Quantised(config={"quant_method": "fp8"}, make=fp8_rows),
     "fp8_whole": Quantised(config={"quant_method": "fp8", "activation_scheme": "dynamic"}, make=fp8_whole),
     "compressed_w4_groups": compressed(num_bits=4, strategy="group", group_size=32),
-    "compressed_w4_zeros": compressed(num_bits=4, strategy="group", group_size=32, symmetric=False),
+    "compressed_w4_zeros": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32, symmetric=False),
     "compressed_w4_halves": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=32),
     "compressed_w8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel"),
+    "compressed_w8_zeros_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", symmetric=False),
     "compressed_w3": compressed(num_bits=3, strategy="channel"),
     "compressed_w8": compressed(num_bits=8, strategy="channel"),
     "compressed_fp8": compressed(**FP8, strategy="channel"),
@@ -359,7 +360,9 @@ FORMS: Mapping[str, Quantised] = {
     "gptq_v2": _gptq(partial(gptq, less=0, symmetric=False), checkpoint_format="gptq_v2", sym=False),
     "gptq_3_bits": _gptq(partial(gptq, bits=3, size=-1, symmetric=False), bits=3, group_size=-1),
     "gptq_8_bits": _gptq(partial(gptq, bits=8), bits=8),
+    "gptq_8_bits_zeros": _gptq(partial(gptq, bits=8, symmetric=False), bits=8, sym=False),
     "hqq_8_bits": _hqq(8, 1, scales=torch.float32),
+    "hqq_8_bits_halves": _hqq(8, 1),
     "hqq_8_bits_below": _hqq(8, 0),
     "hqq_4_bits": _hqq(4, 1),
     "hqq_4_bits_below": _hqq(4, 0, scales=torch.bfloat16),
@@ -372,10 +375,12 @@ FORMS: Mapping[str, Quantised] = {
 }
 # Layers that also round what enters them.
 EACH_ROW = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+ZEROS_TOO = {**EACH_ROW, "symmetric": False}
 ROUNDED: Mapping[str, Quantised] = {
     "w8a8": compressed(num_bits=8, strategy="channel", entering=EACH_ROW),
     "w8a8_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", entering=EACH_ROW),
-    "w8a8_zeros": compressed(num_bits=8, strategy="channel", entering={**EACH_ROW, "symmetric": False}),
+    "w8a8_zeros": compressed(num_bits=8, strategy="channel", entering=ZEROS_TOO),
+    "w8a8_zeros_halves": compressed(torch.bfloat16, num_bits=8, strategy="channel", symmetric=False, entering=ZEROS_TOO),
     "w8a8_stored": _with(compressed(num_bits=8, strategy="channel", entering={"num_bits": 8}), input_scale=0.03),
     "w8a8_stored_zeros": _with(
         compressed(num_bits=8, strategy="channel", entering={"num_bits": 8, "symmetric": False}),

@@ -30,7 +30,7 @@ from services.model_files.generation_config import GenerationConfig, read_genera
 from services.model_files.weights.headers import check_weights
 from services.router.tokenizer_file import open_file
 from services.verifier.loading.rank_sizes import check_split
-from services.verifier.loading.refusals import check_config, refuse_rounding
+from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError
 
 # Size of the file to fetch; the unpacked model may need more.
@@ -192,7 +192,6 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
         check_split(verifier.stages, verifier.tensor_parallel_size, text_config(build.read_model_config(folder)))
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
-        refuse_rounding(folder, verifier.device)
     generation_config(settings, folder)
     check_adapters(settings, model, here=here and not settings.router.verifiers)
     # Models that draft for another target are found now that this one is.

@@ -19,6 +19,7 @@ from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import check_weights
 from services.model_files.weights.stored_blocks import stored_as
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.linears import as_float
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.loading.model_size import shape_of
@@ -37,6 +38,9 @@ from tests.stage_forks import launch_fork
 FILE = "model.safetensors"
 # Symmetric whole numbers with scales of 16 bits.
 KEPT_AS = {"compressed_w4_halves": "Q4_0", "compressed_w8_halves": "Q8_0", "gptq": "Q4_0", "gptq_8_bits": "Q8_0"}
+# With zero points.
+KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits", "hqq_4_bits", "hqq_3_bits"), "Q4_Z")
+KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
 TEXT = tuple(range(5, 45))
 Change = Callable[[dict[str, torch.Tensor]], None]
 
@@ -89,7 +93,7 @@ def test_logits_are_those_of_the_float_model(form: str, float_model: Path, tmp_p
     assert torch.equal(made[: len(TEXT)].argmax(-1), reference.argmax(-1))
 
 
-@pytest.mark.parametrize("form", ["compressed_w4_halves", "compressed_w8_halves", "gptq", "compressed_mxfp4"])
+@pytest.mark.parametrize("form", [*KEPT_AS, "compressed_mxfp4"])
 def test_layers_multiply_by_blocks_with_the_same_bits(form: str, float_model: Path, tmp_path: Path) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
@@ -177,21 +181,38 @@ def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> Non
     assert expanded(VerifierSettings(), plain) == ""
 
 
-def test_the_memory_of_blocks_is_known_before_they_are_read(float_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "kind", "each"),
+    [("gptq", "Q4_0", 18), ("awq", "Q4_Z", 20), ("hqq_4_bits", "Q4_Z", 20), ("gptq_8_bits_zeros", "Q8_Z", 36)],
+)
+def test_the_memory_of_blocks_is_known_before_they_are_read(
+    form: str, kind: str, each: int, float_model: Path, tmp_path: Path
+) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
-    folder, plain = quantise(float_model, tmp_path, FORMS["gptq"])
+    folder, plain = quantise(float_model, tmp_path, FORMS[form])
     sizes = {name: tensor.numel() for name, tensor in load_file(plain / FILE).items()}
     packed = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))
-    taken = packed * 18 / 32 + (sum(sizes.values()) - packed) * 4
+    taken = packed * each / 32 + (sum(sizes.values()) - packed) * 4
     assert shape_of(of(folder)).kept_bytes == taken / sum(sizes.values())
     assert shape_of(of(folder, weights="float32")).kept_bytes is None
     assert count_weights(check_weights(folder, {})).stored == 1
     said = expanded(VerifierSettings(), folder)
-    assert f" {taken / 2**20:,.0f} MiB in float32, linear layers multiplied as Q4_0 where that is faster" in said
-    mixture, _ = quantise(make_mixture(float_model, tmp_path / "mixture"), tmp_path / "experts", FORMS["gptq"])
+    assert f" {taken / 2**20:,.0f} MiB in float32, linear layers multiplied as {kind} where that is faster" in said
+    mixture, _ = quantise(make_mixture(float_model, tmp_path / "mixture"), tmp_path / "experts", FORMS[form])
     assert "multiplied" not in expanded(VerifierSettings(), mixture)
     assert shape_of(of(mixture)).kept_bytes is None
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq"])
+def test_rows_in_several_places_are_read_of_blocks(form: str, float_model: Path, tmp_path: Path) -> None:
+    """As ranks need them of a product of several."""
+    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+    name, ranges = "model.layers.0.mlp.up_proj.weight", (range(16), range(96, 112))
+    with WeightFiles(folder) as files:
+        made = files.parts(name, 0, ranges)
+    assert stored_as(made) == KEPT_AS[form]
+    assert torch.equal(as_float(made), load_file(plain / FILE)[name][[*ranges[0], *ranges[1]]])
 
 
 def test_it_drafts(float_model: Path, tmp_path: Path) -> None:

@@ -62,7 +62,12 @@ def means(dtype: Dtype) -> TargetMeans:
 
 def parts_of(folder: Path, ranks: int, order: list[int] | None = None, dtype: Dtype = "float32") -> list[ModelSlice]:
     config = TargetConfig(
-        model_path=str(folder), kv_cache_tokens=256, max_model_len=128, threads=1, tensor_parallel_size=ranks
+        model_path=str(folder),
+        kv_cache_tokens=256,
+        max_model_len=128,
+        threads=1,
+        tensor_parallel_size=ranks,
+        weights="float32",
     )
     board, parts = Board(ranks), []
     for rank in range(ranks):

@@ -27,7 +27,7 @@ from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 
 SETS = ("avx512", "avx2", "neon")
-FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")
+FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z")
 
 
 def all_here() -> list[Library]:
@@ -50,10 +50,14 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
         return weight.to(getattr(torch, form))
     if form == "Q8_0":
         return quantized(weight)
-    halves = {"Q4_0": 1, "Q4_1": 2}[form]
     source = np.random.default_rng(outputs * inputs)
-    scales = source.uniform(-2, 2, (outputs, inputs // 32, halves)).astype(np.float16).view(np.uint8)
-    numbers = source.integers(0, 256, (outputs, inputs // 32, 16), dtype=np.uint8)
+    scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
+    if form.endswith("Z"):
+        # Zero points: whole ones, and others whose difference from every number is exact.
+        zeros = source.uniform(0, 16, scales.shape[:2]).astype(np.float16)
+        scales[..., 1] = np.where(source.random(scales.shape[:2]) < 0.5, zeros.round(), (zeros * 64).round() / 64)
+    scales = scales.view(np.uint8)
+    numbers = source.integers(0, 256, (outputs, inputs // 32, 32 if form == "Q8_Z" else 16), dtype=np.uint8)
     raw = np.concatenate([scales, numbers], axis=-1).reshape(outputs, -1)
     return StoredBlocks(torch.from_numpy(raw), form, inputs)
 
@@ -226,5 +230,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 89 and own[0] == "check 1"
+    assert len(own) == 121 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

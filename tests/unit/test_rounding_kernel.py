@@ -14,7 +14,9 @@ from services.verifier.kernels.native.rounding_struct import rounding_struct
 KINDS = {
     "whole": InputRounding(), "floats": InputRounding(floats=True), "whole, parts": InputRounding(size=32),
     "floats, parts": InputRounding(floats=True, size=16), "whole, stored": InputRounding(stored=True, scale=0.03),
-    "floats, stored": InputRounding(floats=True, stored=True, scale=1.0),
+    "floats, stored": InputRounding(floats=True, stored=True, scale=1.0), "zeros": InputRounding(symmetric=False),
+    "zeros, parts": InputRounding(symmetric=False, size=32), "floats, zeros": InputRounding(floats=True, symmetric=False),
+    "zeros, stored": InputRounding(symmetric=False, stored=True, scale=1.0, zero=-9.0),
 }  # fmt: skip
 
 
@@ -44,7 +46,8 @@ def between_codes() -> torch.Tensor:
 def test_the_kernel_rounds_to_the_same_bits(instructions: str, kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(96, generator=generator) * 10.0**power for power in range(-38, 30, 4)]
-    rows += [torch.zeros(96), torch.full((96,), -3.0), torch.full((96,), 1e-42)]
+    rows += [torch.zeros(96), torch.full((96,), -3.0), torch.full((96,), 1e-42), torch.full((96,), -1e-44)]
+    rows += [torch.linspace(-1, 7, 96), torch.linspace(-7, 1e-3, 96), torch.linspace(2, 9, 96)]
     # With a scale of 1, or of what makes one.
     reach = 448.0 if KINDS[kind].floats else 127.5
     parts = between_codes().clamp(-reach, reach).split(95)
@@ -53,9 +56,9 @@ def test_the_kernel_rounds_to_the_same_bits(instructions: str, kind: str) -> Non
     assert torch.equal(rounded(instructions, kind, given), KINDS[kind](given))
 
 
-def test_zero_points_are_left_to_modules() -> None:
+def test_parts_that_are_no_whole_vectors_are_left_to_modules() -> None:
     with pytest.raises(ValueError, match="our kernels do not have"):
-        rounding_struct(InputRounding(symmetric=False))
+        rounding_struct(InputRounding(size=24))
 
 
 @pytest.mark.parametrize("kind", KINDS)

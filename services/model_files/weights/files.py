@@ -20,7 +20,16 @@ from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.quantised.packed import Packed
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.model_files.weights.shared import read_shared
-from services.model_files.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
+from services.model_files.weights.stored_blocks import (
+    BLOCK,
+    KEPT,
+    StoredBlocks,
+    Weight,
+    bytes_of_row,
+    joined,
+    quantized,
+    stored_as,
+)
 from speculation.errors import ConfigurationError
 
 
@@ -113,8 +122,7 @@ class WeightFiles:
             return self._target.part(self._shared[name], begin, end)
         if name in self._packed:
             whole = self.get(name)
-            rows = (whole.raw if isinstance(whole, StoredBlocks) else whole)[begin:end]
-            return StoredBlocks(rows, whole.kind, whole.in_features) if isinstance(whole, StoredBlocks) else rows
+            return whole.rows(begin, end) if isinstance(whole, StoredBlocks) else whole[begin:end]
         tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
         kind = self._kinds.get(name)
         return tensor if kind is None else StoredBlocks(tensor, *kind)
@@ -130,6 +138,10 @@ class WeightFiles:
         if name in self._shared:
             return self._target.parts(self._shared[name], axis, ranges)
         whole = self.get(name) if name in self._packed else None
+        if axis == 0 and (isinstance(whole, StoredBlocks) or name in self._kinds):
+            blocks = self.get(name) if whole is None else whole
+            assert isinstance(blocks, StoredBlocks)
+            return joined([blocks.rows(one.start, one.stop) for one in ranges])
         if isinstance(whole, StoredBlocks) or name in self._kinds:
             raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
         read = self._open(self._files[name]).get_slice(name) if whole is None else whole

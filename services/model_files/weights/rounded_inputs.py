@@ -1,14 +1,16 @@
 """Linear layers that round what enters them, as checkpoints with quantised activations define it (W8A8, FP8 dynamic).
 
 The scale follows from a row alone, or is stored. So a row's numbers do not depend on what shares its pass. The arithmetic is
-that of compressed-tensors' ``fake_quantize``: code = round(x / scale), number = code * scale, in the type of the rows.
+that of compressed-tensors' ``fake_quantize``: code = round(x / scale), number = code * scale, in the type of the rows. On a
+GPU it is in float32, and the number is then rounded to the type of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +42,11 @@ class InputRounding:
     zero: float = 0.0
 
     @property
+    def codes(self) -> tuple[float, float]:
+        """The least and the greatest code."""
+        return _FLOATS if self.floats else _WHOLE
+
+    @property
     def name(self) -> str:
         """What users call it."""
         kind = "floats" if self.floats else "whole numbers"
@@ -53,29 +60,37 @@ class InputRounding:
         codes = parts / scale
         if zero is not None:
             codes += zero
-        codes.clamp_(*(_FLOATS if self.floats else _WHOLE))
+        codes.clamp_(*self.codes)
         codes = codes.to(torch.float8_e4m3fn).to(rows.dtype) if self.floats else codes.round_()
         if zero is not None:
             codes -= zero
         return codes.mul_(scale).reshape(rows.shape)
 
+    def in_float32(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., inputs], rounded in float32, then to the type of ``rows``: the definition on GPUs."""
+        return self(rows.float()).to(rows.dtype)
+
     def _read(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # Tensors, since torch may multiply by a number's reciprocal where it is to divide.
-        scale, zero = (torch.tensor(one, dtype=rows.dtype, device=rows.device) for one in (self.scale, self.zero))
-        return scale, None if self.symmetric else zero
+        zero = None if self.symmetric else _number(self.zero, rows)
+        return _number(self.scale, rows), zero
 
     def _own(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        low, high = _FLOATS if self.floats else _WHOLE
+        low, high = self.codes
         smallest = torch.finfo(parts.dtype).eps
         if self.symmetric:
-            scale = parts.abs().amax(-1, keepdim=True) / ((high - low) / 2)
+            scale = parts.abs().amax(-1, keepdim=True) / _number((high - low) / 2, parts)
             return scale.masked_fill_(scale == 0, smallest), None
         # Zero is always among the numbers that have a code.
         least, most = parts.amin(-1, keepdim=True).clamp_(max=0), parts.amax(-1, keepdim=True).clamp_(min=0)
-        scale = (most - least) / (high - low)
+        scale = (most - least) / _number(high - low, parts)
         # A row of zeros has no scale, and needs no zero point.
         zero = (low - least / scale).nan_to_num_(0).clamp_(low, high).round_()
         return scale.masked_fill_(scale == 0, smallest), zero
+
+
+def _number(one: float, like: torch.Tensor) -> torch.Tensor:
+    """A tensor, since torch may multiply by a number's reciprocal where it is to divide; filled, so graphs can have it."""
+    return torch.full((), one, dtype=like.dtype, device=like.device)
 
 
 class RoundedInputs:
@@ -83,10 +98,15 @@ class RoundedInputs:
 
     Args:
         layers: how many these are.
+
+    Attributes:
+        compute: rounds rows.
+        active: whether it does.
     """
 
     def __init__(self, rounding: InputRounding, layers: int) -> None:
         self.rounding, self.active = rounding, True
+        self.compute: Callable[[torch.Tensor], torch.Tensor] = rounding
         self._layers = layers
         # The input is kept from the call of the first layer to that of the last.
         self._left = 0
@@ -99,7 +119,7 @@ class RoundedInputs:
             return rows
         made = self._made
         if made is None or self._given is not rows:
-            made, self._left = self.rounding(rows), self._layers
+            made, self._left = self.compute(rows), self._layers
         self._left -= 1
         self._given, self._made = (rows, made) if self._left else (None, None)
         return made
@@ -171,6 +191,13 @@ def _replace(model: nn.Module, name: str, inputs: RoundedInputs) -> None:
 def roundings_of(model: nn.Module) -> dict[str, InputRounding]:
     """Of the layers of a model that round what enters them, by name."""
     return {name: one.inputs.rounding for name, one in model.named_modules() if isinstance(one, RoundedLinear)}
+
+
+def round_by(model: nn.Module, compute: Callable[[InputRounding, torch.Tensor], torch.Tensor]) -> None:
+    """Let ``compute`` round what enters the layers of a model: it is given the rounding and rows."""
+    for module in model.modules():
+        if isinstance(module, RoundedLinear):
+            module.inputs.compute = partial(compute, module.inputs.rounding)
 
 
 @contextmanager

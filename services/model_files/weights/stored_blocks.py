@@ -1,4 +1,4 @@
-"""Weights as stored in a GGUF file: blocks of numbers with a few bits each, and scales."""
+"""Weights in blocks of numbers with a few bits each and scales: as a GGUF file stores them, or with zero points."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# Types whose blocks the kernels can read. All have BLOCK inputs per block.
+# GGUF's types whose blocks the kernels can read. All have BLOCK inputs per block.
 KEPT = ("Q4_0", "Q4_1", "Q8_0")
+# Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
+WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
 BLOCK = 32
 
 
@@ -19,7 +21,7 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS``.
     """
 
     raw: torch.Tensor
@@ -32,19 +34,35 @@ class StoredBlocks:
         return self.raw.shape[0], self.in_features
 
     def float(self) -> torch.Tensor:
-        """[outputs, inputs] in float32, equal to what transformers reads from the file."""
+        """[outputs, inputs] in float32, equal to what transformers reads from the file, or to what the format defines."""
+        if self.kind in WITH_ZEROS:
+            return _less_zeros(self.raw, WITH_ZEROS[self.kind])[:, : self.in_features]
         whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
         return whole[:, : self.in_features]
 
+    def rows(self, begin: int, end: int) -> StoredBlocks:
+        """Outputs from ``begin`` to before ``end``."""
+        return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
+
     def finite(self) -> bool:
-        """Whether all numbers are finite, which depends on the one or two float16 scales at the start of each block."""
+        """Whether all numbers are finite, which depends on the one or two float16 numbers at the start of each block."""
         blocks = self.raw.view(self.raw.shape[0], self.in_features // BLOCK, -1)
-        scales = blocks[..., : 4 if self.kind == "Q4_1" else 2].contiguous().view(torch.float16)
+        scales = blocks[..., : 2 if self.kind in ("Q4_0", "Q8_0") else 4].contiguous().view(torch.float16)
         return bool(torch.isfinite(scales).all())
 
 
+def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
+    """(code - zero point) x scale."""
+    blocks = raw.reshape(len(raw), -1, 4 + BLOCK * bits // 8)
+    halves = blocks[..., :4].contiguous().view(torch.float16).float()
+    codes = blocks[..., 4:]
+    if bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], -1)
+    return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
+
+
 def bytes_of_row(kind: str, in_features: int) -> int:
-    """Bytes of a row in blocks."""
+    """Bytes of a row in blocks of one of GGUF's types."""
     _, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return in_features // BLOCK * int(size)
 
@@ -61,7 +79,7 @@ def quantized(weight: torch.Tensor) -> StoredBlocks:
 
 
 def stored_as(weight: Weight) -> str:
-    """GGUF's or torch's name of the weight's type."""
+    """GGUF's or torch's name of the weight's type, or ours."""
     return weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
 
 

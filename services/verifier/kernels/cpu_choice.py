@@ -246,10 +246,10 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
     blocks = quantized(weight)
     if kind == "Q8_0":
         return blocks
-    halves = {"Q4_0": 1, "Q4_1": 2}[kind]
     by_block = blocks.raw.view(outputs, -1, 34)
-    scale = by_block[..., :2].repeat(1, 1, halves)
-    return StoredBlocks(torch.cat([scale, by_block[..., 2:18]], -1).flatten(1), kind, blocks.in_features)
+    scale = by_block[..., :2].repeat(1, 1, 1 if kind == "Q4_0" else 2)
+    codes = by_block[..., 2:] if kind == "Q8_Z" else by_block[..., 2:18]
+    return StoredBlocks(torch.cat([scale, codes], -1).flatten(1), kind, blocks.in_features)
 
 
 def _is_exact(layer: nn.Module, inputs: int, min_rows: int) -> bool:

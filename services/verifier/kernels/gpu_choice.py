@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.model_files.weights.rounded_inputs import InputRounding, round_by
 from services.verifier.checks.kept_measurements import Kept, digest_of
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
@@ -121,10 +122,14 @@ def put(
 ) -> None:
     """Replace a model's layers by those of the candidate ``linears``; norms, gates and experts as well where Triton runs.
 
+    What enters layers of checkpoints that round it is rounded in float32, by our kernel or by torch, to the same bits.
+
     Args:
         make: makes a layer; None: as ``maker_of`` the candidate.
         dtype: of weights.
     """
+    # Our kernels take its place where they come.
+    round_by(model, InputRounding.in_float32)
     if linears == "torch":
         return
     make = make or maker_of(linears, dtype)

@@ -12,7 +12,7 @@ from services.model_files.weights.for_transformers import without_quantisation
 from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.loading.memory import arithmetic_dtype
-from services.verifier.loading.refusals import check_config, refuse_rounding, refuse_unsupported
+from services.verifier.loading.refusals import check_config, refuse_unsupported
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
@@ -34,7 +34,6 @@ def check_files(config: TargetConfig) -> None:
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}", about=folder):
         check_weights(folder, check_config(folder), config.shared_with)
-        refuse_rounding(folder, config.device)
 
 
 def read_config(config: TargetConfig) -> PreTrainedConfig:

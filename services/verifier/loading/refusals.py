@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from services.model_files.folder import read_json
 from services.model_files.known_types import known_types, transformers_version
-from services.model_files.weights.quantised.method import format_of, read_format
+from services.model_files.weights.quantised.method import read_format
 from speculation.errors import ConfigurationError
 
 Config = Mapping[str, Any]
@@ -83,23 +83,6 @@ def refuse_unsupported(config: Config, folder: Path) -> None:
         if fault is not None:
             why = f"cannot load the model at {folder}: {fault.reason}"
             raise ConfigurationError(why, about=fault.field, value=fault.value)
-
-
-def refuse_rounding(folder: Path, device: str) -> None:
-    """Refuse a quantised model whose layers round what enters them, where our layers do not do that.
-
-    Raises:
-        ConfigurationError: it is such a model, and the device no CPU.
-    """
-    stored = format_of(folder)
-    if stored is not None and stored.entering and device != "cpu":
-        raise ConfigurationError(
-            f"the layers of {folder} round what enters them to {stored.entering} (input_activations), which is done "
-            "on a CPU alone so far",
-            field="verifier.device",
-            value=device,
-            allowed="cpu",
-        )
 
 
 class _Fault(NamedTuple):

@@ -1,15 +1,15 @@
-"""Whole numbers with scales as GGUF's blocks, where these hold the same numbers: our kernels multiply by blocks as they are.
+"""Whole numbers with scales as blocks, where these hold the same numbers: our kernels multiply by blocks as they are.
 
-Blocks have no zero point of their own, and a scale in float16 for each 32 inputs.
+Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise.
 """
 
 from __future__ import annotations
 
 import torch
 
-from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks
+from services.model_files.weights.stored_blocks import BLOCK, WITH_ZEROS, StoredBlocks
 
-# The blocks' type, and the numbers that it holds.
+# GGUF's types, and the numbers that they hold.
 _KINDS = {"Q4_0": (-8, 7), "Q8_0": (-128, 127)}
 
 
@@ -18,32 +18,66 @@ def as_blocks(codes: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tens
 
     Args:
         codes: [outputs, inputs], whole numbers.
-        zeros: [outputs, groups], whole numbers; or one for all.
+        zeros: [outputs, groups], whole numbers or floats; or one for all.
         scales: [outputs, groups].
         size: inputs in a group.
     """
     halves = scales.half()
-    zero = zeros if isinstance(zeros, int) else int(zeros.reshape(-1)[0])
-    if size % BLOCK or not torch.equal(halves.float(), scales.float()) or not _all_are(zeros, zero):
+    if size % BLOCK or not torch.equal(halves.float(), scales.float()):
         return None
-    signed = codes.int() - zero
+    zero = _of_all(zeros)
+    if zero is not None and (made := _with_one_zero(codes.int() - zero, halves, size)) is not None:
+        return made
+    return None if isinstance(zeros, int) else _with_zeros(codes, zeros, halves, size)
+
+
+def _of_all(zeros: torch.Tensor | int) -> int | None:
+    """The zero point of all codes, if there is one that is whole."""
+    if isinstance(zeros, int):
+        return zeros
+    first = float(zeros.reshape(-1)[0])
+    return int(first) if first.is_integer() and bool((zeros == first).all()) else None
+
+
+def _with_one_zero(signed: torch.Tensor, scales: torch.Tensor, size: int) -> StoredBlocks | None:
     least, most = int(signed.min()), int(signed.max())
     kind = next((kind for kind, (low, high) in _KINDS.items() if low <= least and most <= high), None)
     if kind is None:
         return None
-    each = halves.repeat_interleave(size // BLOCK, 1)[..., None].view(torch.uint8)
-    blocks = signed.view(*each.shape[:2], BLOCK)
-    if kind == "Q4_0":
+    numbers = (signed + 8).byte() if kind == "Q4_0" else signed.char().view(torch.uint8)
+    return _blocks(kind, numbers, [scales], size)
+
+
+def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size: int) -> StoredBlocks | None:
+    # Codes of a byte have a sign.
+    least = min(0, int(codes.min()))
+    codes, zeros = codes.int() - least, zeros.float() - least
+    kind = next((kind for kind, bits in WITH_ZEROS.items() if int(codes.max()) < 1 << bits), None)
+    if kind is None or not _exact(zeros, WITH_ZEROS[kind]):
+        return None
+    return _blocks(kind, codes.byte(), [scales, zeros.half()], size)
+
+
+def _exact(zeros: torch.Tensor, bits: int) -> bool:
+    """Whether a float16 holds each zero point, and a float32 its difference from every code.
+
+    The kernels compute code x scale - zero point x scale and round once. Where the difference is exact, so does the format.
+    """
+    if not torch.equal(zeros.half().float(), zeros):
+        return False
+    fine = zeros * float(1 << (23 - bits))
+    return bool((zeros.abs() <= 1 << bits).all()) and torch.equal(fine, fine.round())
+
+
+def _blocks(kind: str, numbers: torch.Tensor, halves: list[torch.Tensor], size: int) -> StoredBlocks:
+    """Blocks of numbers in bytes, [outputs, inputs], behind what each group has in float16, [outputs, groups]."""
+    each = [one.repeat_interleave(size // BLOCK, 1)[..., None].view(torch.uint8) for one in halves]
+    blocks = numbers.reshape(*each[0].shape[:2], BLOCK)
+    if kind in ("Q4_0", "Q4_Z"):
         # The upper halves of 16 bytes hold the second half of the block.
-        low, high = (blocks + 8).byte().chunk(2, -1)
-        numbers = low | (high << 4)
-    else:
-        numbers = blocks.char().view(torch.uint8)
-    return StoredBlocks(torch.cat([each, numbers], -1).flatten(1).contiguous(), kind, codes.shape[1])
-
-
-def _all_are(zeros: torch.Tensor | int, zero: int) -> bool:
-    return isinstance(zeros, int) or bool((zeros == zero).all())
+        low, high = blocks.chunk(2, -1)
+        blocks = low | (high << 4)
+    return StoredBlocks(torch.cat([*each, blocks], -1).flatten(1).contiguous(), kind, numbers.shape[1])
 
 
 def likely_kind(bits: int, symmetric: bool, size: int, scales: str) -> str:
@@ -52,6 +86,6 @@ def likely_kind(bits: int, symmetric: bool, size: int, scales: str) -> str:
     Args:
         scales: safetensors' name of the scales' type. Of bfloat16, the smallest do not fit, which shows when they are read.
     """
-    if not symmetric or size % BLOCK or scales not in ("F16", "BF16"):
+    if size % BLOCK or scales not in ("F16", "BF16"):
         return "F32"
-    return "Q4_0" if bits <= 4 else "Q8_0"
+    return f"Q{4 if bits <= 4 else 8}_{'0' if symmetric else 'Z'}"

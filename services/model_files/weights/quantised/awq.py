@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.as_blocks import likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.integers import scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, unpacked
@@ -54,7 +55,9 @@ class Awq:
         expect(tensors, codes, ("I32",), [(inputs, words)])
         expect(tensors, parts["zeros"], ("I32",), [(groups, words)], why)
         expect(tensors, parts["scales"], ("F16", "BF16", "F32"), [(groups, words * 8)], why)
-        return Packed(name=f"{layer}.weight", shape=(words * 8, inputs), parts=parts, expand=partial(_expand, size=size))
+        kind = likely_kind(4, False, size, tensors[parts["scales"]].dtype)
+        expand = partial(_expand, size=size)
+        return Packed(name=f"{layer}.weight", shape=(words * 8, inputs), parts=parts, expand=expand, dtype=kind)
 
 
 def _expand(stored: Stored, size: int) -> Weight:

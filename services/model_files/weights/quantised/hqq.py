@@ -13,8 +13,10 @@ from functools import partial
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.as_blocks import as_blocks, likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of
+from services.model_files.weights.stored_blocks import Weight
 
 _CODES = ".W_q"
 # Beside codes, scales and zero points: what is read before a weight is, and what is known without being read.
@@ -87,8 +89,10 @@ def _weight(tensors: Mapping[str, Tensor], layer: str) -> Packed:
     expect(tensors, codes, (packing.dtype,), [(-(-grid[0] // packing.each), grid[1])], why)
     for part in ("scales", "zeros"):
         expect(tensors, parts[part], _SCALES, [(grid[0], 1) if axis else (1, grid[1])], why)
-    expand = partial(_expand, packing=packing, rows=grid[0], shape=shape)
-    return Packed(name=f"{layer}.weight", shape=shape, parts=parts, expand=expand)
+    in_rows = size if axis and shape[1] % size == 0 else 0
+    expand = partial(_expand, packing=packing, rows=grid[0], shape=shape, size=in_rows)
+    kind = likely_kind(packing.bits, False, in_rows, tensors[parts["scales"]].dtype) if in_rows else "F32"
+    return Packed(name=f"{layer}.weight", shape=shape, parts=parts, expand=expand, dtype=kind)
 
 
 def _shape(tensors: Mapping[str, Tensor], parts: Mapping[str, str]) -> tuple[int, int]:
@@ -109,7 +113,18 @@ def _numbers(tensor: Tensor) -> list[int]:
     return made
 
 
-def _expand(stored: Stored, packing: _Packing, rows: int, shape: tuple[int, int]) -> torch.Tensor:
+def _expand(stored: Stored, packing: _Packing, rows: int, shape: tuple[int, int], size: int) -> Weight:
+    """In blocks that hold these numbers, else in float32.
+
+    Args:
+        size: inputs in a group; 0: groups are no neighbouring inputs of one output.
+    """
     words, most = stored["codes"], (1 << packing.bits) - 1
     codes = torch.cat([(words >> (packing.bits * place)) & most for place in reversed(range(packing.each))])[:rows]
-    return codes.float().sub_(stored["zeros"].float()).mul_(stored["scales"].float()).view(shape)
+    zeros, scales = stored["zeros"], stored["scales"]
+    if size:
+        groups = (shape[0], shape[1] // size)
+        made = as_blocks(codes.view(shape), zeros.float().view(groups), scales.view(groups), size)
+        if made is not None:
+            return made
+    return codes.float().sub_(zeros.float()).mul_(scales.float()).view(shape)

@@ -6,21 +6,28 @@
  *
  * Exactness: every element is summed up by fused multiply-adds in the order of the inputs, however many rows there are. A
  * stored weight becomes the very float that unpacking the whole file would have given: d, of 11 significant bits, times
- * a number of up to 8 bits is exact, so that only adding the minimum rounds, once, as it does there.
+ * a number of up to 8 bits is exact, so that only adding the minimum rounds, once, as it does there. Where each block has a
+ * zero point, the weight is d * (number - zero point): the minimum, d times the zero point, is exact, too, so the sum rounds
+ * once to that product. as_blocks.py lets only such zero points come here whose difference from every number is exact.
  *
  * A panel is PANEL outputs side by side. Of float32 it is [inputs, PANEL]. Else it is made of blocks of BLOCK inputs:
- * scales (halves, [PANEL]), minima (Q4_1 alone, likewise), then words [bits, PANEL] of 32 bits: word w of an output holds
- * its inputs w, bits + w, 2 * bits + w, ..., the first one in its lowest bits.
+ * scales (halves, [PANEL]), minima or zero points (of Q4_1, or of Q8_Z and Q4_Z; likewise), then words [bits, PANEL] of
+ * 32 bits: word w of an output holds its inputs w, bits + w, 2 * bits + w, ..., the first one in its lowest bits.
  */
 #include "linear.h"
 
 /* Rows that a panel meets one after the other: their inputs stay in a cache, too. */
 enum { BLOCK = 32, CHUNK = 128, GROUP = 96, MOST_ROWS = 12, AHEAD = 4096 };
-enum weights { FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1 };
+enum weights { FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z };
 
-INLINE int bits_of(enum weights type) { return type == BFLOAT16 ? 16 : type == Q8_0 ? 8 : 4; }
+INLINE int bits_of(enum weights type) { return type == BFLOAT16 ? 16 : type == Q8_0 || type == Q8_Z ? 8 : 4; }
 
-INLINE int64_t scale_bytes(enum weights type) { return type == BFLOAT16 ? 0 : type == Q4_1 ? 4 * PANEL : 2 * PANEL; }
+/* Whether each block of an output has a zero point beside its scale. */
+INLINE int has_zeros(enum weights type) { return type == Q8_Z || type == Q4_Z; }
+
+INLINE int64_t scale_bytes(enum weights type) {
+    return type == BFLOAT16 ? 0 : type == Q4_1 || has_zeros(type) ? 4 * PANEL : 2 * PANEL;
+}
 
 INLINE int64_t block_bytes(enum weights type) {
     return type == FLOAT32 ? 4 * BLOCK * PANEL : scale_bytes(type) + 4 * bits_of(type) * PANEL;
@@ -40,6 +47,7 @@ INLINE void read_scales(enum weights type, int vecs, const char *block, int firs
     EACH(v, vecs) {
         const vec scale = into->scale[v] = load_halves(halves + v * LANES);
         if (type == Q4_1) into->minimum[v] = load_halves(halves + PANEL + v * LANES);
+        if (has_zeros(type)) into->minimum[v] = scale * -load_halves(halves + PANEL + v * LANES);
         /* Stored from 0 on. */
         if (type == Q4_0) into->minimum[v] = scale * -8.0f;
         if (type == Q8_0) into->minimum[v] = scale * -128.0f;
@@ -236,6 +244,8 @@ void outrider_linear(const struct linear *layer, int64_t rows, const float *in, 
                 case Q8_0: one_panel(Q8_0, layer, &asked, number, row); break;
                 case Q4_0: one_panel(Q4_0, layer, &asked, number, row); break;
                 case Q4_1: one_panel(Q4_1, layer, &asked, number, row); break;
+                case Q8_Z: one_panel(Q8_Z, layer, &asked, number, row); break;
+                case Q4_Z: one_panel(Q4_Z, layer, &asked, number, row); break;
             }
 }
 
@@ -256,6 +266,8 @@ INLINE void pack_block(enum weights type, const unsigned char *stored, char *pan
             else if (type == Q8_0)
                 /* From -128..127 to 0..255. */
                 number = stored[k] ^ 0x80u;
+            else if (type == Q8_Z)
+                number = stored[k];
             else
                 /* The first half lies in the lower bits. */
                 number = k < BLOCK / 2 ? stored[k] & 15 : stored[k - BLOCK / 2] >> 4;
@@ -281,6 +293,8 @@ void outrider_pack(const struct linear *layer, const unsigned char *stored, int6
                     case Q8_0: pack_block(Q8_0, from, to, lane); break;
                     case Q4_0: pack_block(Q4_0, from, to, lane); break;
                     case Q4_1: pack_block(Q4_1, from, to, lane); break;
+                    case Q8_Z: pack_block(Q8_Z, from, to, lane); break;
+                    case Q4_Z: pack_block(Q4_Z, from, to, lane); break;
                 }
             }
         }

@@ -13,9 +13,9 @@ from services.verifier.kernels.native.library import Library
 
 # Must equal the constants in vectors.h and linear.c.
 PANEL = 32
-_TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
+_TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q8_Z": 5, "Q4_Z": 6}
 # Bytes of a block, per output.
-_BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+_BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q8_Z": 36, "Q4_Z": 20}
 
 
 class LinearStruct(ctypes.Structure):

@@ -1,5 +1,5 @@
-/* Numbers that enter a product, rounded to eight bits: code = round(x / scale), number = code * scale.
- * The same bits as of ``InputRounding`` in services/model_files/weights/rounded_inputs.py, for what has no zero point.
+/* Numbers that enter a product, rounded to eight bits: code = round(x / scale + zero), number = (code - zero) * scale.
+ * The same bits as of ``InputRounding`` in services/model_files/weights/rounded_inputs.py.
  */
 #ifndef OUTRIDER_ROUNDING_H
 #define OUTRIDER_ROUNDING_H
@@ -10,9 +10,16 @@ enum codes { UNROUNDED, TO_WHOLE, TO_FLOATS };
 
 /* Mirrored by rounding_struct.py. */
 struct rounding {
-    int64_t to;   /* an enum codes */
-    int64_t size; /* neighbouring numbers of a row that share a scale, whole vectors; or none: all of them */
-    float scale;  /* a stored one; or 0: what follows from the numbers */
+    int64_t to;         /* an enum codes */
+    int64_t size;       /* neighbouring numbers of a row that share a scale, whole vectors; or none: all of them */
+    int64_t asymmetric; /* whether there is a zero point */
+    float scale;        /* a stored one; or 0: what follows from the numbers */
+    float zero;         /* beside a stored scale */
+};
+
+/* What a part of a row is rounded with. */
+struct grid {
+    float scale, zero;
 };
 
 INLINE vec magnitude(vec x) { return (vec)((uvec)x & 0x7fffffffu); }
@@ -28,24 +35,46 @@ INLINE vec nearest_float(vec x) {
     return (vec)((uvec)made | ((uvec)x & 0x80000000u));
 }
 
+/* Of zeros alone; any other will do. */
+INLINE float not_zero(float scale) { return scale == 0 ? 0x1p-23f : scale; }
+
 INLINE float scale_of(float half, int64_t size, const float *in) {
     vec most = {0};
     for (int64_t at = 0; at < size; at += LANES) most = larger(magnitude(load(in + at)), most);
     float reach = 0;
     for (int lane = 0; lane < LANES; lane++) reach = most[lane] > reach ? most[lane] : reach;
-    const float scale = reach / half;
-    /* Of zeros alone; any other will do. */
-    return scale == 0 ? 0x1p-23f : scale;
+    return not_zero(reach / half);
+}
+
+/* With a zero point. Zero is always among the numbers that have a code. */
+INLINE struct grid grid_of(float low, float high, int64_t size, const float *in) {
+    vec above = {0}, below = {0};
+    for (int64_t at = 0; at < size; at += LANES) {
+        const vec x = load(in + at);
+        above = larger(x, above), below = larger(-x, below);
+    }
+    float most = 0, least = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        most = above[lane] > most ? above[lane] : most;
+        least = below[lane] > -least ? -below[lane] : least;
+    }
+    const float scale = (most - least) / (high - low), place = low - least / scale;
+    /* A row of zeros has no scale, and needs no zero point. */
+    const float zero = place != place ? 0 : place < low ? low : place > high ? high : place;
+    return (struct grid){not_zero(scale), (zero + 12582912.0f) - 12582912.0f};
 }
 
 /* Of `size` numbers with one scale, whole vectors. */
 static void round_part(const struct rounding *how, int64_t size, const float *in, float *out) {
     const int whole = how->to == TO_WHOLE;
     const float low = whole ? -128.0f : -448.0f, high = whole ? 127.0f : 448.0f;
-    const float scale = how->scale ? how->scale : scale_of((high - low) / 2, size, in);
+    struct grid grid = {how->scale, how->zero};
+    if (!how->scale)
+        grid = how->asymmetric ? grid_of(low, high, size, in) : (struct grid){scale_of((high - low) / 2, size, in), 0};
     for (int64_t at = 0; at < size; at += LANES) {
-        const vec x = load(in + at), code = -larger(-larger(x / scale, spread(low)), spread(-high));
-        const vec made = (whole ? nearest_whole(code) : nearest_float(code)) * scale;
+        const vec x = load(in + at), place = x / grid.scale + grid.zero;
+        const vec code = -larger(-larger(place, spread(low)), spread(-high));
+        const vec made = ((whole ? nearest_whole(code) : nearest_float(code)) - grid.zero) * grid.scale;
         /* What is no number stays none. */
         keep(out + at, either(x == x, made, x));
     }

@@ -14,7 +14,10 @@ _VECTOR = 16
 class RoundingStruct(ctypes.Structure):
     """Mirrors ``struct rounding``."""
 
-    _fields_ = [("to", ctypes.c_int64), ("size", ctypes.c_int64), ("scale", ctypes.c_float)]
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("to", "size", "asymmetric")],
+        *[(name, ctypes.c_float) for name in ("scale", "zero")],
+    ]
 
 
 def rounding_struct(rounding: InputRounding | None) -> RoundingStruct:
@@ -24,8 +27,9 @@ def rounding_struct(rounding: InputRounding | None) -> RoundingStruct:
         ValueError: the kernels do not round in this way.
     """
     if rounding is None:
-        return RoundingStruct(UNROUNDED, 0, 0.0)
-    if not rounding.symmetric or (rounding.size or 0) % _VECTOR:
+        return RoundingStruct(UNROUNDED)
+    if (rounding.size or 0) % _VECTOR:
         raise ValueError(f"what enters its products is rounded to {rounding.name}, in a way that our kernels do not have")
-    kind = TO_FLOATS if rounding.floats else TO_WHOLE
-    return RoundingStruct(kind, rounding.size or 0, rounding.scale if rounding.stored else 0.0)
+    kind, stored = TO_FLOATS if rounding.floats else TO_WHOLE, rounding.stored
+    zero = rounding.zero if stored and not rounding.symmetric else 0.0
+    return RoundingStruct(kind, rounding.size or 0, not rounding.symmetric, rounding.scale if stored else 0.0, zero)

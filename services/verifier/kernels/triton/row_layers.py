@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.model_files.weights.rounded_inputs import round_by
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
+from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_experts import ExpertProduct, RowExperts, is_mixture, use_row_routing
 from services.verifier.kernels.triton.row_products import Product, RowLinear, gated, normalise, product_of
 
@@ -90,6 +92,7 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
         make: makes the linear layers.
         form: of the weights of mixtures' experts, where these have eight bits.
     """
+    round_by(model, rounded_rows)
     kinds: dict[type[nn.Module], bool] = {}
     for parent in _modules(model):
         for name in [name for name, _ in parent.named_children()]:
