@@ -10,10 +10,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Protocol
 
 import psutil
 
@@ -26,69 +24,23 @@ _SETTLED = 3
 _SETTLED_S = 45.0
 
 
-class BegunProcess(Protocol):
-    """A process with pipes: what is used of ``subprocess.Popen``."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def stdin(self) -> IO[str] | None: ...
-
-    @property
-    def stdout(self) -> IO[str] | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-
-# Begins ``python -m MODULE ARGUMENT``, whose stderr is appended to a file; None: to the terminal.
-Begin = Callable[[str, str, Path | None], BegunProcess]
-
-
-def begin_anew(module: str, argument: str, log: Path | None) -> BegunProcess:
-    """Implements ``Begin``, with a new Python."""
-    # In a session of its own Ctrl-C does not reach it; it ends when its input does.
-    with nullcontext() if log is None else log.open("a") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, argument],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-
-
 class ComponentProcess:
     """A process that serves a component.
 
     Args:
         module: what runs it, as ``python -m``.
         log: a file for what it says; None: the terminal.
-        begin: starts the process.
 
     Attributes:
         lives: how many times it was started.
     """
 
-    def __init__(
-        self,
-        spec: ComponentSpec,
-        module: str = "benchmarks.soak.component",
-        log: Path | None = None,
-        begin: Begin = begin_anew,
-    ) -> None:
+    def __init__(self, spec: ComponentSpec, module: str = "benchmarks.soak.component", log: Path | None = None) -> None:
         self._log = log
         self.role, self.port = spec.role, spec.port
         self.lives = 0
-        self._begin, self._module, self._argument = begin, module, spec.written()
-        self._process: BegunProcess | None = None
+        self._command = [sys.executable, "-m", module, spec.written()]
+        self._process: subprocess.Popen[str] | None = None
         self._asking = asyncio.Lock()
         self._killing = False
 
@@ -97,7 +49,7 @@ class ComponentProcess:
         return self._running.pid
 
     @property
-    def _running(self) -> BegunProcess:
+    def _running(self) -> subprocess.Popen[str]:
         assert self._process is not None, f"{self.role} was never started"
         return self._process
 
@@ -110,7 +62,16 @@ class ComponentProcess:
         """Start it; ``ready`` waits until it serves."""
         self.lives += 1
         self._killing = False
-        self._process = self._begin(self._module, self._argument, self._log)
+        # In a session of its own Ctrl-C does not reach it; it ends when its input does.
+        with nullcontext() if self._log is None else self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
 
     async def ready(self) -> None:
         """Wait until it serves.

@@ -20,7 +20,6 @@ from typing import Any
 import outrider
 from benchmarks.bench.environment import describe
 from benchmarks.bench.prompts import BUILTIN, read_prompts
-from benchmarks.soak.component_process import Begin, begin_anew
 from benchmarks.soak.doors import Doors
 from benchmarks.soak.exchanges import Judged
 from benchmarks.soak.faults import RandomFaults, SoakFault
@@ -54,7 +53,6 @@ class SoakConfig:
         redis: whether there is a retrieval index, in a Redis of its own.
         module: what runs a component, as ``python -m``.
         logs: a folder for what components say; None: the terminal.
-        begin: starts their processes.
     """
 
     minutes: float = 60.0
@@ -66,7 +64,6 @@ class SoakConfig:
     strategies: tuple[str, ...] = STRATEGIES
     module: str = "benchmarks.soak.component"
     logs: Path | None = None
-    begin: Begin = begin_anew
 
     @property
     def seconds(self) -> float:
@@ -170,8 +167,7 @@ class SoakRun:
         service = ServiceProcesses(
             ServiceLayout(
                 model=self._model, flags=(*flags, *self._flags), config=self._config, replicas=self.replicas,
-                redis=redis, module=self._wanted.module, logs=self._wanted.logs, begin=self._wanted.begin,
-                seed=self._wanted.seed,
+                redis=redis, module=self._wanted.module, logs=self._wanted.logs, seed=self._wanted.seed,
             )
         )  # fmt: skip
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.soak.component import ComponentSpec
-from benchmarks.soak.component_process import Begin, ComponentProcess, begin_anew
+from benchmarks.soak.component_process import ComponentProcess
 from benchmarks.soak.free_port import free_port
 from benchmarks.soak.mortal_redis import MortalRedis
 from benchmarks.soak.relay import Relay
@@ -41,7 +41,6 @@ class ServiceLayout:
         replicas: how many of each of ``CHAIN``.
         module: what runs a component, as ``python -m``.
         logs: a folder for what components say; None: the terminal.
-        begin: starts the processes.
         seed: of the relays' jitter.
     """
 
@@ -52,7 +51,6 @@ class ServiceLayout:
     redis: MortalRedis | None = None
     module: str = "benchmarks.soak.component"
     logs: Path | None = None
-    begin: Begin = begin_anew
     seed: int = 0
 
 
@@ -90,7 +88,6 @@ class ServiceProcesses:
                     self._spec(role, port, upstream, (*flags, *each)),
                     layout.module,
                     None if layout.logs is None else layout.logs / f"{role}-{number}.log",
-                    layout.begin,
                 )
                 for number, (port, each) in enumerate(zip(ports, own or [()] * len(ports), strict=True))
             ]

@@ -12,7 +12,6 @@ from benchmarks.soak.report import write_report
 from benchmarks.soak.run import STRATEGIES, SoakConfig, SoakRun
 from benchmarks.soak.users import tenants
 from tests.chaos.in_processes import tiny
-from tests.forks import begin_forked
 from tests.service import tiny_settings
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
@@ -22,7 +21,7 @@ CRAMPED = tiny_settings("verifier.kv_cache_tokens=1024", "verifier.max_nodes=16"
 
 
 async def test_nothing_is_wrong_and_nothing_leaks(tiny_model: Path, tmp_path: Path) -> None:
-    run = SoakRun(SoakConfig(minutes=0.5, every_s=1.5, logs=tmp_path, begin=begin_forked), tiny(tiny_model), CRAMPED)
+    run = SoakRun(SoakConfig(minutes=0.5, every_s=1.5, logs=tmp_path), tiny(tiny_model), CRAMPED)
     await run.run()
     record, verdict = run.record, run.record.verdict()
     print(verdict.line, *verdict.leaks, sep="\n")
@@ -43,13 +42,7 @@ async def test_nothing_is_wrong_and_nothing_leaks(tiny_model: Path, tmp_path: Pa
 
 async def test_what_is_planted_is_reported(tiny_model: Path, tmp_path: Path) -> None:
     wanted = SoakConfig(
-        minutes=0.4,
-        every_s=0,
-        redis=False,
-        requests=6,
-        module="tests.chaos.planted_component",
-        logs=tmp_path,
-        begin=begin_forked,
+        minutes=0.4, every_s=0, redis=False, requests=6, module="tests.chaos.planted_component", logs=tmp_path
     )
     run = SoakRun(wanted, tiny(tiny_model), tiny_settings())
     await run.run()
