@@ -7,9 +7,7 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 
-# Forked from a process that has imported what takes seconds to import.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["services.drafter.service", "services.links.grpc_draft", "tests.fakes"])
+from tests.forks import CONTEXT
 
 
 def _run(script: str, output: Connection) -> None:
@@ -29,8 +27,8 @@ class DrafterProcess:
         self.port = await asyncio.to_thread(self._start)
 
     def _start(self) -> int:
-        reading, writing = _PROCESSES.Pipe(duplex=False)
-        self._process = _PROCESSES.Process(target=_run, args=(self._script, writing), daemon=True)
+        reading, writing = CONTEXT.Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=_run, args=(self._script, writing), daemon=True)
         self._process.start()
         writing.close()
         with open(os.dup(reading.fileno())) as lines, reading:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -13,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from cluster.ray.stage_actors import _Child
-from services.verifier.stages import exchange, process, ways
-from services.verifier.stages.upstream import StageSpec
+from services.verifier.stages import exchange, ways
+from services.verifier.stages.upstream import StageHandle, StageSpec
+from tests.stage_forks import launch_fork
 
 
 class Receiving:
@@ -68,20 +66,6 @@ def as_nccl() -> None:
     ways.nccl_group = ThreadedGroup
 
 
-class Child(_Child):
-    """A stage's process in which ``as_nccl`` holds."""
-
-    def __init__(self, spec: StageSpec) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, process.spec_to_json(spec)], start_new_session=True
-        )
-
-
-def main() -> None:
-    """Run the stage that the command line specifies."""
-    as_nccl()
-    process.main()
-
-
-if __name__ == "__main__":
-    main()
+def launch_as_nccl(spec: StageSpec) -> StageHandle:
+    """Start a stage in a forked process in which ``as_nccl`` holds."""
+    return launch_fork(spec, as_nccl)

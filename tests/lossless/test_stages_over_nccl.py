@@ -25,7 +25,8 @@ from services.verifier.stages.ways import GLOO, NCCL, device_of_process, way_of
 from speculation.errors import ConfigurationError, Internal, TargetLost
 from tests.lossless.test_stages import passes
 from tests.refusals import refuses
-from tests.threaded_group import Child, ThreadedGroup, as_nccl
+from tests.stage_forks import forked_stages
+from tests.threaded_group import ThreadedGroup, as_nccl, launch_as_nccl
 from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.xdist_group("stages")
@@ -43,23 +44,21 @@ def config(model: Path, stages: int) -> TargetConfig:
 
 
 @pytest.fixture
-def over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def over_nccl(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[psutil.Process]]:
+    """Gives the stages' processes that a test has started and that run."""
     # What ``as_nccl`` replaces is put back.
     for module, name in ((ways, "identity"), (exchange, "identity"), (ways, "nccl_group")):
         monkeypatch.setattr(module, name, getattr(module, name))
     as_nccl()
+    others = forked_stages()
+    return lambda: [each for each in forked_stages() if each not in others]
 
 
 @pytest.fixture
-def target(model: Path, over_nccl: None) -> Iterator[TransformersTarget]:
-    made = TransformersTarget(config(model, 2), Child)
+def target(model: Path, over_nccl: object) -> Iterator[TransformersTarget]:
+    made = TransformersTarget(config(model, 2), launch_as_nccl)
     yield made
     made.shutdown()
-
-
-def children() -> list[psutil.Process]:
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "tests.threaded_group" in child.cmdline()]
 
 
 def group_of(target: TransformersTarget) -> ThreadedGroup:
@@ -71,7 +70,9 @@ def group_of(target: TransformersTarget) -> ThreadedGroup:
 
 
 @pytest.mark.exhaustive
-def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, target: TransformersTarget) -> None:
+def test_two_processes_say_what_one_does_and_faults_are_noticed(
+    model: Path, target: TransformersTarget, over_nccl: Callable[[], list[psutil.Process]]
+) -> None:
     whole = passes(TransformersTarget(config(model, 1)))
     assert not group_of(target).aborted
     assert torch.equal(passes(target), whole)
@@ -99,7 +100,7 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
         (signal.SIGKILL, "stage 0"),
     ):
         assert target.open("a", 100)
-        os.kill(children()[-1].pid, fault)
+        os.kill(over_nccl()[-1].pid, fault)
         target.begin([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
         with pytest.raises(TargetLost, match=said):
             target.finish()
@@ -132,14 +133,15 @@ def _taken_away(receive: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("over_nccl")
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2)])
-def test_ranks_gather_by_a_group_of_their_own(tmp_path: Path, ranks: int, stages: int) -> None:
+def test_ranks_gather_by_a_group_of_their_own(
+    tmp_path: Path, over_nccl: Callable[[], list[psutil.Process]], ranks: int, stages: int
+) -> None:
     """As on GPUs: what layers make goes by the group of a stage's ranks, what ranks agree on by gloo beside it."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
     folder = make_tiny_model(tmp_path, num_hidden_layers=2, **sizes)
     whole = passes(TransformersTarget(config(folder, 1)))
-    made = TransformersTarget(replace(config(folder, stages), tensor_parallel_size=ranks), Child)
+    made = TransformersTarget(replace(config(folder, stages), tensor_parallel_size=ranks), launch_as_nccl)
     try:
         earlier = made._earlier
         assert isinstance(earlier, upstream.Upstream) and earlier._exchange is not None
@@ -151,7 +153,7 @@ def test_ranks_gather_by_a_group_of_their_own(tmp_path: Path, ranks: int, stages
         assert group._group.gathered - before > 4
         # A rank that is gone is noticed before its next pass, and the group made anew.
         assert made.open("a", 100)
-        os.kill(children()[-1].pid, signal.SIGKILL)
+        os.kill(over_nccl()[-1].pid, signal.SIGKILL)
         with pytest.raises(TargetLost):
             made.forward([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
         made.recover()
@@ -185,12 +187,13 @@ def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("over_nccl")
-def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_stages_on_one_gpu_do_not_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch, over_nccl: Callable[[], list[psutil.Process]]
+) -> None:
     monkeypatch.setattr(exchange, "way_of", lambda identities: way_of(["one"] * len(identities)))
     with refuses(ConfigurationError, says="processes 0 and 1 of the 2 are on one GPU"):
-        TransformersTarget(config(model, 2), Child)
-    assert not children()
+        TransformersTarget(config(model, 2), launch_as_nccl)
+    assert not over_nccl()
 
 
 @pytest.mark.parametrize("later", ["the verifier", "a stage"])
