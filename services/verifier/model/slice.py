@@ -123,7 +123,7 @@ class ModelSlice:
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention
         )
         self.library = library(self.choice.instructions) if self.choice.instructions else None
-        self.states = states_of(state_shapes, config, self.library)
+        self.states = states_of(state_shapes, config, self.library, means.steps)
         self.memory = RequestMemory(self.pool, self.states)
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
@@ -151,8 +151,12 @@ class ModelSlice:
     def _capture(self) -> None:
         """Graphs of an earlier exchange end with it."""
         self._graphs = None
-        if self.device.type == "cuda" and self.dtype != torch.float32:
-            self._graphs = self._captured(self._config)
+        if self.device.type != "cuda" or self.dtype == torch.float32:
+            return
+        if self.states is not None:
+            log.info("passes are launched kernel by kernel: of layers with a state none is captured")
+            return
+        self._graphs = self._captured(self._config)
 
     def _check_streams(self, streams: StreamWeights, ranks: int) -> None:
         """Check that streams can be computed in the target's own pass.

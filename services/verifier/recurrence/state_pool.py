@@ -9,7 +9,7 @@ Copies of states are kept for requests that begin with the same tokens. Which on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,12 +18,16 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import Library
 from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.model.target_port import Rows
+from services.verifier.model.to_device import to_device
 from services.verifier.recurrence.cuts import cut
+from services.verifier.recurrence.device_steps import DeviceSteps
 from services.verifier.recurrence.order import Line, Order
 from services.verifier.recurrence.recurrence import Recurrence
 from speculation.errors import ConfigurationError, Internal
 
 Shape = tuple[int, ...]
+# Finds what steps states on a device, which a CPU does not need; or says why nothing does.
+FindSteps = Callable[[torch.device], tuple[DeviceSteps | None, str]]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -69,13 +73,21 @@ class StatePool:
     Args:
         shapes: of one request's state in each layer, in the order in which the model calls the layers.
         library: compiled kernels that may compute them.
+        steps: what computes them on another device than a CPU.
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], *, slots: int, kept: int = 0, device: torch.device, library: Library | None
+        self,
+        shapes: Sequence[Shape],
+        *,
+        slots: int,
+        kept: int = 0,
+        device: torch.device,
+        library: Library | None,
+        steps: DeviceSteps | None = None,
     ) -> None:
         self.device = device
-        self._library = library
+        self._library, self._steps = library, steps
         self.shapes = tuple(shapes)
         # The copies lie behind the requests' states.
         self.states = [torch.zeros(slots + kept, *shape, device=device) for shape in shapes]
@@ -148,16 +160,23 @@ class StatePool:
             held.nodes, held.first, held.accepted = nodes, len(of_nodes), []
             of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
             begin += len(rows.tokens)
-        nodes.rows = torch.tensor(of_nodes, dtype=torch.int64, device=self.device)
-        taken = [(source, torch.tensor(numbers, device=self.device)) for source, numbers in early]
-        parts = [
+        nodes.rows = to_device(of_nodes, self.device, torch.int64)
+        taken = [(source, to_device(numbers, self.device)) for source, numbers in early]
+        return RunningSteps(self, self._parts(lines, padding), nodes, taken)
+
+    def _parts(self, lines: Sequence[Line], padding: int) -> list[tuple[Order, torch.Tensor | None]]:
+        """The parts of a pass, with the numbers of their rows; one that is the whole pass needs none."""
+        if self._steps is not None:
+            # They keep states in mid-line.
+            return [(Order(lines=lines, padding=padding, device=self.device, steps=self._steps), None)]
+        parts = cut(lines, padding)
+        return [
             (
                 Order(lines=part.lines, padding=part.padding, device=self.device, library=self._library),
-                torch.tensor(part.rows, device=self.device),
+                torch.tensor(part.rows, device=self.device) if len(parts) > 1 else None,
             )
-            for part in cut(lines, padding)
+            for part in parts
         ]
-        return RunningSteps(self, parts, nodes, taken)
 
     def _load_all(self) -> None:
         """Before anything is kept in this pass, since a copy that was to be loaded may have lost its slot to it."""
@@ -177,7 +196,7 @@ class RunningSteps:
     """Implements ``Steps`` for a pass that runs.
 
     Args:
-        parts: of the pass, as of ``cut``; with the numbers of their rows, [rows].
+        parts: of the pass, as of ``cut``; with the numbers of their rows, [rows], where there are several.
         nodes: gets what the pass's nodes are given.
         early: the accepted rows, as numbers of nodes of earlier passes, in the order of the requests.
     """
@@ -185,14 +204,15 @@ class RunningSteps:
     def __init__(
         self,
         pool: StatePool,
-        parts: Sequence[tuple[Order, torch.Tensor]],
+        parts: Sequence[tuple[Order, torch.Tensor | None]],
         nodes: _Nodes,
         early: Sequence[tuple[_Nodes, torch.Tensor]],
     ) -> None:
         self._pool = pool
         self._parts = parts
         # Where the rows of the pass lie among those that its parts make, one part after the other.
-        self._places = torch.cat([rows[order.accepted :] for order, rows in parts]).argsort()
+        own = [rows[order.accepted :] for order, rows in parts if rows is not None]
+        self._places = torch.cat(own).argsort() if own else None
         self._nodes = nodes
         self._early = early
 
@@ -213,30 +233,35 @@ class RunningSteps:
 
     def _computed(self, recurrence: Recurrence, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """As ``Recurrence.compute``, part by part; states are kept where lines end."""
-        whole = len(self._parts) == 1
         made = []
         for order, rows in self._parts:
-            made.append(recurrence.compute(order, states, given if whole else given[rows]))
-            for line in order.lines:
+            made.append(recurrence.compute(order, states, given if rows is None else given[rows]))
+            for line in order.lines if order.steps is None else ():
                 for _, slot in line.saved:
                     states[slot] = states[line.slot]
-        return made[0] if whole else torch.cat(made)[self._places]
+        return made[0] if self._places is None else torch.cat(made)[self._places]
 
 
-def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | None) -> StatePool | None:
+def states_of(
+    shapes: Sequence[Shape], config: TargetConfig, library: Library | None, find: FindSteps = lambda _: (None, "")
+) -> StatePool | None:
     """States in each layer that has some; None: no layer does.
 
     Args:
         library: compiled kernels that may compute them.
+        find: finds what computes them on another device than a CPU, or says why nothing does.
 
     Raises:
-        ConfigurationError: the device does not compute such layers.
+        ConfigurationError: the device does not compute such layers; says why.
     """
     if not shapes:
         return None
-    if config.device != "cpu":
+    steps, reason = find(torch.device(config.device))
+    if steps is not None:
+        reason = next(filter(None, map(steps.refusal, shapes)), "")
+    if reason:
         raise ConfigurationError(
-            "the model has layers with a state, which are computed on CPUs alone",
+            f"the model has layers with a state, which this device does not compute: {reason}",
             field="verifier.device",
             value=config.device,
             allowed="cpu",
@@ -247,4 +272,5 @@ def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | 
         kept=kept_states(config),
         device=torch.device(config.device),
         library=library,
+        steps=steps,
     )

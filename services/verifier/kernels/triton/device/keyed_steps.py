@@ -1,0 +1,102 @@
+"""States that hold values by their keys, stepped row by row: selective scans, linear attention and delta rules.
+
+The numbers of a value are independent of each other. So a program takes some of them, under one head, through all rows of a
+request in the order of a walk (``recurrence.walks``), and has what the state holds of them in registers. A sum over keys
+stays in one warp, in one order. No number depends on how rows are cut into passes, or on who else is in the pass.
+"""
+
+import triton
+import triton.language as tl
+
+from services.verifier.recurrence.walks import NOWHERE, REQUEST_INTS, STATE, STEP_INTS
+
+_NOWHERE, _STATE = tl.constexpr(NOWHERE), tl.constexpr(STATE)
+_REQUEST, _STEP = tl.constexpr(REQUEST_INTS), tl.constexpr(STEP_INTS)
+
+# By what a state decays: one factor for a head, one for each key, or e^(time * decay) for each number.
+BY_ONE, BY_KEY, BY_NUMBER = 0, 1, 2
+_BY_KEY, _BY_NUMBER = tl.constexpr(BY_KEY), tl.constexpr(BY_NUMBER)
+
+
+@triton.jit(
+    do_not_specialize=["key_stride", "query_stride", "value_stride", "factor_stride", "time_stride", "part_stride", "steps_at"]
+)
+def step_keyed(
+    keys, queries, values, factors, times, decay, parts, states, places, made, walk,
+    key_stride, query_stride, value_stride, factor_stride, time_stride, part_stride, steps_at,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
+    COLUMNS: tl.constexpr, BY: tl.constexpr, PARTED: tl.constexpr,
+):  # fmt: skip
+    """All rows of a request, for COLUMNS numbers of one head's values; what ``KeyedRows`` holds, one row every so many numbers.
+
+    Args:
+        factors: read unless BY is BY_NUMBER, then ``times`` and ``decay``, [HEADS, KEY, VALUE], are. ``parts``: if PARTED.
+        states: [slots, HEADS, KEY, VALUE]; ``places``: the same, of a walk's places.
+        made: [rows, HEADS, VALUE].
+        walk: of ``Walk``, whose steps begin at ``steps_at``.
+        KEYS: a power of two, at least KEY.
+    """
+    request = walk + tl.program_id(0) * _REQUEST
+    head = tl.program_id(1)
+    first = tl.load(request)
+    count = tl.load(request + 1)
+    slot = tl.load(request + 2).to(tl.int64)
+    key_head = head // (HEADS // KEY_HEADS)
+    lane = tl.arange(0, KEYS)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    of_keys = lane < KEY
+    of_values = column < VALUE
+    fits = of_keys[:, None] & of_values[None, :]
+    inside = (head * KEY + lane[:, None]) * VALUE + column[None, :]
+    size = HEADS * KEY * VALUE
+    state = tl.zeros((KEYS, COLUMNS), tl.float32)
+    decays = tl.zeros((KEYS, COLUMNS), tl.float32)
+    if BY == _BY_NUMBER:
+        decays = tl.load(decay + inside, mask=fits, other=0.0)
+    for at in range(first, first + count):
+        step = walk + steps_at + at * _STEP
+        row = tl.load(step).to(tl.int64)
+        source = tl.load(step + 1)
+        target = tl.load(step + 2)
+        saved = tl.load(step + 3)
+        if source >= 0:
+            state = tl.load(places + source.to(tl.int64) * size + inside, mask=fits, other=0.0)
+        if source == _STATE:
+            state = tl.load(states + slot * size + inside, mask=fits, other=0.0)
+        key = tl.load(keys + row * key_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
+        query = tl.load(queries + row * query_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
+        value = tl.load(values + row * value_stride + head * VALUE + column, mask=of_values, other=0.0)
+        if BY == _BY_NUMBER:
+            time = tl.load(times + row * time_stride + head * VALUE + column, mask=of_values, other=0.0)
+            state = state * tl.exp(time[None, :] * decays)
+        elif BY == _BY_KEY:
+            factor = tl.load(factors + row * factor_stride + head * KEY + lane, mask=of_keys, other=0.0)
+            state = state * factor[:, None]
+        else:
+            state = state * tl.load(factors + row * factor_stride + head)
+        if PARTED:
+            held = tl.sum(state * key[:, None], 0)
+            value = (value - held) * tl.load(parts + row * part_stride + head)
+        state = tl.fma(key[:, None], value[None, :], state)
+        read = tl.sum(state * query[:, None], 0)
+        tl.store(made + row * (HEADS * VALUE) + head * VALUE + column, read, mask=of_values)
+        if target != _NOWHERE:
+            # Other threads may still read what lies there, and may read this next.
+            tl.debug_barrier()
+            if target == _STATE:
+                tl.store(states + slot * size + inside, state, mask=fits)
+            else:
+                tl.store(places + target.to(tl.int64) * size + inside, state, mask=fits)
+            tl.debug_barrier()
+        if saved >= 0:
+            tl.store(states + saved.to(tl.int64) * size + inside, state, mask=fits)
+
+
+@triton.jit(do_not_specialize=["row_stride"])
+def divide_by_lengths(vectors, made, row_stride, epsilon, SIZE: tl.constexpr, SIZES: tl.constexpr):
+    """One vector of [rows, heads, SIZE], one row every ``row_stride`` numbers, divided by its length; SIZES: a power of two."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, SIZES)
+    vector = tl.load(vectors + row * row_stride + head * SIZE + lane, mask=lane < SIZE, other=0.0)
+    factor = tl.rsqrt(tl.sum(vector * vector, 0) + epsilon)
+    tl.store(made + (row * tl.num_programs(1) + head) * SIZE + lane, vector * factor, mask=lane < SIZE)
