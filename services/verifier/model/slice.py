@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from services.machine import cores
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import MAX_NODES, Running, answering
-from services.verifier.attention.fixed import largest_pass
+from services.verifier.attention.fixed import Buckets, largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
@@ -44,6 +44,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
+from services.verifier.recurrence.captured_steps import SteppedBuckets, SteppedPass
 from services.verifier.recurrence.state_pool import states_of
 from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import RankExchange, StageRanks
@@ -152,9 +153,6 @@ class ModelSlice:
         """Graphs of an earlier exchange end with it."""
         self._graphs = None
         if self.device.type != "cuda" or self.dtype == torch.float32:
-            return
-        if self.states is not None:
-            log.info("passes are launched kernel by kernel: of layers with a state none is captured")
             return
         self._graphs = self._captured(self._config)
 
@@ -364,16 +362,23 @@ class ModelSlice:
         find = self._means.find(self.device) if self.is_last else None
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
-            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
+            steps = None
+            if isinstance(laid_out, SteppedPass):
+                laid_out, steps = laid_out.inner, laid_out.steps.running()
+            with answering(Running(laid_out, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
-        buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
+        buckets: Buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
+        required = config.kernels if config.kernels in ("triton", "cublaslt") else ""
+        if self.states is not None:
+            # No GPU has captured such passes yet: where one cannot, they are launched.
+            buckets, required = SteppedBuckets(buckets, self.states, config.pass_requests), ""
         given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
-        graphs = Graphs(buckets, run, given, required=config.kernels if config.kernels in ("triton", "cublaslt") else "")
+        graphs = Graphs(buckets, run, given, required=required)
         largest = largest_pass(config)
         count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)

@@ -12,7 +12,7 @@ import torch
 
 from services.verifier.kernels.native.library import Library
 from services.verifier.recurrence.device_steps import DeviceSteps
-from services.verifier.recurrence.walks import FROM_STATE, Walk, Walked, walk
+from services.verifier.recurrence.walks import FROM_STATE, Walk, Walked, WalkRoom, walk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,20 +133,31 @@ class Order:
 
     @cached_property
     def walk(self) -> Walk:
-        """As ``steps`` reads it; lines may be kept in mid-line."""
+        """As ``steps`` reads it; states may be kept in mid-line."""
+        return walk(self._walked(self.accepted), self.accepted, self.accepted + self.rows, self.device)
+
+    def walk_within(self, accepted: int, room: WalkRoom) -> Walk:
+        """The walk of a captured pass, whose own rows are numbered from ``accepted`` on."""
+        return walk(self._walked(accepted), accepted, accepted + self.rows, self.device, room)
+
+    def _walked(self, accepted: int) -> list[Walked]:
+        apart = accepted - self.accepted
+
+        def moved(row: int) -> int:
+            return row if row < self.accepted else row + apart
+
         parents: list[dict[int, int]] = [{} for _ in self.lines]
         for row, parent, request in self.parents:
-            parents[request][row] = parent
-        requests = [
+            parents[request][moved(row)] = moved(parent)
+        return [
             Walked(
                 slot=line.slot,
                 parents=own,
-                end=path[-1],
-                saved={path[count - 1]: slot for count, slot in line.saved},
+                end=moved(path[-1]),
+                saved={moved(path[count - 1]): slot for count, slot in line.saved},
             )
             for line, own, (path, _) in zip(self.lines, parents, self._numbered, strict=True)
         ]
-        return walk(requests, self.accepted, self.accepted + self.rows, self.device)
 
     def windows(self, size: int) -> torch.Tensor:
         """The ``size`` inputs before every row on its path, the oldest first.

@@ -49,7 +49,7 @@ class _Held:
 
     Attributes:
         length: number of tokens that its state has seen.
-        nodes: of its last pass; its own begin with number ``first``.
+        nodes: of its last pass; its own are ``count``, from number ``first`` on.
         context: of its last pass; ``chain``: the length of its chain.
         accepted: numbers of the nodes that follow the state.
         loaded: slot of the kept state that it begins from.
@@ -60,6 +60,7 @@ class _Held:
     length: int = 0
     nodes: _Nodes | None = None
     first: int = 0
+    count: int = 0
     context: int = 0
     chain: int = 0
     accepted: list[int] = field(default_factory=list)
@@ -73,7 +74,7 @@ class StatePool:
     Args:
         shapes: of one request's state in each layer, in the order in which the model calls the layers.
         library: compiled kernels that may compute them.
-        steps: what computes them on another device than a CPU.
+        steps: what computes them on another device than a CPU; an attribute, too.
     """
 
     def __init__(
@@ -87,13 +88,15 @@ class StatePool:
         steps: DeviceSteps | None = None,
     ) -> None:
         self.device = device
-        self._library, self._steps = library, steps
+        self._library, self.steps = library, steps
         self.shapes = tuple(shapes)
         # The copies lie behind the requests' states.
         self.states = [torch.zeros(slots + kept, *shape, device=device) for shape in shapes]
         self._first_kept = slots
         self._free = list(range(slots))
         self._held: dict[str, _Held] = {}
+        # All rows of captured passes.
+        self._noted = _Nodes(rows=torch.empty(0))
 
     def assign(self, owner: str) -> None:
         """Give ``owner`` a slot, if it has none yet."""
@@ -115,6 +118,15 @@ class StatePool:
         if held is not None:
             self._free.append(held.slot)
 
+    def check(self, layer: int, recurrence: Recurrence) -> None:
+        """Check that a call is the one that was recorded.
+
+        Raises:
+            NotImplementedError: it is not.
+        """
+        if layer == len(self.shapes) or self.shapes[layer] != recurrence.state_shape:
+            raise NotImplementedError(f"its layers with a state change from pass to pass: {recurrence.state_shape}")
+
     def clear(self) -> None:
         """Take all slots from all owners."""
         for owner in list(self._held):
@@ -135,11 +147,52 @@ class StatePool:
         Raises:
             Internal: a request's state does not stand where its rows begin.
         """
+        nodes = _Nodes(rows=torch.empty(0))
+        lines, early, of_nodes = self._enter(batch, nodes)
+        nodes.rows = to_device(of_nodes, self.device, torch.int64)
+        taken = [(source, to_device(numbers, self.device)) for source, numbers in early]
+        return RunningSteps(self, self._parts(lines, padding), nodes, taken)
+
+    def begin_captured(self, batch: Sequence[Rows]) -> tuple[list[Line], list[int]]:
+        """Start a pass that ``fits_captured``, all rows of which are noted in one place for all such passes.
+
+        Returns:
+            The requests' lines, and the accepted rows, by where they are noted.
+        """
+        own = {rows.request_id for rows in batch}
+        for owner, held in self._held.items():
+            if held.nodes is self._noted and owner not in own:
+                # Where its nodes are noted, others are now.
+                place = slice(held.first, held.first + held.count)
+                held.nodes = _Nodes(rows=torch.empty(0), given=[given[place].clone() for given in self._noted.given])
+                held.accepted = [node - held.first for node in held.accepted]
+                held.first = 0
+        lines, early, _ = self._enter(batch, self._noted)
+        return lines, [node for _, nodes in early for node in nodes]
+
+    def fits_captured(self, batch: Sequence[Rows], accepted: int) -> bool:
+        """Whether the accepted rows of these requests are at most so many, and noted where captured passes find them."""
+        held = [one for one in (self._held[rows.request_id] for rows in batch if rows.context) if one.accepted]
+        return all(one.nodes is self._noted for one in held) and sum(len(one.accepted) for one in held) <= accepted
+
+    def ends(self, batch: Sequence[Rows]) -> int:
+        """At how many rows of a pass states are put somewhere."""
+        return sum(1 + len(self._held[rows.request_id].saved) for rows in batch)
+
+    def noted(self, layer: int, rows: torch.Tensor, most: int) -> torch.Tensor:
+        """Where captured passes, of at most so many rows, note theirs, which are like ``rows``."""
+        if layer == len(self._noted.given):
+            self._noted.given.append(rows.new_zeros(most, rows.shape[1]))
+        return self._noted.given[layer]
+
+    def _enter(
+        self, batch: Sequence[Rows], nodes: _Nodes
+    ) -> tuple[list[Line], list[tuple[_Nodes, list[int]]], list[int]]:
+        """Let requests enter a pass, whose nodes are ``nodes``; returns their lines, accepted rows, and the nodes' rows."""
         self._load_all()
         lines: list[Line] = []
         early: list[tuple[_Nodes, list[int]]] = []
         of_nodes: list[int] = []
-        nodes = _Nodes(rows=torch.empty(0))
         begin = 0
         for rows in batch:
             held = self._held[rows.request_id]
@@ -157,18 +210,17 @@ class StatePool:
             )
             held.saved = []
             held.context, held.chain, held.length = rows.context, rows.chain, rows.context + rows.chain
-            held.nodes, held.first, held.accepted = nodes, len(of_nodes), []
+            held.first = begin + rows.chain if nodes is self._noted else len(of_nodes)
+            held.nodes, held.count, held.accepted = nodes, len(rows.parents), []
             of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
             begin += len(rows.tokens)
-        nodes.rows = to_device(of_nodes, self.device, torch.int64)
-        taken = [(source, to_device(numbers, self.device)) for source, numbers in early]
-        return RunningSteps(self, self._parts(lines, padding), nodes, taken)
+        return lines, early, of_nodes
 
     def _parts(self, lines: Sequence[Line], padding: int) -> list[tuple[Order, torch.Tensor | None]]:
         """The parts of a pass, with the numbers of their rows; one that is the whole pass needs none."""
-        if self._steps is not None:
+        if self.steps is not None:
             # They keep states in mid-line.
-            return [(Order(lines=lines, padding=padding, device=self.device, steps=self._steps), None)]
+            return [(Order(lines=lines, padding=padding, device=self.device, steps=self.steps), None)]
         parts = cut(lines, padding)
         return [
             (
@@ -223,8 +275,7 @@ class RunningSteps:
             NotImplementedError: the model does not call its layers as it did when it was recorded.
         """
         layer, pool = len(self._nodes.given), self._pool
-        if layer == len(pool.shapes) or pool.shapes[layer] != recurrence.state_shape:
-            raise NotImplementedError(f"its layers with a state change from pass to pass: {recurrence.state_shape}")
+        pool.check(layer, recurrence)
         rows = given.float()
         self._nodes.given.append(rows[self._nodes.rows])
         early = [nodes.given[layer][numbers] for nodes, numbers in self._early]

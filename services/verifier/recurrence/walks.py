@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from services.verifier.model.to_device import to_device
 
@@ -77,8 +77,22 @@ class Walk:
     ends_at: int
 
 
-def walk(requests: Sequence[Walked], accepted: int, rows: int, device: torch.device) -> Walk:
-    """The walk over a pass; ``accepted`` and ``rows``: as in ``Walk``."""
+class WalkRoom(NamedTuple):
+    """For how much a captured pass has room, besides its rows."""
+
+    requests: int
+    ends: int
+    places: int
+
+
+def walk(
+    requests: Sequence[Walked], accepted: int, rows: int, device: torch.device, room: WalkRoom | None = None
+) -> Walk:
+    """The walk over a pass; ``accepted`` and ``rows``: as in ``Walk``.
+
+    Args:
+        room: all walks with it lie alike, and are of as many requests, some of which have no steps.
+    """
     heads: list[list[int]] = []
     steps: list[Step] = []
     links = np.full((rows, LINK_INTS), (FROM_STATE, 0), dtype=np.int32)
@@ -93,21 +107,28 @@ def walk(requests: Sequence[Walked], accepted: int, rows: int, device: torch.dev
         ends += own_ends
         for row, parent in request.parents.items():
             links[row] = parent, request.slot
-    steps_at = REQUEST_INTS * len(heads)
-    links_at = steps_at + STEP_INTS * len(steps)
-    ends_at = links_at + links.size
-    numbers = np.concatenate(
-        [
-            np.asarray(list(chain.from_iterable(heads)), dtype=np.int32),
-            np.asarray(list(chain.from_iterable(steps)), dtype=np.int32),
-            links.reshape(-1),
-            np.asarray(list(chain.from_iterable(ends)), dtype=np.int32),
-        ]
-    )
+    most = WalkRoom(len(heads), len(ends), places) if room is None else room
+    assert len(heads) <= most.requests and len(ends) <= most.ends and places <= most.places
+    numbers = [
+        _padded(heads, REQUEST_INTS, most.requests),
+        _padded(steps, STEP_INTS, len(steps) if room is None else rows),
+        links.reshape(-1),
+        _padded(ends, END_INTS, most.ends),
+    ]
+    steps_at = len(numbers[0])
+    links_at = steps_at + len(numbers[1])
     return Walk(
-        numbers=to_device(numbers, device), requests=len(heads), accepted=accepted, rows=rows, places=places,
-        steps_at=steps_at, links_at=links_at, ends_at=ends_at,
+        numbers=to_device(np.concatenate(numbers), device), requests=most.requests, accepted=accepted, rows=rows,
+        places=most.places, steps_at=steps_at, links_at=links_at, ends_at=links_at + links.size,
     )  # fmt: skip
+
+
+def _padded(records: Sequence[Sequence[int]], ints: int, count: int) -> NDArray[np.int32]:
+    """Records of so many ints one after the other, and zeros where there are fewer than ``count``."""
+    made = np.zeros((count, ints), dtype=np.int32)
+    if records:
+        made[: len(records)] = records
+    return made.reshape(-1)
 
 
 def steps_of(request: Walked, first_place: int) -> tuple[list[Step], int]:
