@@ -18,6 +18,63 @@ BY_ONE, BY_KEY, BY_NUMBER = 0, 1, 2
 _BY_KEY, _BY_NUMBER = tl.constexpr(BY_KEY), tl.constexpr(BY_NUMBER)
 
 
+@triton.jit
+def _row(
+    row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride, time_stride,
+    part_stride, head, key_head, lane, column,
+    KEY: tl.constexpr, VALUE: tl.constexpr, BY: tl.constexpr, PARTED: tl.constexpr,
+):  # fmt: skip
+    """What one row is given: its key, query, value, what its decay is made of, and its part."""
+    of_keys = lane < KEY
+    of_values = column < VALUE
+    key = tl.load(keys + row * key_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
+    query = tl.load(queries + row * query_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
+    value = tl.load(values + row * value_stride + head * VALUE + column, mask=of_values, other=0.0)
+    if BY == _BY_NUMBER:
+        factor = tl.load(times + row * time_stride + head * VALUE + column, mask=of_values, other=0.0)
+    elif BY == _BY_KEY:
+        factor = tl.load(factors + row * factor_stride + head * KEY + lane, mask=of_keys, other=0.0)
+    else:
+        factor = tl.load(factors + row * factor_stride + head)
+    # Not read unless PARTED.
+    part = factor
+    if PARTED:
+        part = tl.load(parts + row * part_stride + head)
+    return key, query, value, factor, part
+
+
+@triton.jit
+def _step(walk, steps_at, at):
+    """A step of a walk: its row, where its parent's state is, where its own is put, and where a copy is kept."""
+    step = walk + steps_at + at * _STEP
+    return tl.load(step).to(tl.int64), tl.load(step + 1), tl.load(step + 2), tl.load(step + 3)
+
+
+@triton.jit
+def _decayed(state, factor, decays, BY: tl.constexpr):
+    if BY == _BY_NUMBER:
+        return state * tl.exp(factor[None, :] * decays)
+    elif BY == _BY_KEY:
+        return state * factor[:, None]
+    else:
+        return state * factor
+
+
+@triton.jit
+def _put(state, target, saved, slot, states, places, inside, fits, SIZE: tl.constexpr):
+    """Put a state where a step says; SIZE: numbers of a whole one."""
+    if target != _NOWHERE:
+        # Other threads may still read what lies there, and may read this next.
+        tl.debug_barrier()
+        if target == _STATE:
+            tl.store(states + slot * SIZE + inside, state, mask=fits)
+        else:
+            tl.store(places + target.to(tl.int64) * SIZE + inside, state, mask=fits)
+        tl.debug_barrier()
+    if saved >= 0:
+        tl.store(states + saved.to(tl.int64) * SIZE + inside, state, mask=fits)
+
+
 @triton.jit(
     do_not_specialize=["key_stride", "query_stride", "value_stride", "factor_stride", "time_stride", "part_stride", "steps_at"]
 )
@@ -44,52 +101,46 @@ def step_keyed(
     key_head = head // (HEADS // KEY_HEADS)
     lane = tl.arange(0, KEYS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    of_keys = lane < KEY
-    of_values = column < VALUE
-    fits = of_keys[:, None] & of_values[None, :]
+    fits = (lane < KEY)[:, None] & (column < VALUE)[None, :]
     inside = (head * KEY + lane[:, None]) * VALUE + column[None, :]
     size = HEADS * KEY * VALUE
     state = tl.zeros((KEYS, COLUMNS), tl.float32)
     decays = tl.zeros((KEYS, COLUMNS), tl.float32)
     if BY == _BY_NUMBER:
         decays = tl.load(decay + inside, mask=fits, other=0.0)
+    row, source, target, saved = _step(walk, steps_at, first)
+    key, query, value, factor, part = _row(
+        row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride, time_stride,
+        part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,
+    )  # fmt: skip
     for at in range(first, first + count):
-        step = walk + steps_at + at * _STEP
-        row = tl.load(step).to(tl.int64)
-        source = tl.load(step + 1)
-        target = tl.load(step + 2)
-        saved = tl.load(step + 3)
+        # The next row is read while this one is computed; behind the last, it once more.
+        next_row, next_source, next_target, next_saved = _step(walk, steps_at, tl.minimum(at + 1, first + count - 1))
+        next_key, next_query, next_value, next_factor, next_part = _row(
+            next_row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride,
+            time_stride, part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,
+        )  # fmt: skip
         if source >= 0:
             state = tl.load(places + source.to(tl.int64) * size + inside, mask=fits, other=0.0)
         if source == _STATE:
             state = tl.load(states + slot * size + inside, mask=fits, other=0.0)
-        key = tl.load(keys + row * key_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
-        query = tl.load(queries + row * query_stride + key_head * KEY + lane, mask=of_keys, other=0.0)
-        value = tl.load(values + row * value_stride + head * VALUE + column, mask=of_values, other=0.0)
-        if BY == _BY_NUMBER:
-            time = tl.load(times + row * time_stride + head * VALUE + column, mask=of_values, other=0.0)
-            state = state * tl.exp(time[None, :] * decays)
-        elif BY == _BY_KEY:
-            factor = tl.load(factors + row * factor_stride + head * KEY + lane, mask=of_keys, other=0.0)
-            state = state * factor[:, None]
-        else:
-            state = state * tl.load(factors + row * factor_stride + head)
+        state = _decayed(state, factor, decays, BY)
         if PARTED:
             held = tl.sum(state * key[:, None], 0)
-            value = (value - held) * tl.load(parts + row * part_stride + head)
+            value = (value - held) * part
         state = tl.fma(key[:, None], value[None, :], state)
         read = tl.sum(state * query[:, None], 0)
-        tl.store(made + row * (HEADS * VALUE) + head * VALUE + column, read, mask=of_values)
-        if target != _NOWHERE:
-            # Other threads may still read what lies there, and may read this next.
-            tl.debug_barrier()
-            if target == _STATE:
-                tl.store(states + slot * size + inside, state, mask=fits)
-            else:
-                tl.store(places + target.to(tl.int64) * size + inside, state, mask=fits)
-            tl.debug_barrier()
-        if saved >= 0:
-            tl.store(states + saved.to(tl.int64) * size + inside, state, mask=fits)
+        tl.store(made + row * (HEADS * VALUE) + head * VALUE + column, read, mask=column < VALUE)
+        _put(state, target, saved, slot, states, places, inside, fits, HEADS * KEY * VALUE)
+        row = next_row
+        source = next_source
+        target = next_target
+        saved = next_saved
+        key = next_key
+        query = next_query
+        value = next_value
+        factor = next_factor
+        part = next_part
 
 
 @triton.jit(do_not_specialize=["row_stride"])
