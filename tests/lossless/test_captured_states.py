@@ -38,8 +38,8 @@ def made_of(kind: str, folder: Path) -> TransformersTarget:
     return TransformersTarget(config, means=MEANS)
 
 
-# Without attention, which the interpreter takes long for.
-@pytest.fixture(scope="module", params=["mamba2", pytest.param("qwen3_next", marks=pytest.mark.exhaustive)])
+# Without attention or sums over keys, which the interpreter takes long for.
+@pytest.fixture(scope="module", params=["rwkv", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mamba2", "qwen3_next"))])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersTarget]:
     with hopper():
         yield made_of(request.param, tmp_path_factory.mktemp("captured"))
