@@ -3,9 +3,10 @@
     python -m benchmarks.gpu_check [--out FOLDER] [--only G3,G4] [--layers 32] [--seconds 520] [--least-rows 64]
 
 G1 ceilings, G2 linear layers, G3 how the chip adds, G4 attention, G5 a whole model's bits, G6 the cost of a pass, G7
-captured passes, G8 plain decoding in a loop, G9 draws, G10 layers with a state. Writes gpu_check.json and gpu_check.md, after each gate. Exits with
-0 if no gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device cpu all of it runs over a tiny
-model in Triton's interpreter, and says nothing of a GPU: products are numpy's there, and nothing is judged by its speed.
+captured passes, G8 plain decoding in a loop, G9 draws, G10 layers with a state. Writes gpu_check.json and gpu_check.md,
+after each gate. Exits with 0 if no gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device
+cpu all of it runs over a tiny model in Triton's interpreter, and says nothing of a GPU: products are numpy's there, and
+nothing is judged by its speed.
 """
 
 from __future__ import annotations

@@ -90,9 +90,7 @@ def kinds_of(device: str, width: int = 2048, size: int = 128) -> Kinds:
         "convolution of three": StateKind(recurrence=three, numbers=width),
         "convolution of four": StateKind(recurrence=four, numbers=width),
         "gated linear unit": StateKind(recurrence=GatedScan(width=width), numbers=2 * width, parts=slice(0, width)),
-        "weighted mean": StateKind(
-            recurrence=WeightedMean(decay=-numbers(width), first=numbers(width)), numbers=2 * width
-        ),
+        "weighted mean": StateKind(recurrence=WeightedMean(decay=-numbers(width), first=numbers(width)), numbers=2 * width),
     }
 
 

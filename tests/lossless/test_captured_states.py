@@ -39,7 +39,9 @@ def made_of(kind: str, folder: Path) -> TransformersTarget:
 
 
 # Without attention or sums over keys, which the interpreter takes long for.
-@pytest.fixture(scope="module", params=["rwkv", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mamba2", "qwen3_next"))])
+@pytest.fixture(
+    scope="module", params=["rwkv", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mamba2", "qwen3_next"))]
+)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersTarget]:
     with hopper():
         yield made_of(request.param, tmp_path_factory.mktemp("captured"))
@@ -168,7 +170,9 @@ def test_what_does_not_fit_is_launched(opened: TransformersTarget, filled: list[
     deep = room_for_accepted(1) + 1
     text = [1 + at % 40 for at in range(deep + 4)]
     opened.open("deep", len(text) + 8)
-    rows = Rows(request_id="deep", context=0, tokens=tuple(text[: deep + 1]), parents=tuple(range(-1, deep - 1)), logits=deep + 1)
+    rows = Rows(
+        request_id="deep", context=0, tokens=tuple(text[: deep + 1]), parents=tuple(range(-1, deep - 1)), logits=deep + 1
+    )
     opened.forward([rows])
     opened.keep("deep", 0, range(deep + 1))
     filled.clear()

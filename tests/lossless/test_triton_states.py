@@ -96,15 +96,14 @@ def same_in_trees(target: TransformersTarget, text: list[int], alone: torch.Tens
     target.open("tree", LENGTH + 16)
     target.open("beside", LENGTH)
     same = torch.equal(target.forward([chain("tree", 0, text[:5])])[0], alone[:5])
-    at, passes = 5, 0
-    for kept in (4, 1, 3, 2, 4):
+    at = 5
+    for passes, kept in enumerate((4, 1, 3, 2, 4)):
         rows, path = tree(text, at)
         beside, made = target.forward([chain("beside", 2 * passes, text[2 * passes : 2 * passes + 2]), rows])
         same &= torch.equal(made[path], alone[at : at + 4])
         same &= torch.equal(beside, alone[2 * passes : 2 * passes + 2])
         target.keep("tree", at, path[:kept])
         at += kept
-        passes += 1
     same &= torch.equal(target.forward([chain("tree", at, text[at:])])[0], alone[at:])
     target.close("tree")
     target.close("beside")

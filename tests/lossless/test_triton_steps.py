@@ -19,7 +19,6 @@ from benchmarks.gpu_check.packings import tree
 from benchmarks.gpu_check.state_gate import RandomRows, StateKind, kinds_of, recurrences
 from services.verifier.kernels.triton.row_steps import MOST_KEYS, TritonSteps, columns_of
 from services.verifier.kernels.whole_vectors import fill_vectors
-from services.verifier.recurrence import order as orders
 from services.verifier.recurrence import walks
 from services.verifier.recurrence.keyed_rows import KeyedRows
 from services.verifier.recurrence.keyed_states import read
@@ -142,7 +141,7 @@ class _SiblingsState(Order):
     def parents(self) -> list[tuple[int, int, int]]:
         right = Order.parents.func(self)  # type: ignore[attr-defined]
         return [
-            (row, parent if parent == orders.FROM_STATE or before[2] != request else before[0], request)
+            (row, parent if parent == walks.FROM_STATE or before[2] != request else before[0], request)
             for before, (row, parent, request) in zip([(0, 0, -1), *right], right, strict=False)
         ]
 

@@ -64,7 +64,8 @@ def test_every_row_steps_from_its_parents_state(back: int) -> None:
         paths: dict[int, Path] = {}
         for row, parent in parents.items():
             paths[row] = (*(paths[parent] if parent != FROM_STATE else (-5,)), row)
-        slot, kept = {"own": (-5,)}, dict[int, Path]()
+        slot: dict[str, Path] = {"own": (-5,)}
+        kept: dict[int, Path] = {}
         assert followed(steps, slot, kept) == paths
         assert slot["own"] == paths[chain - 1], "a tree's nodes change no state"
         assert kept == {9: paths[next(iter(saved))]}
@@ -87,7 +88,7 @@ def test_how_it_lies_in_memory() -> None:
     order = Order(lines=lines, padding=2, device=torch.device("cpu"))
     walk, numbers = order.walk, order.walk.numbers.tolist()
     assert (walk.requests, walk.accepted, walk.rows, walk.places) == (2, 2, 11, 0)
-    assert numbers[: walk.steps_at] == [0, 6, 4, 0, 2] + [6, 3, 2, 2, 1]
+    assert numbers[: walk.steps_at] == [0, 6, 4, 0, 2, 6, 3, 2, 2, 1]
     assert walk.steps_at == 2 * REQUEST_INTS
     steps = numbers[walk.steps_at : walk.links_at]
     # Rows 0 and 1 are accepted, 2 is the chain, 3 to 5 are nodes: the leaf first, then the longer branch.

@@ -45,6 +45,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
 from services.verifier.recurrence.captured_steps import SteppedBuckets, SteppedPass
+from services.verifier.recurrence.recurrence import Steps
 from services.verifier.recurrence.state_pool import states_of
 from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import RankExchange, StageRanks
@@ -362,9 +363,10 @@ class ModelSlice:
         find = self._means.find(self.device) if self.is_last else None
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
-            steps = None
+            steps: Steps | None = None
             if isinstance(laid_out, SteppedPass):
-                laid_out, steps = laid_out.inner, laid_out.steps.running()
+                steps = laid_out.steps.running()
+                laid_out = laid_out.inner
             with answering(Running(laid_out, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]

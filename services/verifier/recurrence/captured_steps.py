@@ -1,7 +1,7 @@
 """Passes with states whose tensors stay at fixed addresses, as captured graphs need them.
 
-All rows of such a pass are noted in one place for all passes; the next one finds the accepted nodes there. It has room for so
-many of them before its own rows. What does not fit is launched kernel by kernel.
+All rows of such a pass are noted in one place for all passes; the next one finds the accepted nodes there. It has room for
+so many of them before its own rows. What does not fit is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ class SteppedBuckets:
 
     def make(self, bucket: Any) -> SteppedPass:
         inner = self._inner.make(bucket)
-        made = SteppedPass(inner, CapturedSteps(self._pool, len(inner.tokens), self._requests, max(self._most_rows, len(inner.tokens))))
+        made = SteppedPass(
+            inner, CapturedSteps(self._pool, len(inner.tokens), self._requests, max(self._most_rows, len(inner.tokens)))
+        )
         self._steps[bucket] = made.steps
         return made

@@ -62,7 +62,7 @@ class MultipliedWeight(nn.Module):
         """Let a layer multiply by the weight, which ``make`` makes of it; for devices where nothing is packed."""
         weight = self.weight.data
         del self.weight
-        self.weight = _ByLayer(make(weight, None))
+        self.add_module("weight", _ByLayer(make(weight, None)))
 
 
 class _ByLayer(nn.Module):

@@ -40,7 +40,9 @@ def trial(steps: DeviceSteps, device: torch.device) -> str:
     try:
         order = Order(lines=[Line(slot=0, accepted=0, chain=1, parents=(-1, -1))], padding=0, device=device, steps=steps)
         given = torch.zeros(3, 16, device=device)
-        made = steps.convolved(order.walk, torch.zeros(1, 2, 16, device=device), given, torch.ones(16, 3, device=device), None)
+        made = steps.convolved(
+            order.walk, torch.zeros(1, 2, 16, device=device), given, torch.ones(16, 3, device=device), None
+        )
         # Copied, so that failures on the GPU show here.
         steps.scanned(order.walk, torch.zeros(1, 16, device=device), made, made).cpu()
     except Exception as error:

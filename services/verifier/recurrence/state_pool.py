@@ -185,9 +185,7 @@ class StatePool:
             self._noted.given.append(rows.new_zeros(most, rows.shape[1]))
         return self._noted.given[layer]
 
-    def _enter(
-        self, batch: Sequence[Rows], nodes: _Nodes
-    ) -> tuple[list[Line], list[tuple[_Nodes, list[int]]], list[int]]:
+    def _enter(self, batch: Sequence[Rows], nodes: _Nodes) -> tuple[list[Line], list[tuple[_Nodes, list[int]]], list[int]]:
         """Let requests enter a pass, whose nodes are ``nodes``; returns their lines, accepted rows, and the nodes' rows."""
         self._load_all()
         lines: list[Line] = []

@@ -1,7 +1,7 @@
 """The order in which a device steps over the rows of a pass, one request at a time; see ``device_steps``.
 
-A row follows its parent directly where that can be, so that the parent's state is at hand. Of a row with several children the
-state is put into a *place* until the last of them has begun. Smaller subtrees come first, so a tree of n nodes needs no more
+A row follows its parent directly where that can be, so that the parent's state is at hand. Of a row with several children
+the state is put into a *place* until the last of them has begun. Smaller subtrees come first, so a tree of n nodes needs no more
 than log2(n) places. All of it is one array of int32, which takes one copy to the device:
 
     requests    each 5 numbers: its first step, its number of steps, its state's slot, its first end, its number of ends
@@ -85,9 +85,7 @@ class WalkRoom(NamedTuple):
     places: int
 
 
-def walk(
-    requests: Sequence[Walked], accepted: int, rows: int, device: torch.device, room: WalkRoom | None = None
-) -> Walk:
+def walk(requests: Sequence[Walked], accepted: int, rows: int, device: torch.device, room: WalkRoom | None = None) -> Walk:
     """The walk over a pass; ``accepted`` and ``rows``: as in ``Walk``.
 
     Args:
@@ -164,7 +162,7 @@ def steps_of(request: Walked, first_place: int) -> tuple[list[Step], int]:
 def _children(parents: Mapping[int, int]) -> dict[int, list[int]]:
     """The rows behind each row, those with the fewest rows behind them first."""
     sizes = dict.fromkeys(parents, 1)
-    for row, parent in reversed(parents.items()):
+    for row, parent in reversed(list(parents.items())):
         if parent != FROM_STATE:
             sizes[parent] += sizes[row]
     children: dict[int, list[int]] = {}

@@ -107,7 +107,15 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
                 gate, up = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS[:2])
                 down = cast("nn.Linear | ShardedLinear", child.get_submodule(_PARTS[2]))
                 setattr(parent, name, RowFeedForward(gate, up, down, make))
-    made: set[type[nn.Module]] = {RowNorm, RowGatedNorm, MultipliedWeight, nn.Embedding, ExpertProduct, RowLinear, ByteLinear}
+    made: set[type[nn.Module]] = {
+        RowNorm,
+        RowGatedNorm,
+        MultipliedWeight,
+        nn.Embedding,
+        ExpertProduct,
+        RowLinear,
+        ByteLinear,
+    }
     for parent in _modules(model):
         if isinstance(parent, MultipliedWeight):
             parent.multiply_by(make)

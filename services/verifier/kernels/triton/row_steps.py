@@ -22,7 +22,8 @@ CHANNELS, WALKED_CHANNELS = 256, 128
 
 def columns_of(keys: int) -> int:
     """Numbers of a value that one program steps, by the number of keys."""
-    return min(max(_NUMBERS // triton.next_power_of_2(keys), _LEAST_COLUMNS), _MOST_COLUMNS)
+    padded: int = triton.next_power_of_2(keys)
+    return min(max(_NUMBERS // padded, _LEAST_COLUMNS), _MOST_COLUMNS)
 
 
 class TritonSteps:
@@ -71,8 +72,8 @@ class TritonSteps:
         given, blocks = side_by_side(given), -(-channels // CHANNELS)
         made = given.new_empty(walk.rows - walk.accepted, channels)
         convolve[(len(made), blocks)](
-            given, weight.contiguous(), made if bias is None else bias, states, made, walk.numbers, given.stride(0), channels,
-            walk.accepted, walk.links_at, BEFORE=before, BIAS=bias is not None, BLOCK=CHANNELS, **COMPILED,
+            given, weight.contiguous(), made if bias is None else bias, states, made, walk.numbers, given.stride(0),
+            channels, walk.accepted, walk.links_at, BEFORE=before, BIAS=bias is not None, BLOCK=CHANNELS, **COMPILED,
         )  # fmt: skip
         if before:
             hold_inputs[(walk.requests, blocks)](
@@ -86,8 +87,8 @@ class TritonSteps:
         factors, added = side_by_side(factors), side_by_side(added)
         made = states.new_zeros(walk.rows, width)
         step_gated[(walk.requests, -(-width // WALKED_CHANNELS))](
-            factors, added, states, self._places(walk, states), made, walk.numbers, factors.stride(0), added.stride(0), width,
-            walk.steps_at, BLOCK=WALKED_CHANNELS, num_warps=1, **COMPILED,
+            factors, added, states, self._places(walk, states), made, walk.numbers, factors.stride(0), added.stride(0),
+            width, walk.steps_at, BLOCK=WALKED_CHANNELS, num_warps=1, **COMPILED,
         )  # fmt: skip
         return made[walk.accepted :]
 

@@ -24,11 +24,11 @@ def _input(at, given, state, row_stride, channel, channels, BEFORE: tl.constexpr
     """The input at a row or, below 0, in a state of BEFORE inputs."""
     # No channel of the one that is not read.
     of_rows = tl.load(
-        given + tl.maximum(at, 0).to(tl.int64) * row_stride + channel, mask=channel < tl.where(at >= 0, channels, 0), other=0.0
+        given + tl.maximum(at, 0).to(tl.int64) * row_stride + channel,
+        mask=channel < tl.where(at >= 0, channels, 0),
+        other=0.0,
     )
-    of_state = tl.load(
-        state + (BEFORE + at) * channels + channel, mask=channel < tl.where(at >= 0, 0, channels), other=0.0
-    )
+    of_state = tl.load(state + (BEFORE + at) * channels + channel, mask=channel < tl.where(at >= 0, 0, channels), other=0.0)
     return tl.where(at >= 0, of_rows, of_state)
 
 

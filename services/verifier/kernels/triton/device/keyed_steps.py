@@ -76,7 +76,15 @@ def _put(state, target, saved, slot, states, places, inside, fits, SIZE: tl.cons
 
 
 @triton.jit(
-    do_not_specialize=["key_stride", "query_stride", "value_stride", "factor_stride", "time_stride", "part_stride", "steps_at"]
+    do_not_specialize=[
+        "key_stride",
+        "query_stride",
+        "value_stride",
+        "factor_stride",
+        "time_stride",
+        "part_stride",
+        "steps_at",
+    ]
 )
 def step_keyed(
     keys, queries, values, factors, times, decay, parts, states, places, made, walk,
@@ -84,7 +92,7 @@ def step_keyed(
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
     COLUMNS: tl.constexpr, BY: tl.constexpr, PARTED: tl.constexpr,
 ):  # fmt: skip
-    """All rows of a request, for COLUMNS numbers of one head's values; what ``KeyedRows`` holds, one row every so many numbers.
+    """All rows of a request, for COLUMNS numbers of one head's values. Of ``KeyedRows``, a row every so many numbers.
 
     Args:
         factors: read unless BY is BY_NUMBER, then ``times`` and ``decay``, [HEADS, KEY, VALUE], are. ``parts``: if PARTED.
@@ -110,8 +118,8 @@ def step_keyed(
         decays = tl.load(decay + inside, mask=fits, other=0.0)
     row, source, target, saved = _step(walk, steps_at, first)
     key, query, value, factor, part = _row(
-        row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride, time_stride,
-        part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,
+        row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride,
+        time_stride, part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,
     )  # fmt: skip
     for at in range(first, first + count):
         # The next row is read while this one is computed; behind the last, it once more.
@@ -145,7 +153,7 @@ def step_keyed(
 
 @triton.jit(do_not_specialize=["row_stride"])
 def divide_by_lengths(vectors, made, row_stride, epsilon, SIZE: tl.constexpr, SIZES: tl.constexpr):
-    """One vector of [rows, heads, SIZE], one row every ``row_stride`` numbers, divided by its length; SIZES: a power of two."""
+    """One vector of [rows, heads, SIZE], a row every ``row_stride`` numbers, divided by its length (SIZES: padded)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, SIZES)
     vector = tl.load(vectors + row * row_stride + head * SIZE + lane, mask=lane < SIZE, other=0.0)
