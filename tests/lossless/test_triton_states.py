@@ -25,7 +25,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from services.verifier.recurrence import walks
 from services.verifier.recurrence.state_pool import StatePool
-from services.verifier.recurrence.walks import HERE, Step, Walked
+from services.verifier.recurrence.walks import HERE, Walked, WalkStep
 from speculation.errors import ConfigurationError
 from tests.lossless.hybrids import FAMILIES, make_hybrid
 from tests.refusals import refuses
@@ -132,7 +132,7 @@ def _one_step_too_many(pool: StatePool, owner: str, context: int, rows: list[int
         held.length -= 1
 
 
-def _sibling(request: Walked, first_place: int) -> tuple[list[Step], int]:
+def _sibling(request: Walked, first_place: int) -> tuple[list[WalkStep], int]:
     """A row steps from the row before it, whosever child it is."""
     steps, used = _steps_of(request, first_place)
     return [steps[0], *(step._replace(source=HERE) for step in steps[1:])], used

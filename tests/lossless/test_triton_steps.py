@@ -24,7 +24,7 @@ from services.verifier.recurrence.keyed_rows import KeyedRows
 from services.verifier.recurrence.keyed_states import read
 from services.verifier.recurrence.on_gpu import steps_on, trial
 from services.verifier.recurrence.order import Line, Order
-from services.verifier.recurrence.walks import HERE, NOWHERE, STATE, Step, Walk, Walked
+from services.verifier.recurrence.walks import HERE, NOWHERE, STATE, StateWalk, Walked, WalkStep
 
 CPU = torch.device("cpu")
 # Widths that fill no block, several keys of a lane, and several blocks.
@@ -80,19 +80,19 @@ def test_who_else_is_in_the_pass_changes_nothing(name: str) -> None:
     assert torch.equal(beside[3:9], made) and torch.equal(text.states[1], right)
 
 
-def _sibling(request: Walked, first_place: int) -> tuple[list[Step], int]:
+def _sibling(request: Walked, first_place: int) -> tuple[list[WalkStep], int]:
     """A fault: a row steps from the row before it, whosever child it is."""
     steps, used = _steps_of(request, first_place)
     return [steps[0], *(step._replace(source=HERE) for step in steps[1:])], used
 
 
-def _put_nowhere(request: Walked, first_place: int) -> tuple[list[Step], int]:
+def _put_nowhere(request: Walked, first_place: int) -> tuple[list[WalkStep], int]:
     """A fault: the chain's last state is not the request's afterwards."""
     steps, used = _steps_of(request, first_place)
     return [step._replace(target=NOWHERE if step.target == STATE else step.target) for step in steps], used
 
 
-def _nodes_are_kept(request: Walked, first_place: int) -> tuple[list[Step], int]:
+def _nodes_are_kept(request: Walked, first_place: int) -> tuple[list[WalkStep], int]:
     """A fault: one step too many, a node's, is in the request's state."""
     steps, used = _steps_of(request, first_place)
     return [*steps[:-1], steps[-1]._replace(target=STATE)], used
@@ -111,7 +111,7 @@ def test_a_walk_that_is_wrong_is_seen(name: str, fault: Any, monkeypatch: pytest
 class _ShiftedWindow(TritonSteps):
     """A fault: a row's window ends one row too early."""
 
-    def convolved(self, walk: Walk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
+    def convolved(self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
         numbers = walk.numbers.clone()
         links = numbers[walk.links_at : walk.ends_at].view(-1, walks.LINK_INTS)
         parents = links[:, 0].clone().long()
@@ -122,7 +122,7 @@ class _ShiftedWindow(TritonSteps):
 class _EndsBefore(TritonSteps):
     """A fault: the inputs that are held are those of the row before the last."""
 
-    def convolved(self, walk: Walk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
+    def convolved(self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
         numbers = walk.numbers.clone()
         ends = numbers[walk.ends_at :].view(-1, walks.END_INTS)
         ends[:, 0] = (ends[:, 0] - 1).clamp(min=0)
@@ -155,7 +155,7 @@ def test_an_order_that_is_wrong_is_seen(name: str, monkeypatch: pytest.MonkeyPat
 class _OtherSums(TritonSteps):
     """A fault: sums over keys of passes of many rows run in another order."""
 
-    def keyed(self, walk: Walk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
+    def keyed(self, walk: StateWalk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
         if walk.rows <= 3:
             return super().keyed(walk, states, rows)
         turned = {name: getattr(rows, name).flip(2) for name in ("keys", "queries")}

@@ -18,8 +18,8 @@ from services.verifier.recurrence.walks import (
     REQUEST_INTS,
     STATE,
     STEP_INTS,
-    Step,
     Walked,
+    WalkStep,
     steps_of,
 )
 
@@ -27,7 +27,7 @@ from services.verifier.recurrence.walks import (
 Path = tuple[int, ...]
 
 
-def followed(steps: list[Step], slot: dict[str, Path], kept: dict[int, Path]) -> dict[int, Path]:
+def followed(steps: list[WalkStep], slot: dict[str, Path], kept: dict[int, Path]) -> dict[int, Path]:
     """The path of every row, as a device would step; ``slot`` and ``kept`` get the states that are put there."""
     places: dict[int, Path] = {}
     found: dict[int, Path] = {}
@@ -92,16 +92,16 @@ def test_how_it_lies_in_memory() -> None:
     assert walk.steps_at == 2 * REQUEST_INTS
     steps = numbers[walk.steps_at : walk.links_at]
     # Rows 0 and 1 are accepted, 2 is the chain, 3 to 5 are nodes: the leaf first, then the longer branch.
-    assert [Step(*steps[at : at + STEP_INTS]) for at in range(0, len(steps), STEP_INTS)] == [
-        Step(0, STATE, NOWHERE, 8),
-        Step(1, HERE, NOWHERE, NOWHERE),
-        Step(2, HERE, STATE, NOWHERE),
-        Step(5, HERE, NOWHERE, NOWHERE),
-        Step(3, STATE, NOWHERE, NOWHERE),
-        Step(4, HERE, NOWHERE, NOWHERE),
-        Step(6, STATE, NOWHERE, NOWHERE),
-        Step(7, HERE, NOWHERE, NOWHERE),
-        Step(8, HERE, STATE, NOWHERE),
+    assert [WalkStep(*steps[at : at + STEP_INTS]) for at in range(0, len(steps), STEP_INTS)] == [
+        WalkStep(0, STATE, NOWHERE, 8),
+        WalkStep(1, HERE, NOWHERE, NOWHERE),
+        WalkStep(2, HERE, STATE, NOWHERE),
+        WalkStep(5, HERE, NOWHERE, NOWHERE),
+        WalkStep(3, STATE, NOWHERE, NOWHERE),
+        WalkStep(4, HERE, NOWHERE, NOWHERE),
+        WalkStep(6, STATE, NOWHERE, NOWHERE),
+        WalkStep(7, HERE, NOWHERE, NOWHERE),
+        WalkStep(8, HERE, STATE, NOWHERE),
     ]
     links = numbers[walk.links_at : walk.ends_at]
     assert links[: 6 * LINK_INTS] == [FROM_STATE, 4, 0, 4, 1, 4, 2, 4, 3, 4, 2, 4]

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from services.machine import cores
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import MAX_NODES, Running, answering
-from services.verifier.attention.fixed import Buckets, largest_pass
+from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
@@ -44,8 +44,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
-from services.verifier.recurrence.captured_steps import SteppedBuckets, SteppedPass
-from services.verifier.recurrence.recurrence import Steps
+from services.verifier.recurrence.captured_steps import stepped, unwrapped
 from services.verifier.recurrence.state_pool import states_of
 from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import RankExchange, StageRanks
@@ -153,9 +152,8 @@ class ModelSlice:
     def _capture(self) -> None:
         """Graphs of an earlier exchange end with it."""
         self._graphs = None
-        if self.device.type != "cuda" or self.dtype == torch.float32:
-            return
-        self._graphs = self._captured(self._config)
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            self._graphs = self._captured(self._config)
 
     def _check_streams(self, streams: StreamWeights, ranks: int) -> None:
         """Check that streams can be computed in the target's own pass.
@@ -357,32 +355,23 @@ class ModelSlice:
         """Graphs of all passes that the settings allow, whose shapes depend on their bucket alone; so the logits of every
         row are computed.
         """
-        start = time.perf_counter()
-        module = self.model if self.is_last else self.model.get_decoder()
+        start, module = time.perf_counter(), self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
         find = self._means.find(self.device) if self.is_last else None
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
-            steps: Steps | None = None
-            if isinstance(laid_out, SteppedPass):
-                steps = laid_out.steps.running()
-                laid_out = laid_out.inner
-            with answering(Running(laid_out, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
-                found = module(**self._inputs(module, laid_out, given))
+            inner, steps = unwrapped(laid_out)
+            with answering(Running(inner, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
+                found = module(**self._inputs(module, inner, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))
 
-        of_rows = () if self.is_first else (self.hidden_size,)
-        dtype = torch.int64 if self.is_first else self.dtype
-        buckets: Buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        required = config.kernels if config.kernels in ("triton", "cublaslt") else ""
-        if self.states is not None:
-            # No GPU has captured such passes yet: where one cannot, they are launched.
-            buckets, required = SteppedBuckets(buckets, self.states, config.pass_requests), ""
-        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
-        graphs = Graphs(buckets, run, given, required=required)
-        largest = largest_pass(config)
-        count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
+        of_rows, dtype = ((), torch.int64) if self.is_first else ((self.hidden_size,), self.dtype)
+        buckets = stepped(self._triton or StaticBuckets(self.pool), self.states, config.pass_requests)
+        # Not of passes with states, which no GPU has captured yet.
+        required = config.kernels if config.kernels in ("triton", "cublaslt") and self.states is None else ""
+        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device), required=required)
+        count = graphs.capture(largest_pass(config), {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from services.verifier.attention.calls import Call
+from services.verifier.attention.calls import Call, Pass
 from services.verifier.attention.fixed import MOST_ROWS, Buckets, FixedPass, Largest, rows_up
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
 from services.verifier.recurrence.order import Line, Order
-from services.verifier.recurrence.recurrence import Recurrence
+from services.verifier.recurrence.recurrence import Recurrence, Steps
 from services.verifier.recurrence.state_pool import StatePool
-from services.verifier.recurrence.walks import Walk, WalkRoom
+from services.verifier.recurrence.walks import StateWalk, WalkRoom
 
 # Room for accepted rows of a small pass, and for states that are put aside, which take memory.
 _ACCEPTED, _PLACES = 32, 64
@@ -30,14 +30,14 @@ _ACCEPTED, _PLACES = 32, 64
 class _CapturedOrder(Order):
     """The order of any pass that has the same room."""
 
-    given: Walk
+    given: StateWalk
 
     @cached_property
     def accepted(self) -> int:
         return self.given.accepted
 
     @cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> StateWalk:
         return self.given
 
 
@@ -168,3 +168,15 @@ class SteppedBuckets:
         )
         self._steps[bucket] = made.steps
         return made
+
+
+def stepped(buckets: Buckets, pool: StatePool | None, requests: int) -> Buckets:
+    """Buckets of passes whose layers have these states, if they have some; ``requests``: most of a pass."""
+    return buckets if pool is None else SteppedBuckets(buckets, pool, requests)
+
+
+def unwrapped(laid_out: Pass) -> tuple[Pass, Steps | None]:
+    """A pass without its states, and what answers the layers that have some."""
+    if not isinstance(laid_out, SteppedPass):
+        return laid_out, None
+    return laid_out.inner, laid_out.steps.running()

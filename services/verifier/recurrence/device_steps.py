@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from services.verifier.recurrence.keyed_rows import KeyedRows
-from services.verifier.recurrence.walks import Walk
+from services.verifier.recurrence.walks import StateWalk
 
 
 class DeviceSteps(Protocol):
@@ -21,7 +21,7 @@ class DeviceSteps(Protocol):
         """Why states of this shape cannot be stepped; empty if they can."""
         ...
 
-    def keyed(self, walk: Walk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
+    def keyed(self, walk: StateWalk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
         """As ``keyed_states.read``."""
         ...
 
@@ -30,7 +30,7 @@ class DeviceSteps(Protocol):
         ...
 
     def convolved(
-        self, walk: Walk, states: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """As ``ShortConvolution``, without its activation; padding is arbitrary.
 
@@ -41,13 +41,13 @@ class DeviceSteps(Protocol):
         """
         ...
 
-    def scanned(self, walk: Walk, states: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    def scanned(self, walk: StateWalk, states: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """As ``GatedScan``; all are [..., width]."""
         ...
 
     def averaged(
         self,
-        walk: Walk,
+        walk: StateWalk,
         states: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,

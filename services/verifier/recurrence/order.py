@@ -12,7 +12,7 @@ import torch
 
 from services.verifier.kernels.native.library import Library
 from services.verifier.recurrence.device_steps import DeviceSteps
-from services.verifier.recurrence.walks import FROM_STATE, Walk, Walked, WalkRoom, walk
+from services.verifier.recurrence.walks import FROM_STATE, StateWalk, Walked, WalkRoom, walk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,11 +132,11 @@ class Order:
         )
 
     @cached_property
-    def walk(self) -> Walk:
+    def walk(self) -> StateWalk:
         """As ``steps`` reads it; states may be kept in mid-line."""
         return walk(self._walked(self.accepted), self.accepted, self.accepted + self.rows, self.device)
 
-    def walk_within(self, accepted: int, room: WalkRoom) -> Walk:
+    def walk_within(self, accepted: int, room: WalkRoom) -> StateWalk:
         """The walk of a captured pass, whose own rows are numbered from ``accepted`` on."""
         return walk(self._walked(accepted), accepted, accepted + self.rows, self.device, room)
 

@@ -1,8 +1,8 @@
 """The order in which a device steps over the rows of a pass, one request at a time; see ``device_steps``.
 
 A row follows its parent directly where that can be, so that the parent's state is at hand. Of a row with several children
-the state is put into a *place* until the last of them has begun. Smaller subtrees come first, so a tree of n nodes needs no more
-than log2(n) places. All of it is one array of int32, which takes one copy to the device:
+the state is put into a *place* until the last of them has begun. Smaller subtrees come first, so a tree of n nodes
+needs no more than log2(n) places. All of it is one array of int32:
 
     requests    each 5 numbers: its first step, its number of steps, its state's slot, its first end, its number of ends
     steps       each 4 numbers: the row; where its parent's state is (``HERE``: with the step before, ``STATE``: in the
@@ -46,7 +46,7 @@ class Walked(NamedTuple):
     saved: Mapping[int, int]
 
 
-class Step(NamedTuple):
+class WalkStep(NamedTuple):
     """One row; see the module."""
 
     row: int
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Walk:
+class StateWalk:
     """A pass as the module describes it.
 
     Attributes:
@@ -85,14 +85,16 @@ class WalkRoom(NamedTuple):
     places: int
 
 
-def walk(requests: Sequence[Walked], accepted: int, rows: int, device: torch.device, room: WalkRoom | None = None) -> Walk:
-    """The walk over a pass; ``accepted`` and ``rows``: as in ``Walk``.
+def walk(
+    requests: Sequence[Walked], accepted: int, rows: int, device: torch.device, room: WalkRoom | None = None
+) -> StateWalk:
+    """The walk over a pass; ``accepted`` and ``rows``: as in ``StateWalk``.
 
     Args:
         room: all walks with it lie alike, and are of as many requests, some of which have no steps.
     """
     heads: list[list[int]] = []
-    steps: list[Step] = []
+    steps: list[WalkStep] = []
     links = np.full((rows, LINK_INTS), (FROM_STATE, 0), dtype=np.int32)
     ends: list[tuple[int, int]] = []
     places = 0
@@ -115,7 +117,7 @@ def walk(requests: Sequence[Walked], accepted: int, rows: int, device: torch.dev
     ]
     steps_at = len(numbers[0])
     links_at = steps_at + len(numbers[1])
-    return Walk(
+    return StateWalk(
         numbers=to_device(np.concatenate(numbers), device), requests=most.requests, accepted=accepted, rows=rows,
         places=most.places, steps_at=steps_at, links_at=links_at, ends_at=links_at + links.size,
     )  # fmt: skip
@@ -129,10 +131,10 @@ def _padded(records: Sequence[Sequence[int]], ints: int, count: int) -> NDArray[
     return made.reshape(-1)
 
 
-def steps_of(request: Walked, first_place: int) -> tuple[list[Step], int]:
+def steps_of(request: Walked, first_place: int) -> tuple[list[WalkStep], int]:
     """The steps of a request, and how many places it uses, which are numbered from ``first_place`` on."""
     children = _children(request.parents)
-    made: list[Step] = []
+    made: list[WalkStep] = []
     # Rows to come, the next one last, each with where its parent's state is, and the place that is free from then on.
     waiting = [(row, STATE, NOWHERE) for row in reversed(children[FROM_STATE])]
     free: list[int] = []
@@ -151,7 +153,7 @@ def steps_of(request: Walked, first_place: int) -> tuple[list[Step], int]:
             target = free.pop()
         if before != FROM_STATE and request.parents[row] == before:
             source = HERE
-        made.append(Step(row, source, target, request.saved.get(row, NOWHERE)))
+        made.append(WalkStep(row, source, target, request.saved.get(row, NOWHERE)))
         for child in reversed(behind):
             last = child == behind[-1] and target not in (NOWHERE, STATE)
             waiting.append((child, target, target if last else NOWHERE))

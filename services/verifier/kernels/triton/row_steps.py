@@ -10,7 +10,7 @@ from services.verifier.kernels.triton.device.convolved_rows import convolve, hol
 from services.verifier.kernels.triton.device.keyed_steps import BY_KEY, BY_NUMBER, BY_ONE, divide_by_lengths, step_keyed
 from services.verifier.kernels.triton.device.vector_steps import step_gated, step_mean
 from services.verifier.recurrence.keyed_rows import KeyedRows
-from services.verifier.recurrence.walks import Walk
+from services.verifier.recurrence.walks import StateWalk
 
 # Keys of a state whose numbers have room in one warp's registers. The order of a sum over keys follows from their number.
 MOST_KEYS = 256
@@ -34,7 +34,7 @@ class TritonSteps:
             return f"its states have {shape[1]} keys: must be at most {MOST_KEYS}"
         return ""
 
-    def keyed(self, walk: Walk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
+    def keyed(self, walk: StateWalk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
         heads, keys, values = states.shape[1:]
         made = states.new_zeros(walk.rows, heads * values)
         columns, none = columns_of(keys), made
@@ -66,7 +66,7 @@ class TritonSteps:
         return made
 
     def convolved(
-        self, walk: Walk, states: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         before, channels = states.shape[1:]
         given, blocks = side_by_side(given), -(-channels // CHANNELS)
@@ -82,7 +82,7 @@ class TritonSteps:
             )  # fmt: skip
         return made
 
-    def scanned(self, walk: Walk, states: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    def scanned(self, walk: StateWalk, states: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         width = states.shape[1]
         factors, added = side_by_side(factors), side_by_side(added)
         made = states.new_zeros(walk.rows, width)
@@ -94,7 +94,7 @@ class TritonSteps:
 
     def averaged(
         self,
-        walk: Walk,
+        walk: StateWalk,
         states: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -110,7 +110,7 @@ class TritonSteps:
         )  # fmt: skip
         return made[walk.accepted :]
 
-    def _places(self, walk: Walk, states: torch.Tensor) -> torch.Tensor:
+    def _places(self, walk: StateWalk, states: torch.Tensor) -> torch.Tensor:
         return states.new_empty(max(1, walk.places), *states.shape[1:])
 
 

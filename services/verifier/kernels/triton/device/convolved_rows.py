@@ -44,7 +44,7 @@ def convolve(
         weight: [channels, BEFORE + 1]. bias: [channels]; read if BIAS.
         states: [slots, BEFORE, channels].
         made: [rows - accepted, channels].
-        walk: of ``Walk``, whose links begin at ``links_at``.
+        walk: of ``StateWalk``, whose links begin at ``links_at``.
     """
     row = accepted + tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -98,7 +98,7 @@ def step_keyed(
         factors: read unless BY is BY_NUMBER, then ``times`` and ``decay``, [HEADS, KEY, VALUE], are. ``parts``: if PARTED.
         states: [slots, HEADS, KEY, VALUE]; ``places``: the same, of a walk's places.
         made: [rows, HEADS, VALUE].
-        walk: of ``Walk``, whose steps begin at ``steps_at``.
+        walk: of ``StateWalk``, whose steps begin at ``steps_at``.
         KEYS: a power of two, at least KEY.
     """
     request = walk + tl.program_id(0) * _REQUEST

@@ -23,7 +23,7 @@ def step_gated(
     Args:
         factors, added: [rows, width], one row every so many numbers.
         states, places, made: [..., width].
-        walk: of ``Walk``, whose steps begin at ``steps_at``.
+        walk: of ``StateWalk``, whose steps begin at ``steps_at``.
     """
     request = walk + tl.program_id(0) * _REQUEST
     first = tl.load(request)
@@ -92,7 +92,7 @@ def step_mean(
         keys, values: [rows, width], one row every so many numbers.
         decay, bonus: [width], added to the exponents of earlier rows, and to that of a row's own key.
         states, places: [..., 3, width]; made: [rows, width].
-        walk: of ``Walk``, whose steps begin at ``steps_at``.
+        walk: of ``StateWalk``, whose steps begin at ``steps_at``.
     """
     request = walk + tl.program_id(0) * _REQUEST
     first = tl.load(request)
