@@ -23,7 +23,7 @@ help:  ## List what there is
 demo: install  ## An edit written twice, drafts that lie, a verifier killed in mid-answer: a minute
 	@$(BIN)/python -m cli.demo
 
-gpu-check:  ## The first checks on a GPU: nine gates, under nine minutes; PYTHON needs torch, triton and transformers only
+gpu-check:  ## The first checks on a GPU: ten gates, under nine minutes; PYTHON needs torch, triton and transformers only
 	@$(PYTHON) -m benchmarks.gpu_check
 
 gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour

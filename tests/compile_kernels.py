@@ -16,16 +16,21 @@ from triton.runtime.jit import MockTensor
 
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device import (
+    convolved_rows,
     expert_rows,
+    gated_norm,
+    keyed_steps,
     noisy_rows,
     rotate_write,
     round_rows,
     row_matmul,
     row_norm,
     tree_attend,
+    vector_steps,
     write_rows,
 )
 from services.verifier.kernels.triton.row_products import Tiles
+from services.verifier.kernels.triton.row_steps import CHANNELS, WALKED_CHANNELS, columns_of
 from tests.triton_compiler import compile_for, resources
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
@@ -76,6 +81,24 @@ NOISE = {
 }  # fmt: skip
 ALL_SIGHTS = {"WINDOW": 300, "CHUNK": 64, "SINKS": True}
 NONE = {"WINDOW": 0, "CHUNK": 0, "SINKS": False}
+
+WALKED = dict.fromkeys(("states", "places", "made"), SINGLE) | {"walk": INT, "steps_at": 5}
+STEPPED = {
+    **WALKED, **dict.fromkeys(("keys", "queries", "values", "factors", "times", "decay", "parts"), SINGLE), "key_stride": 2048,
+    "query_stride": 2048, "value_stride": 8256, "factor_stride": 32, "time_stride": 4096, "part_stride": 32,
+}  # fmt: skip
+CONVOLVED = {
+    "given": SINGLE, "states": SINGLE, "walk": INT, "row_stride": 8192, "channels": 8192, "links_at": 11,
+}  # fmt: skip
+GATED_NORM = {**dict.fromkeys(("rows", "gates", "weight", "made"), HALF), "eps": 1e-6}
+
+
+def stepped(heads: int, key_heads: int, keys: int, values: int, by: int, *, parted: bool) -> dict[str, Any]:
+    """The constants of states with so many keys and values, as they are launched."""
+    return {
+        "HEADS": heads, "KEY_HEADS": key_heads, "KEY": keys, "KEYS": 1 << (keys - 1).bit_length(), "VALUE": values,
+        "COLUMNS": columns_of(keys), "BY": by, "PARTED": parted, "num_warps": 1,
+    }  # fmt: skip
 
 
 def head(size: int) -> dict[str, int]:
@@ -212,6 +235,36 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }),
     "rounding of rows": (round_rows.round_rows, ROUND, {"SIZE": 14336, "BLOCK": 1024, **WHOLE_CODES, "SYMMETRIC": False}),
     "rounding of parts": (round_rows.round_rows, ROUND, {"SIZE": 128, "BLOCK": 128, **FP8_CODES, "SYMMETRIC": True}),
+    # Qwen3-Next, Kimi Linear, Mamba-2 of 2.7 billion, Falcon-H1's large states, and Mamba of 2.8 billion.
+    "delta rule": (keyed_steps.step_keyed, STEPPED, stepped(32, 16, 128, 128, keyed_steps.BY_ONE, parted=True)),
+    "delta rule by key": (keyed_steps.step_keyed, STEPPED, stepped(32, 32, 128, 128, keyed_steps.BY_KEY, parted=True)),
+    "scan": (keyed_steps.step_keyed, STEPPED, stepped(80, 1, 128, 64, keyed_steps.BY_ONE, parted=False)),
+    "scan of large states": (keyed_steps.step_keyed, STEPPED, stepped(24, 1, 256, 128, keyed_steps.BY_ONE, parted=False)),
+    "scan by number": (keyed_steps.step_keyed, STEPPED, stepped(1, 1, 16, 5120, keyed_steps.BY_NUMBER, parted=False)),
+    "lengths": (keyed_steps.divide_by_lengths, {
+        "vectors": SINGLE, "made": SINGLE, "row_stride": 8256, "epsilon": 1e-6,
+    }, {"SIZE": 128, "SIZES": 128, "num_warps": 1}),
+    # LFM2's, and Qwen3-Next's.
+    "convolution of three": (convolved_rows.convolve, {
+        **CONVOLVED, "weight": HALF, "bias": HALF, "made": SINGLE, "accepted": 3,
+    }, {"BEFORE": 2, "BIAS": True, "BLOCK": CHANNELS}),
+    "convolution of four": (convolved_rows.convolve, {
+        **CONVOLVED, "weight": HALF, "bias": HALF, "made": SINGLE, "accepted": 3,
+    }, {"BEFORE": 3, "BIAS": False, "BLOCK": CHANNELS}),
+    "held inputs": (convolved_rows.hold_inputs, {**CONVOLVED, "ends_at": 17}, {"BEFORE": 3, "BLOCK": CHANNELS}),
+    "gated steps": (vector_steps.step_gated, {
+        **WALKED, "factors": SINGLE, "added": SINGLE, "factor_stride": 5120, "added_stride": 5120, "width": 2560,
+    }, {"BLOCK": WALKED_CHANNELS, "num_warps": 1}),
+    "means": (vector_steps.step_mean, {
+        **WALKED, **dict.fromkeys(("keys", "values", "decay", "bonus"), SINGLE), "key_stride": 8192, "value_stride": 8192,
+        "width": 4096,
+    }, {"BLOCK": WALKED_CHANNELS, "num_warps": 1}),
+    "gated norm of heads": (gated_norm.normalise_gated, GATED_NORM, {
+        "WIDTH": 128, "GROUPS": 1, "BLOCK": 1024, "FIRST": False, "ROUNDED": True, "SIGMOID": False,
+    }),
+    "gated norm of groups": (gated_norm.normalise_gated, GATED_NORM, {
+        "WIDTH": 5120, "GROUPS": 1, "BLOCK": 1024, "FIRST": True, "ROUNDED": True, "SIGMOID": False,
+    }),
     "one product": (row_matmul.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,
     }),

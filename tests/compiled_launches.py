@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.gpu_check.state_gate import kinds_of
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
 from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.row_layers import use_row_kernels
+from services.verifier.kernels.triton.row_steps import TritonSteps
 from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
+from services.verifier.recurrence.order import Line, Order
 from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_launches
 
 # Leaves of products lie apart where programs are few: of these models, with all rows but the last.
@@ -37,7 +40,7 @@ KINDS: dict[str, dict[str, int]] = {
               "head_dim": 64},
 }  # fmt: skip
 # The kernels whose sums run over lanes.
-SUMMING = ("add_and_normalise", "rotate_write")
+SUMMING = ("add_and_normalise", "rotate_write", "step_keyed", "divide_by_lengths")
 _TOKENS = 2432
 
 
@@ -72,6 +75,24 @@ def launched(kind: str) -> list[Launch]:
     return list(noted)
 
 
+def stepped() -> list[Launch]:
+    """By layers with a state, of several numbers of rows, accepted ones, and requests."""
+    with noted_launches() as noted:
+        for kind in kinds_of("cpu").values():
+            for rows in ROWS[:-1]:
+                order = Order(
+                    lines=[
+                        Line(slot=0, accepted=rows % 5, chain=rows, parents=()),
+                        *([Line(slot=1, accepted=0, chain=1, parents=(-1, -1))] if rows % 2 else []),
+                    ],
+                    padding=rows % 3, device=torch.device("cpu"), steps=TritonSteps(),
+                )  # fmt: skip
+                kind.recurrence.compute(
+                    order, torch.zeros(2, *kind.recurrence.state_shape), kind.rows(order.accepted + order.rows)
+                )
+    return list(noted)
+
+
 def described(launches: list[Launch]) -> Iterator[dict[str, object]]:
     """Each kernel and set of constants once."""
     alike: dict[str, list[Launch]] = {}
@@ -90,8 +111,8 @@ def main() -> None:
     """For the compute capabilities named, such as 80 90."""
     for capability in map(int, sys.argv[1:]):
         compile_for(capability)
-        for kind in KINDS:
-            for one in described(launched(kind)):
+        for kind, made in [*((kind, launched(kind)) for kind in KINDS), ("states", stepped())]:
+            for one in described(made):
                 print(json.dumps({"capability": capability, "kind": kind, **one}))
 
 

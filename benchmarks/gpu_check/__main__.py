@@ -1,11 +1,12 @@
-"""The first checks on a GPU: nine gates in under nine minutes, on a machine with torch, Triton and transformers alone.
+"""The first checks on a GPU: ten gates in under nine minutes, on a machine with torch, Triton and transformers alone.
 
     python -m benchmarks.gpu_check [--out FOLDER] [--only G3,G4] [--layers 32] [--seconds 520] [--least-rows 64]
 
 G1 ceilings, G2 linear layers, G3 how the chip adds, G4 attention, G5 a whole model's bits, G6 the cost of a pass, G7
-captured passes, G8 plain decoding in a loop, G9 draws. Writes gpu_check.json and gpu_check.md, after each gate. Exits with
-0 if no gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device cpu all of it runs over a tiny
-model in Triton's interpreter, and says nothing of a GPU: products are numpy's there, and nothing is judged by its speed.
+captured passes, G8 plain decoding in a loop, G9 draws, G10 layers with a state. Writes gpu_check.json and gpu_check.md,
+after each gate. Exits with 0 if no gate failed, with 1 if one did, and with 2 if nothing could be checked. With --device
+cpu all of it runs over a tiny model in Triton's interpreter, and says nothing of a GPU: products are numpy's there, and
+nothing is judged by its speed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ from benchmarks.gpu_check.drawing_gate import drawing
 from benchmarks.gpu_check.layer_gate import linear_layers, routes_of, shapes_of
 from benchmarks.gpu_check.model_gates import same_bits, step_costs
 from benchmarks.gpu_check.sizes import CheckSizes, sizes_on
+from benchmarks.gpu_check.state_gate import recurrences
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, gates_named, page, run_gates
+from services.verifier.kernels.triton.row_steps import TritonSteps
 
 # Bandwidth where G1 was left out, TB/s: an H100's.
 _TERABYTES = 3.35
@@ -78,6 +81,9 @@ def gates_of(sizes: CheckSizes, device: str, least_rows: int) -> list[GpuGate]:
     def costs() -> GateVerdict:
         return _of_speed(step_costs(model(), measured.get("terabytes", _TERABYTES), sizes.passes), device)
 
+    def states() -> GateVerdict:
+        return recurrences(device, TritonSteps(), **sizes.stepped)
+
     return [
         GpuGate(name="G1", asks="two ceilings", run=first, seconds=10),
         GpuGate(name="G2", asks="linear layers", run=layers, seconds=60),
@@ -94,6 +100,7 @@ def gates_of(sizes: CheckSizes, device: str, least_rows: int) -> list[GpuGate]:
         GpuGate(name="G7", asks="captured passes", run=lambda: captured_passes(model(), **sizes.text), seconds=60),
         GpuGate(name="G8", asks="decoding in a loop", run=lambda: decoding(model(), **sizes.decoded), seconds=60),
         GpuGate(name="G9", asks="draws", run=lambda: drawing(device, **sizes.drawn), seconds=20),
+        GpuGate(name="G10", asks="layers with a state", run=states, seconds=60),
     ]  # fmt: skip
 
 

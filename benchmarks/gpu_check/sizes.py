@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from benchmarks.gpu_check.attention_gate import SHAPES
 from benchmarks.gpu_check.layer_gate import COMPARED, TIMED
 from benchmarks.gpu_check.model_gates import PASSES, Pass
+from benchmarks.gpu_check.state_gate import kinds_of
 from benchmarks.inflate import Size
 
 
@@ -28,6 +30,7 @@ class CheckSizes:
         passes: that G6 times.
         decoded: of G8, arguments of ``decoding``.
         drawn: of G9, arguments of ``drawing``.
+        stepped: of G10, arguments of ``recurrences``.
     """
 
     model: Size
@@ -43,6 +46,7 @@ class CheckSizes:
     passes: Sequence[Pass] = PASSES
     decoded: dict[str, Any]
     drawn: dict[str, Any]
+    stepped: dict[str, Any]
 
     @property
     def few_layers(self) -> Size:
@@ -65,5 +69,6 @@ def sizes_on(device: str, layers: int) -> CheckSizes:
             text={"length": 9, "depth": 2, "others": 2, "vocabulary": 40}, passes=((1, 256, 1), (64, 256, 1)),
             decoded={"requests": (1, 2), "prompt": 5, "steps": 2, "vocabulary": 40},
             drawn={"draws": 150, "vocabulary": 20},
+            stepped={"length": 9, "depth": 3, "others": 2, "kinds": partial(kinds_of, width=32, size=16)},
         )  # fmt: skip
-    return CheckSizes(model=llama_8b(layers), attended={"shapes": SHAPES}, text={}, decoded={}, drawn={})
+    return CheckSizes(model=llama_8b(layers), attended={"shapes": SHAPES}, text={}, decoded={}, drawn={}, stepped={})

@@ -21,10 +21,10 @@ from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.recurrence import gated_scan, keyed_states
-from services.verifier.recurrence import order as orders
 from services.verifier.recurrence.keyed_states import written
 from services.verifier.recurrence.order import Order
 from services.verifier.recurrence.state_pool import StatePool
+from services.verifier.recurrence.walks import FROM_STATE
 from speculation.errors import ConfigurationError, Internal
 from tests.lossless.hybrids import DECAYING, KINDS, make_hybrid
 from tests.refusals import refuses
@@ -153,7 +153,7 @@ class _SiblingsState(Order):
     def parents(self) -> list[tuple[int, int, int]]:
         right = {row: (parent, request) for row, parent, request in Order.parents.func(self)}  # type: ignore[attr-defined]
         return [
-            (row, parent if parent == orders.FROM_STATE or right.get(row - 1, (0, -1))[1] != request else row - 1, request)
+            (row, parent if parent == FROM_STATE or right.get(row - 1, (0, -1))[1] != request else row - 1, request)
             for row, (parent, request) in right.items()
         ]
 

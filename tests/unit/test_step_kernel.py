@@ -13,7 +13,8 @@ from services.verifier.kernels.native.library import Library, instruction_sets, 
 from services.verifier.kernels.native.step_kernel import fits
 from services.verifier.recurrence.keyed_rows import KeyedRows
 from services.verifier.recurrence.keyed_states import read
-from services.verifier.recurrence.order import FROM_STATE, Line, Order
+from services.verifier.recurrence.order import Line, Order
+from services.verifier.recurrence.walks import FROM_STATE
 
 HEADS, KEY_HEADS, KEYS = 4, 2, 12
 # A whole panel and half of one.

@@ -82,6 +82,16 @@ def test_sums_have_one_order_at_any_number_of_rows(launches: list[dict[str, Any]
         assert len({one["sums"][0] for one in (*norms, *heads)}) == 1
 
 
+def test_sums_over_keys_stay_in_one_warp(launches: list[dict[str, Any]]) -> None:
+    """In one place of a kernel for chains and trees alike: that of what a state holds for a key, and that of what is read."""
+    for capability in ROOM:
+        own = [one for one in launches if (one["capability"], one["kind"]) == (capability, "states")]
+        steps = [one for one in own if one["kernel"] == "step_keyed"]
+        assert {one["constants"]["PARTED"]: len(one["sums"]) for one in steps} == {True: 2, False: 1}
+        assert sum(one["kernel"] == "divide_by_lengths" for one in own) == 1
+        assert all("warpsPerCTA = [1, 1]" in layout for one in steps for layout in one["sums"])
+
+
 def test_what_is_compiled_depends_on_the_constants_alone(launches: list[dict[str, Any]]) -> None:
     """Numbers of rows, and where they put things, are no reason to compile a kernel in mid-traffic."""
     assert {one["kernel"] for one in launches} >= {"multiply", "add_and_normalise", "rotate_write", "attend", "merge"}

@@ -19,6 +19,8 @@ from services.verifier.kernels.gpu_choice import use_gpu_kernels
 from services.verifier.kernels.linears import as_linears, pack_linears
 from services.verifier.kernels.parameters import pack_parameters
 from services.verifier.kernels.whole_vectors import fill_vectors
+from services.verifier.recurrence.on_gpu import steps_on
+from services.verifier.recurrence.state_pool import FindSteps
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +55,14 @@ class TargetMeans:
     Attributes:
         pack: replaces a model's layers by faster ones; returns which.
         attention: see ``GpuAttention``.
+        steps: finds what steps states on a device.
         find: our kernel for the likeliest tokens on a device; None: there is none.
         reader: says where logits lie.
     """
 
     pack: Callable[[PreTrainedModel, TargetConfig], Choice] = pack_layers
     attention: GpuAttention = GPU_ATTENTION
+    steps: FindSteps = steps_on
     find: Callable[[torch.device], Finder | None] = finder_on
     reader: LogitsReader = READER
 

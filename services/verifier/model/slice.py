@@ -44,6 +44,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
+from services.verifier.recurrence.captured_steps import stepped, unwrapped
 from services.verifier.recurrence.state_pool import states_of
 from services.verifier.stages.exchange import Exchange
 from services.verifier.stages.stage_ranks import RankExchange, StageRanks
@@ -123,7 +124,7 @@ class ModelSlice:
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention
         )
         self.library = library(self.choice.instructions) if self.choice.instructions else None
-        self.states = states_of(state_shapes, config, self.library)
+        self.states = states_of(state_shapes, config, self.library, means.steps)
         self.memory = RequestMemory(self.pool, self.states)
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
@@ -354,24 +355,23 @@ class ModelSlice:
         """Graphs of all passes that the settings allow, whose shapes depend on their bucket alone; so the logits of every
         row are computed.
         """
-        start = time.perf_counter()
-        module = self.model if self.is_last else self.model.get_decoder()
+        start, module = time.perf_counter(), self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
         find = self._means.find(self.device) if self.is_last else None
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
-            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
-                found = module(**self._inputs(module, laid_out, given))
+            inner, steps = unwrapped(laid_out)
+            with answering(Running(inner, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
+                found = module(**self._inputs(module, inner, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))
 
-        of_rows = () if self.is_first else (self.hidden_size,)
-        dtype = torch.int64 if self.is_first else self.dtype
-        buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
-        graphs = Graphs(buckets, run, given, required=config.kernels if config.kernels in ("triton", "cublaslt") else "")
-        largest = largest_pass(config)
-        count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
+        of_rows, dtype = ((), torch.int64) if self.is_first else ((self.hidden_size,), self.dtype)
+        buckets = stepped(self._triton or StaticBuckets(self.pool), self.states, config.pass_requests)
+        # Not of passes with states, which no GPU has captured yet.
+        required = config.kernels if config.kernels in ("triton", "cublaslt") and self.states is None else ""
+        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device), required=required)
+        count = graphs.capture(largest_pass(config), {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs
 

@@ -36,6 +36,13 @@ class ShortConvolution:
         return self.weight.shape[0]
 
     def compute(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        if order.steps is None:
+            made = self._by_torch(order, states, given)
+        else:
+            made = order.steps.convolved(order.walk, states, given, self.weight, self.bias)
+        return made if self.activation is None else ACT2FN[self.activation](made)
+
+    def _by_torch(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         taps = self.weight.float().T
         before = len(taps) - 1
         inputs = torch.cat([states[order.slots].flatten(0, 1), given])
@@ -50,4 +57,4 @@ class ShortConvolution:
             made = made + self.bias.float()
         ends = order.ends[:, None] + before * len(order.lines)
         states[order.slots] = inputs[torch.cat([windows[order.ends], ends], dim=1)[:, 1:]]
-        return made if self.activation is None else ACT2FN[self.activation](made)
+        return made

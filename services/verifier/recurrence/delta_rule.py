@@ -52,17 +52,20 @@ class DeltaRule:
         sizes = [of_keys, of_keys, self.width, self.heads * self.decays, self.heads]
         queries, keys, values, decays, parts = torch.split(given, sizes, dim=1)
         rows = KeyedRows(
-            keys=self._by_head(keys),
-            queries=self._by_head(queries) * self.key_size**-0.5,
+            keys=self._by_head(order, keys),
+            queries=self._by_head(order, queries) * self.key_size**-0.5,
             values=values.reshape(-1, self.heads, self.value_size),
             factors=filled("exp", decays).view(-1, self.heads, self.decays),
             parts=parts,
         )
         return read(order, states, rows)
 
-    def _by_head(self, vectors: torch.Tensor) -> torch.Tensor:
+    def _by_head(self, order: Order, vectors: torch.Tensor) -> torch.Tensor:
         """[rows, key heads, key size]."""
         vectors = vectors.reshape(-1, self.key_heads, self.key_size)
         if not self.normalised:
             return vectors
+        if order.steps is not None:
+            # There the order of a sum by torch would depend on how many rows there are.
+            return order.steps.units(vectors, _EPSILON)
         return vectors * ((vectors * vectors).sum(2, keepdim=True) + _EPSILON).rsqrt()

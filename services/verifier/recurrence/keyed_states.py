@@ -1,7 +1,8 @@
 """States that hold values by their keys: those of selective scans, of linear attention and of delta rules.
 
-Where our compiled kernels run, they step them (``keyed_states.c``). Otherwise torch does, by products and sums of whole
-rows; sums over keys are folded in halves, so that no number depends on which other rows step at the same time.
+Where our compiled kernels run, they step them (``keyed_states.c``), and on a GPU those of ``device_steps``. Otherwise torch
+does, by products and sums of whole rows; sums over keys are folded in halves, so that no number depends on which other rows
+step at the same time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def read(order: Order, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
     Returns:
         [rows, heads * value size], what the pass's own rows read; of padding, zeros.
     """
+    if order.steps is not None:
+        return order.steps.keyed(order.walk, states, rows)
     if order.library is not None and fits(states):
         return step_keyed(order.library, order, states, rows)
 

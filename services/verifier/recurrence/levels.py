@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.verifier.recurrence.order import FROM_STATE, Order
+from services.verifier.recurrence.order import Order
+from services.verifier.recurrence.walks import FROM_STATE
 
 # Steps some rows from their parents' states, [rows, ...]. Returns the rows' states, and their outputs, [rows, width].
 Step = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

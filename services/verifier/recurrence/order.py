@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 
 from services.verifier.kernels.native.library import Library
-
-# The parent of rows that step from their request's state.
-FROM_STATE = -1
+from services.verifier.recurrence.device_steps import DeviceSteps
+from services.verifier.recurrence.walks import FROM_STATE, StateWalk, Walked, WalkRoom, walk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,12 +64,14 @@ class Order:
         lines: the requests, in the pass's order.
         padding: number of rows behind all requests' rows.
         library: compiled kernels that may compute it; None: torch does.
+        steps: what computes it on another device than a CPU.
     """
 
     lines: Sequence[Line]
     padding: int
     device: torch.device
     library: Library | None = None
+    steps: DeviceSteps | None = None
     _windows: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -129,6 +130,34 @@ class Order:
             parent=torch.tensor(parents).clamp(min=FROM_STATE),
             most_nodes=max(len(nodes) for _, nodes in self._numbered),
         )
+
+    @cached_property
+    def walk(self) -> StateWalk:
+        """As ``steps`` reads it; states may be kept in mid-line."""
+        return walk(self._walked(self.accepted), self.accepted, self.accepted + self.rows, self.device)
+
+    def walk_within(self, accepted: int, room: WalkRoom) -> StateWalk:
+        """The walk of a captured pass, whose own rows are numbered from ``accepted`` on."""
+        return walk(self._walked(accepted), accepted, accepted + self.rows, self.device, room)
+
+    def _walked(self, accepted: int) -> list[Walked]:
+        apart = accepted - self.accepted
+
+        def moved(row: int) -> int:
+            return row if row < self.accepted else row + apart
+
+        parents: list[dict[int, int]] = [{} for _ in self.lines]
+        for row, parent, request in self.parents:
+            parents[request][moved(row)] = moved(parent)
+        return [
+            Walked(
+                slot=line.slot,
+                parents=own,
+                end=moved(path[-1]),
+                saved={moved(path[count - 1]): slot for count, slot in line.saved},
+            )
+            for line, own, (path, _) in zip(self.lines, parents, self._numbered, strict=True)
+        ]
 
     def windows(self, size: int) -> torch.Tensor:
         """The ``size`` inputs before every row on its path, the oldest first.

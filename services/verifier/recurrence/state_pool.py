@@ -9,7 +9,7 @@ Copies of states are kept for requests that begin with the same tokens. Which on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,12 +18,16 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import Library
 from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.model.target_port import Rows
+from services.verifier.model.to_device import to_device
 from services.verifier.recurrence.cuts import cut
+from services.verifier.recurrence.device_steps import DeviceSteps
 from services.verifier.recurrence.order import Line, Order
 from services.verifier.recurrence.recurrence import Recurrence
 from speculation.errors import ConfigurationError, Internal
 
 Shape = tuple[int, ...]
+# Finds what steps states on a device, which a CPU does not need; or says why nothing does.
+FindSteps = Callable[[torch.device], tuple[DeviceSteps | None, str]]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -45,7 +49,7 @@ class _Held:
 
     Attributes:
         length: number of tokens that its state has seen.
-        nodes: of its last pass; its own begin with number ``first``.
+        nodes: of its last pass; its own are ``count``, from number ``first`` on.
         context: of its last pass; ``chain``: the length of its chain.
         accepted: numbers of the nodes that follow the state.
         loaded: slot of the kept state that it begins from.
@@ -56,6 +60,7 @@ class _Held:
     length: int = 0
     nodes: _Nodes | None = None
     first: int = 0
+    count: int = 0
     context: int = 0
     chain: int = 0
     accepted: list[int] = field(default_factory=list)
@@ -69,19 +74,29 @@ class StatePool:
     Args:
         shapes: of one request's state in each layer, in the order in which the model calls the layers.
         library: compiled kernels that may compute them.
+        steps: what computes them on another device than a CPU; an attribute, too.
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], *, slots: int, kept: int = 0, device: torch.device, library: Library | None
+        self,
+        shapes: Sequence[Shape],
+        *,
+        slots: int,
+        kept: int = 0,
+        device: torch.device,
+        library: Library | None,
+        steps: DeviceSteps | None = None,
     ) -> None:
         self.device = device
-        self._library = library
+        self._library, self.steps = library, steps
         self.shapes = tuple(shapes)
         # The copies lie behind the requests' states.
         self.states = [torch.zeros(slots + kept, *shape, device=device) for shape in shapes]
         self._first_kept = slots
         self._free = list(range(slots))
         self._held: dict[str, _Held] = {}
+        # All rows of captured passes.
+        self._noted = _Nodes(rows=torch.empty(0))
 
     def assign(self, owner: str) -> None:
         """Give ``owner`` a slot, if it has none yet."""
@@ -103,6 +118,15 @@ class StatePool:
         if held is not None:
             self._free.append(held.slot)
 
+    def check(self, layer: int, recurrence: Recurrence) -> None:
+        """Check that a call is the one that was recorded.
+
+        Raises:
+            NotImplementedError: it is not.
+        """
+        if layer == len(self.shapes) or self.shapes[layer] != recurrence.state_shape:
+            raise NotImplementedError(f"its layers with a state change from pass to pass: {recurrence.state_shape}")
+
     def clear(self) -> None:
         """Take all slots from all owners."""
         for owner in list(self._held):
@@ -123,11 +147,50 @@ class StatePool:
         Raises:
             Internal: a request's state does not stand where its rows begin.
         """
+        nodes = _Nodes(rows=torch.empty(0))
+        lines, early, of_nodes = self._enter(batch, nodes)
+        nodes.rows = to_device(of_nodes, self.device, torch.int64)
+        taken = [(source, to_device(numbers, self.device)) for source, numbers in early]
+        return RunningSteps(self, self._parts(lines, padding), nodes, taken)
+
+    def begin_captured(self, batch: Sequence[Rows]) -> tuple[list[Line], list[int]]:
+        """Start a pass that ``fits_captured``, all rows of which are noted in one place for all such passes.
+
+        Returns:
+            The requests' lines, and the accepted rows, by where they are noted.
+        """
+        own = {rows.request_id for rows in batch}
+        for owner, held in self._held.items():
+            if held.nodes is self._noted and owner not in own:
+                # Where its nodes are noted, others are now.
+                place = slice(held.first, held.first + held.count)
+                held.nodes = _Nodes(rows=torch.empty(0), given=[given[place].clone() for given in self._noted.given])
+                held.accepted = [node - held.first for node in held.accepted]
+                held.first = 0
+        lines, early, _ = self._enter(batch, self._noted)
+        return lines, [node for _, nodes in early for node in nodes]
+
+    def fits_captured(self, batch: Sequence[Rows], accepted: int) -> bool:
+        """Whether the accepted rows of these requests are at most so many, and noted where captured passes find them."""
+        held = [one for one in (self._held[rows.request_id] for rows in batch if rows.context) if one.accepted]
+        return all(one.nodes is self._noted for one in held) and sum(len(one.accepted) for one in held) <= accepted
+
+    def ends(self, batch: Sequence[Rows]) -> int:
+        """At how many rows of a pass states are put somewhere."""
+        return sum(1 + len(self._held[rows.request_id].saved) for rows in batch)
+
+    def noted(self, layer: int, rows: torch.Tensor, most: int) -> torch.Tensor:
+        """Where captured passes, of at most so many rows, note theirs, which are like ``rows``."""
+        if layer == len(self._noted.given):
+            self._noted.given.append(rows.new_zeros(most, rows.shape[1]))
+        return self._noted.given[layer]
+
+    def _enter(self, batch: Sequence[Rows], nodes: _Nodes) -> tuple[list[Line], list[tuple[_Nodes, list[int]]], list[int]]:
+        """Let requests enter a pass, whose nodes are ``nodes``; returns their lines, accepted rows, and the nodes' rows."""
         self._load_all()
         lines: list[Line] = []
         early: list[tuple[_Nodes, list[int]]] = []
         of_nodes: list[int] = []
-        nodes = _Nodes(rows=torch.empty(0))
         begin = 0
         for rows in batch:
             held = self._held[rows.request_id]
@@ -145,19 +208,25 @@ class StatePool:
             )
             held.saved = []
             held.context, held.chain, held.length = rows.context, rows.chain, rows.context + rows.chain
-            held.nodes, held.first, held.accepted = nodes, len(of_nodes), []
+            held.first = begin + rows.chain if nodes is self._noted else len(of_nodes)
+            held.nodes, held.count, held.accepted = nodes, len(rows.parents), []
             of_nodes += range(begin + rows.chain, begin + len(rows.tokens))
             begin += len(rows.tokens)
-        nodes.rows = torch.tensor(of_nodes, dtype=torch.int64, device=self.device)
-        taken = [(source, torch.tensor(numbers, device=self.device)) for source, numbers in early]
-        parts = [
+        return lines, early, of_nodes
+
+    def _parts(self, lines: Sequence[Line], padding: int) -> list[tuple[Order, torch.Tensor | None]]:
+        """The parts of a pass, with the numbers of their rows; one that is the whole pass needs none."""
+        if self.steps is not None:
+            # They keep states in mid-line.
+            return [(Order(lines=lines, padding=padding, device=self.device, steps=self.steps), None)]
+        parts = cut(lines, padding)
+        return [
             (
                 Order(lines=part.lines, padding=part.padding, device=self.device, library=self._library),
-                torch.tensor(part.rows, device=self.device),
+                torch.tensor(part.rows, device=self.device) if len(parts) > 1 else None,
             )
-            for part in cut(lines, padding)
+            for part in parts
         ]
-        return RunningSteps(self, parts, nodes, taken)
 
     def _load_all(self) -> None:
         """Before anything is kept in this pass, since a copy that was to be loaded may have lost its slot to it."""
@@ -177,7 +246,7 @@ class RunningSteps:
     """Implements ``Steps`` for a pass that runs.
 
     Args:
-        parts: of the pass, as of ``cut``; with the numbers of their rows, [rows].
+        parts: of the pass, as of ``cut``; with the numbers of their rows, [rows], where there are several.
         nodes: gets what the pass's nodes are given.
         early: the accepted rows, as numbers of nodes of earlier passes, in the order of the requests.
     """
@@ -185,14 +254,15 @@ class RunningSteps:
     def __init__(
         self,
         pool: StatePool,
-        parts: Sequence[tuple[Order, torch.Tensor]],
+        parts: Sequence[tuple[Order, torch.Tensor | None]],
         nodes: _Nodes,
         early: Sequence[tuple[_Nodes, torch.Tensor]],
     ) -> None:
         self._pool = pool
         self._parts = parts
         # Where the rows of the pass lie among those that its parts make, one part after the other.
-        self._places = torch.cat([rows[order.accepted :] for order, rows in parts]).argsort()
+        own = [rows[order.accepted :] for order, rows in parts if rows is not None]
+        self._places = torch.cat(own).argsort() if own else None
         self._nodes = nodes
         self._early = early
 
@@ -203,8 +273,7 @@ class RunningSteps:
             NotImplementedError: the model does not call its layers as it did when it was recorded.
         """
         layer, pool = len(self._nodes.given), self._pool
-        if layer == len(pool.shapes) or pool.shapes[layer] != recurrence.state_shape:
-            raise NotImplementedError(f"its layers with a state change from pass to pass: {recurrence.state_shape}")
+        pool.check(layer, recurrence)
         rows = given.float()
         self._nodes.given.append(rows[self._nodes.rows])
         early = [nodes.given[layer][numbers] for nodes, numbers in self._early]
@@ -213,30 +282,35 @@ class RunningSteps:
 
     def _computed(self, recurrence: Recurrence, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """As ``Recurrence.compute``, part by part; states are kept where lines end."""
-        whole = len(self._parts) == 1
         made = []
         for order, rows in self._parts:
-            made.append(recurrence.compute(order, states, given if whole else given[rows]))
-            for line in order.lines:
+            made.append(recurrence.compute(order, states, given if rows is None else given[rows]))
+            for line in order.lines if order.steps is None else ():
                 for _, slot in line.saved:
                     states[slot] = states[line.slot]
-        return made[0] if whole else torch.cat(made)[self._places]
+        return made[0] if self._places is None else torch.cat(made)[self._places]
 
 
-def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | None) -> StatePool | None:
+def states_of(
+    shapes: Sequence[Shape], config: TargetConfig, library: Library | None, find: FindSteps = lambda _: (None, "")
+) -> StatePool | None:
     """States in each layer that has some; None: no layer does.
 
     Args:
         library: compiled kernels that may compute them.
+        find: finds what computes them on another device than a CPU, or says why nothing does.
 
     Raises:
-        ConfigurationError: the device does not compute such layers.
+        ConfigurationError: the device does not compute such layers; says why.
     """
     if not shapes:
         return None
-    if config.device != "cpu":
+    steps, reason = find(torch.device(config.device))
+    if steps is not None:
+        reason = next(filter(None, map(steps.refusal, shapes)), "")
+    if reason:
         raise ConfigurationError(
-            "the model has layers with a state, which are computed on CPUs alone",
+            f"the model has layers with a state, which this device does not compute: {reason}",
             field="verifier.device",
             value=config.device,
             allowed="cpu",
@@ -247,4 +321,5 @@ def states_of(shapes: Sequence[Shape], config: TargetConfig, library: Library | 
         kept=kept_states(config),
         device=torch.device(config.device),
         library=library,
+        steps=steps,
     )

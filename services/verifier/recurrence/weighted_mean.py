@@ -39,6 +39,8 @@ class WeightedMean:
     def compute(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         keys, values = torch.split(given, self.width, dim=1)
         decay, first = self.decay.float(), self.first.float()
+        if order.steps is not None:
+            return order.steps.averaged(order.walk, states, keys, values, decay, first)
 
         def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             total, weight, largest = state.unbind(1)

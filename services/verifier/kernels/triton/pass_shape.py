@@ -36,11 +36,11 @@ class GpuAttentionSizes:
 
     @classmethod
     def of(cls, calls: Sequence[Call], device: torch.device) -> GpuAttentionSizes:
-        """Of calls that a device computes."""
+        """Of calls that a device computes; of a model without attention, there are none."""
         return cls(
-            share=max(call.share for call in calls),
-            programs=programs_at_once(device, min(call.kv_heads for call in calls)),
-            parts=max(1, MOST_SUMS_BYTES // (4 * max(summed(call) for call in calls))),
+            share=max((call.share for call in calls), default=1),
+            programs=programs_at_once(device, min((call.kv_heads for call in calls), default=1)),
+            parts=max(1, MOST_SUMS_BYTES // (4 * max(map(summed, calls), default=1))),
         )
 
 

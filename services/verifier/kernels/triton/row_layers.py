@@ -19,7 +19,9 @@ from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, join
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
 from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_experts import ExpertProduct, RowExperts, is_mixture, use_row_routing
+from services.verifier.kernels.triton.row_gated_norm import RowGatedNorm, gated_norm_of
 from services.verifier.kernels.triton.row_products import Product, RowLinear, gated, normalise, product_of
+from services.verifier.recurrence.functions import MultipliedWeight
 
 # Takes weight and bias.
 MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -97,7 +99,8 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
     for parent in _modules(model):
         for name in [name for name, _ in parent.named_children()]:
             child = parent.get_submodule(name)
-            norm = _norm_of(child)
+            # Without a gate, some norms with one are plain norms.
+            norm = gated_norm_of(child) or _norm_of(child)
             if norm is not None:
                 setattr(parent, name, norm)
                 continue
@@ -107,8 +110,19 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
                 gate, up = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS[:2])
                 down = cast("nn.Linear | ShardedLinear", child.get_submodule(_PARTS[2]))
                 setattr(parent, name, RowFeedForward(gate, up, down, make))
-    made: set[type[nn.Module]] = {RowNorm, nn.Embedding, ExpertProduct, RowLinear, ByteLinear}
+    made: set[type[nn.Module]] = {
+        RowNorm,
+        RowGatedNorm,
+        MultipliedWeight,
+        nn.Embedding,
+        ExpertProduct,
+        RowLinear,
+        ByteLinear,
+    }
     for parent in _modules(model):
+        if isinstance(parent, MultipliedWeight):
+            parent.multiply_by(make)
+            continue
         made |= _use_row_experts(parent, form)
         for layers in _products(parent):
             linears = list(layers.values())
