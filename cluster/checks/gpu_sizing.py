@@ -204,7 +204,7 @@ def _check_ranks(config: TargetConfig, sizes: Mapping[str, Any]) -> None:
 
     if config.tensor_parallel_size > 1:
         check_backends(replace(config, kernels="triton", attention_backend="triton"))
-        check_cut(str(sizes.get("model_type")), config.tensor_parallel_size, "cuda")
+        check_cut(str(sizes.get("model_type")), config.tensor_parallel_size)
         check_rank_sizes(config.tensor_parallel_size, sizes)
 
 

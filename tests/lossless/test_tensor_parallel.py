@@ -174,13 +174,6 @@ def test_the_same_bits_of_mixtures(kind: str, tmp_path: Path) -> None:
     assert not any(torch.equal(one, alone) for one in swapped)
 
 
-@pytest.mark.parametrize("kind", cut_layers.MIXTURES)
-def test_mixtures_over_ranks_of_gpus_are_refused_by_name(kind: str) -> None:
-    cut_layers.check_cut(kind, 2, "cpu")
-    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
-        cut_layers.check_cut(kind, 2, "cuda")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_for_other_models(kind: str, tmp_path: Path) -> None:
     made, configured, others = KINDS[kind]
