@@ -365,13 +365,13 @@ class ModelSlice:
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))
 
-        of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
-        graphs = Graphs(buckets, run, given, required=config.kernels if config.kernels in ("triton", "cublaslt") else "")
-        largest = largest_pass(config)
-        count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
+        given = torch.empty(0, *(() if self.is_first else (self.hidden_size,)), dtype=dtype, device=self.device)
+        # Ranks gather within their graphs: one that launched instead would be out of step.
+        launches = self.shards is None and config.kernels not in ("triton", "cublaslt")
+        graphs = Graphs(buckets, run, given, required="" if launches else self.choice.linears)
+        count = graphs.capture(largest_pass(config), {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs
 
