@@ -200,9 +200,7 @@ def test_mixtures_have_the_same_bits_from_any_number_of_ranks(kind: str, tmp_pat
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
-def test_mixtures_of_fewer_bits_have_the_same_bits_from_any_number_of_ranks(
-    kind: str, dtype: Dtype, tmp_path: Path
-) -> None:
+def test_mixtures_of_fewer_bits_have_the_same_bits_from_any_number_of_ranks(kind: str, dtype: Dtype, tmp_path: Path) -> None:
     folder = mixture(tmp_path, kind)
     (whole,) = together(parts_of(folder, 1, dtype=dtype, rounded=True), passes)
     parts = parts_of(folder, 2, dtype=dtype, rounded=True)

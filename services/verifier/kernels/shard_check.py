@@ -79,9 +79,7 @@ def compared_rows(config: TargetConfig) -> list[int]:
 
 
 @torch.no_grad()
-def unequal_shard(
-    wanted: Iterable[ShardedProduct], make: MakeLayer, counts: Iterable[int], device: torch.device
-) -> str:
+def unequal_shard(wanted: Iterable[ShardedProduct], make: MakeLayer, counts: Iterable[int], device: torch.device) -> str:
     """The first product whose columns have other bits in a rank's layer than in the whole one; empty if none has.
 
     Args:

@@ -1,7 +1,7 @@
 """Mixtures of experts whose rows do not depend on what shares their pass; see ``device.expert_rows``.
 
-A row gets the bits that it would get from ``RowLinear`` layers of its experts, one after the other. Ranks that share a mixture
-gather as in ``experts``: whole rows before the second products, and columns once a row's experts are added.
+A row gets the bits that it would get from ``RowLinear`` layers of its experts, one after the other. Ranks that share a
+mixture gather as in ``experts``: whole rows before the second products, and columns once a row's experts are added.
 """
 
 from __future__ import annotations
