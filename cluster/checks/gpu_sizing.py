@@ -203,8 +203,8 @@ def _check_ranks(config: TargetConfig, sizes: Mapping[str, Any]) -> None:
     from services.verifier.loading.rank_sizes import check_rank_sizes
 
     if config.tensor_parallel_size > 1:
-        check_backends(replace(config, kernels="triton", attention_backend="triton"))
-        check_cut(str(sizes.get("model_type")), config.tensor_parallel_size, "cuda")
+        check_backends(replace(config, attention_backend="triton"))
+        check_cut(str(sizes.get("model_type")), config.tensor_parallel_size)
         check_rank_sizes(config.tensor_parallel_size, sizes)
 
 
@@ -222,7 +222,7 @@ def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
     settings = [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
     if best.ranks > 1:
         settings += [f"verifier.tensor_parallel_size: {best.ranks}"]
-        settings += ["verifier.kernels: triton", "verifier.attention_backend: triton"]
+        settings += ["verifier.attention_backend: triton"]
     if settings:
         yield f"settings: {', '.join(settings)}, and verifier.num_gpus: 1"
 

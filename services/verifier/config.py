@@ -235,16 +235,16 @@ def check_backends(config: TargetConfig) -> None:
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
-    """Only our kernels give a column of a product the same bits whatever columns are beside it."""
+    """Only some kernels give a column of a product the same bits whatever is beside it (``kernels.shard_check``)."""
     if config.tensor_parallel_size == 1:
         return
     if on_gpu:
         allowed = (
-            "1 there; more on a GPU in bfloat16, int8 or fp8, with verifier.kernels: triton and "
+            "1 there; more on a GPU in bfloat16, int8 or fp8, with verifier.kernels: auto, triton or cublaslt and "
             "verifier.attention_backend: triton"
         )
         right: dict[str, tuple[str, ...]] = {
-            "dtype": ("bfloat16", "int8", "fp8"), "kernels": ("triton",), "attention_backend": ("triton",)
+            "dtype": ("bfloat16", "int8", "fp8"), "kernels": ("auto", "triton", "cublaslt"), "attention_backend": ("triton",)
         }  # fmt: skip
     else:
         allowed = "1 there; more on a CPU in float32 or int8, by our own kernels and attention"

@@ -174,13 +174,6 @@ def test_the_same_bits_of_mixtures(kind: str, tmp_path: Path) -> None:
     assert not any(torch.equal(one, alone) for one in swapped)
 
 
-@pytest.mark.parametrize("kind", cut_layers.MIXTURES)
-def test_mixtures_over_ranks_of_gpus_are_refused_by_name(kind: str) -> None:
-    cut_layers.check_cut(kind, 2, "cpu")
-    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
-        cut_layers.check_cut(kind, 2, "cuda")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_for_other_models(kind: str, tmp_path: Path) -> None:
     made, configured, others = KINDS[kind]
@@ -245,9 +238,9 @@ def test_ranks_that_are_asked_for_different_passes_notice(model: Path) -> None:
         (2, {"kernels": "onednn"}),
         (2, {"attention_backend": "torch"}),
         (2, {"device": "cuda"}),
-        (2, {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton"}),
+        (2, {"device": "cuda", "dtype": "bfloat16", "kernels": "torch", "attention_backend": "triton"}),
         (2, {"device": "cuda", "dtype": "bfloat16", "kernels": "triton"}),
-        (2, {"device": "cuda", "dtype": "fp8", "attention_backend": "triton"}),
+        (2, {"device": "cuda", "dtype": "fp8", "kernels": "torch", "attention_backend": "triton"}),
     ],
     ids=str,
 )
@@ -260,8 +253,9 @@ def test_what_cannot_be_cut_is_refused_by_name(model: Path, ranks: int, options:
 
 
 def test_what_gpus_take() -> None:
-    on_gpu = {"device": "cuda", "dtype": "bfloat16", "kernels": "triton", "attention_backend": "triton"}
-    check_backends(config(Path(), 8, **on_gpu))
+    for kernels in ("auto", "triton", "cublaslt"):
+        on_gpu = {"device": "cuda", "dtype": "bfloat16", "kernels": kernels, "attention_backend": "triton"}
+        check_backends(config(Path(), 8, **on_gpu))
 
 
 @pytest.mark.parametrize(

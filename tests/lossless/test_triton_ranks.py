@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
@@ -19,11 +21,13 @@ from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.triton.byte_linear import ByteLinear
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.kernels.triton.row_experts import RowExperts
 from services.verifier.kernels.triton.row_layers import RowFeedForward
 from services.verifier.kernels.whole_vectors import fill_vectors
 from services.verifier.model.means import TargetMeans
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
+from services.verifier.stages.stage_ranks import StageRanks
 from tests.tiny import make_tiny_model
 from tests.triton_interpreter import hopper
 from tests.virtual_ranks import Board, OnBoard
@@ -50,17 +54,20 @@ class InTurn(OnBoard):
 
 
 def means(dtype: Dtype) -> TargetMeans:
-    """Our kernels for GPUs, with weights as these are in ``dtype``; numbers of rows are float32 here."""
+    """Our kernels for GPUs, with weights as these are in ``dtype``; numbers of rows are float32, if not bfloat16."""
 
     def pack(model: torch.nn.Module, config: TargetConfig) -> Choice:
         fill_vectors()
-        gpu_choice.put(model, "triton", torch.device("cpu"), gpu_choice.maker_of("triton", dtype))
+        gpu_choice.put(model, "triton", torch.device("cpu"), gpu_choice.maker_of("triton", dtype), dtype)
         return Choice(linears="triton")
 
     return TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=pack)
 
 
-def parts_of(folder: Path, ranks: int, order: list[int] | None = None, dtype: Dtype = "float32") -> list[ModelSlice]:
+def parts_of(
+    folder: Path, ranks: int, order: list[int] | None = None, dtype: Dtype = "float32", *, rounded: bool = False
+) -> list[ModelSlice]:
+    """The ranks, of weights in ``dtype``; rows are bfloat16 if ``rounded``."""
     config = TargetConfig(
         model_path=str(folder),
         kv_cache_tokens=256,
@@ -69,6 +76,7 @@ def parts_of(folder: Path, ranks: int, order: list[int] | None = None, dtype: Dt
         tensor_parallel_size=ranks,
         weights="float32",
     )
+    config = replace(config, dtype="bfloat16") if rounded else config
     board, parts = Board(ranks), []
     for rank in range(ranks):
         # It tries itself.
@@ -140,3 +148,66 @@ def test_weights_of_eight_bits_have_the_same_bits_from_any_number_of_ranks(tmp_p
     assert all(torch.equal(made, whole) for made in together(parts, passes))
     (floats,) = together(parts_of(folder, 1), passes)
     assert not torch.equal(whole, floats) and torch.allclose(whole, floats, atol=0.2 * float(floats.abs().max()))
+
+
+# Of each a layer: SiLU gates within a product; the same under other names; clamped gates beside ups, biases, and sinks of
+# heads; shared experts, latent attention and a dense layer before.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 64, "sliding_window": None},
+    "gpt_oss": {"num_local_experts": 4, "intermediate_size": 64, "layer_types": ["full_attention"]},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+
+def mixture(folder: Path, kind: str) -> Path:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "num_experts_per_tok": 2, "max_position_embeddings": 512, "pad_token_id": 0, "initializer_range": 0.3}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **MIXTURES[kind]})).save_pretrained(folder)
+    return folder
+
+
+def experts_of(part: ModelSlice) -> RowExperts:
+    (found,) = [module for module in part.model.modules() if isinstance(module, RowExperts)]
+    return found
+
+
+class Swapped:
+    """A fault: what two ranks make lies in the wrong order."""
+
+    def __init__(self, shards: StageRanks) -> None:
+        self._shards = shards
+
+    def columns(self, own: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._shards.columns(own).chunk(2, -1)[::-1], -1)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_have_the_same_bits_from_any_number_of_ranks(kind: str, tmp_path: Path) -> None:
+    """Each rank holds columns of all experts. Only what the experts make is in the wrong order at last."""
+    folder = mixture(tmp_path, kind)
+    (whole,) = together(parts_of(folder, 1), passes)
+    for ranks in (2, 4) if kind == "gpt_oss" else (2,):
+        parts = parts_of(folder, ranks)
+        held = [(experts_of(part).up.columns, experts_of(part).down.columns) for part in parts]
+        assert held == [(128 // ranks, 64 // ranks)] * ranks
+        assert all(torch.equal(made, whole) for made in together(parts, passes))
+    for part in parts:
+        assert part.shards is not None
+        experts_of(part).own._shards = Swapped(part.shards)  # type: ignore[assignment]
+    if ranks == 2:
+        assert not any(torch.equal(made, whole) for made in together(parts, passes))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_mixtures_of_fewer_bits_have_the_same_bits_from_any_number_of_ranks(kind: str, dtype: Dtype, tmp_path: Path) -> None:
+    folder = mixture(tmp_path, kind)
+    (whole,) = together(parts_of(folder, 1, dtype=dtype, rounded=True), passes)
+    parts = parts_of(folder, 2, dtype=dtype, rounded=True)
+    assert {isinstance(experts_of(part).up.held, ByteLinear) for part in parts} == {dtype != "bfloat16"}
+    assert all(torch.equal(made, whole) for made in together(parts, passes))

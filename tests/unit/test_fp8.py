@@ -77,12 +77,15 @@ def test_kernels_that_are_not_exact_do_not_serve(monkeypatch: pytest.MonkeyPatch
     assert use_gpu_kernels(a_model(), FP8).linears == "torch" and len(asked) == 1
 
 
-def test_ranks_need_our_kernels() -> None:
+def test_ranks_need_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = replace(FP8, tensor_parallel_size=2, kernels="triton", attention_backend="triton")
     check_backends(ranks)
     check_backends(replace(ranks, dtype="int8"))
     with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2, allowed="int8 or fp8"):
-        check_backends(replace(ranks, kernels="auto"))
+        check_backends(replace(ranks, kernels="torch"))
+    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "no C compiler")
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2, says="no C compiler"):
+        use_gpu_kernels(a_model(), replace(ranks, kernels="auto"))
 
 
 class Rounded(torch.Tensor):

@@ -25,13 +25,13 @@ from services.verifier.kernels import padded_linear
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import (
     KernelContest,
-    MakeLayer,
     choose_gpu_kernels,
     is_exact_layer,
     triton_refusal,
     use_gpu_kernels,
 )
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
+from services.verifier.kernels.shard_check import MakeLayer
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import arithmetic_of

@@ -100,7 +100,7 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     why, gathers, wanted = reasons(splits)
     assert why.endswith("8 ranks x 1 stage: 147, 4 ranks x 2 stages: 83, 2 ranks x 4 stages: 45, 1 rank x 8 stages: 24")
     assert "1.6 ms are the ranks' exchanges, four in each layer: 5 us each" in gathers
-    assert "verifier.tensor_parallel_size: 8, verifier.kernels: triton" in wanted
+    assert "verifier.tensor_parallel_size: 8, verifier.attention_backend: triton" in wanted
     assert sizes_object(settings, "8xH100")["ranks"] == 8
     # 64 heads have no equal shares for three; more than eight GPUs have no common fast link.
     assert [str(each) for each in split(settings, "3xH100")[0]] == ["1 rank x 3 stages"]

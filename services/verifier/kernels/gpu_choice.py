@@ -2,19 +2,21 @@
 
 Candidates are our Triton kernels, whose sums are cut by definition (``triton``), and cuBLASLt kept from splitting sums
 (``cublaslt``); norms and gates are Triton's in both. Each is timed for every shape of layer and checked: a row's bits must
-not depend on the other rows. torch's own layers are not exact; they are timed for comparison, and serve where nothing else
-can. Weights of eight bits are multiplied by our Triton kernels alone, or by torchao's where these do not run.
+not depend on the other rows, nor, where ranks share a layer, a column's on the other columns. torch's own layers are not
+exact; they are timed for comparison, and serve where nothing else can. Weights of eight bits are multiplied by our Triton
+kernels alone, or by torchao's where these do not run. All processes of a target choose the same.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +30,7 @@ from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
 from services.verifier.kernels.linears import as_linears, products, quantize
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
+from services.verifier.kernels.shard_check import MakeLayer, compared_rows, sharded_products, unequal_shard
 from services.verifier.kernels.shared_products import joint_bias, joint_weight, replace_by
 from services.verifier.model.graphs import captured
 from speculation.errors import ConfigurationError
@@ -35,15 +38,16 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 ROWS = (1, 16, 64, 256)
-MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 # Number of layers by (outputs, inputs); layers that share a product count as one.
 Shapes = Mapping[tuple[int, int], int]
 Timer = Callable[[Callable[[], object]], float]
+# Takes what this process has found and how all that was found makes a decision; gives the one that all processes take.
+Settle = Callable[[str, Callable[[Sequence[str]], str]], str]
 
 # Of what our kernels for GPUs compute (docs/gpus.md, "What is definition"): another number with each change of it, so that
 # no answer goes on at a verifier with other bits.
 DEFINITION = 3
-_FORMAT = 2
+_FORMAT = 3
 _REPEATS = 5
 # Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change, and of prompts.
 _COMPARED = (1, 3, 16, 17, 33, 64, 65, 130, 320, 2048)
@@ -51,11 +55,17 @@ _COMPARED = (1, 3, 16, 17, 33, 64, 65, 130, 320, 2048)
 _BEYOND_CACHE = 2**27
 
 
-def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
+def alone(own: str, decide: Callable[[Sequence[str]], str]) -> str:
+    """Settles for a single process."""
+    return decide([own])
+
+
+def use_gpu_kernels(model: nn.Module, config: TargetConfig, settle: Settle = alone) -> Choice:
     """Replace the layers of a model that is to move to a GPU, as the settings say; returns by which.
 
     Raises:
-        ConfigurationError: the kernels named in the settings cannot compute this model here; says why.
+        ConfigurationError: the kernels named in the settings cannot compute this model here, or none that its ranks may use;
+            says why.
     """
     device = torch.device(config.device)
     reason = _unfit(config)
@@ -65,8 +75,14 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
         choice = Choice(linears="torch", reason=reason or "as configured")
     else:
         as_linears(model)
-        choice = choose_gpu_kernels(model, config, milliseconds_on(device))
+        choice = choose_gpu_kernels(model, config, milliseconds_on(device), CONTEST, settle)
     log.info("linear layers by %s: %s", choice.linears, choice.reason)
+    if choice.linears == "torch" and config.tensor_parallel_size > 1:
+        raise ConfigurationError(
+            f"no kernels that ranks may share layers by run here: {choice.reason}",
+            field="verifier.tensor_parallel_size",
+            value=config.tensor_parallel_size,
+        )
     if choice.linears == "torch" and config.quantised:
         quantize(model, config)
     put(model, choice.linears, device, dtype=config.dtype)
@@ -196,8 +212,25 @@ class KernelContest:
 CONTEST = KernelContest()
 
 
-def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer, contest: KernelContest = CONTEST) -> Choice:
-    """The fastest exact candidate, from the file of an earlier start or by measurement.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundKernels:
+    """What a process has measured, by candidate.
+
+    Attributes:
+        exact: those whose rows do not depend on others.
+        milliseconds: see ``Choice``; torch's layers, too.
+    """
+
+    exact: Sequence[str]
+    milliseconds: Mapping[str, Sequence[float]]
+
+
+def choose_gpu_kernels(
+    model: nn.Module, config: TargetConfig, timer: Timer, contest: KernelContest = CONTEST, settle: Settle = alone
+) -> Choice:
+    """The fastest exact candidate for all of a target's processes, by measurements of an earlier start or anew.
+
+    Whether columns of ranks are exact is asked at every start.
 
     Raises:
         ConfigurationError: the one named in the settings does not run here, or is not exact; says why.
@@ -206,21 +239,47 @@ def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer, con
     refused = contest.refusal(device)
     if config.kernels == "triton" and refused:
         raise ConfigurationError(f"{refused}; use auto, cublaslt or torch", field="verifier.kernels", value="triton")
+    if config.tensor_parallel_size > 1 and refused:
+        raise ConfigurationError(
+            f"our Triton kernels, which ranks need between products, do not run: {refused}",
+            field="verifier.tensor_parallel_size",
+            value=config.tensor_parallel_size,
+        )
     named = _candidates(config, refused)
     if named != ["triton"]:
         contest.prepare()
     shapes = _shapes(model)
     kept = Kept(config.kernels_dir, _about(config, shapes, device, contest))
-    known = kept.read(lambda content: Choice(**content))
-    if known is not None and known.linears in (*named, "torch"):
-        return known
-    chosen = _measured(named, shapes, config, timer, contest)
-    if config.kernels != "auto" and chosen.linears != config.kernels:
-        raise ConfigurationError(f"{chosen.reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
+    found = kept.read(lambda content: FoundKernels(**content))
+    if found is None or not found.milliseconds.keys() >= set(named):
+        found = _measured(named, shapes, config, timer, contest)
+        kept.write(asdict(found))
+    exact, reason = [name for name in named if name in found.exact], _reason(named, found)
+    if "cublaslt" in exact:
+        make = contest.maker_of("cublaslt", config.dtype)
+        if unequal := unequal_shard(sharded_products(model), make, compared_rows(config), device):
+            exact.remove("cublaslt")
+            reason += f"; cublaslt gives a rank's columns other bits than the whole product's ({unequal})"
     if refused and config.kernels == "auto":
-        chosen = replace(chosen, reason=f"{chosen.reason}; triton does not run: {refused}")
-    kept.write(asdict(chosen))
-    return chosen
+        reason += f"; triton does not run: {refused}"
+    best = _settled(named, FoundKernels(exact=exact, milliseconds=found.milliseconds), config, settle)
+    if best not in exact and (best != "torch" or config.kernels != "auto"):
+        said = f"{best} is not exact here ({reason}); use auto or torch"
+        raise ConfigurationError(said, field="verifier.kernels", value=config.kernels)
+    figures = {name: [round(value, 3) for value in values] for name, values in found.milliseconds.items()}
+    return Choice(linears=best, milliseconds=figures, reason=reason)
+
+
+def _settled(named: Sequence[str], found: FoundKernels, config: TargetConfig, settle: Settle) -> str:
+    """The one that is named, or that all processes of the target take."""
+
+    def decide(told: Sequence[str]) -> str:
+        everywhere = [FoundKernels(**json.loads(text)) for text in told]
+        exact = [name for name in named if all(name in each.exact for each in everywhere)]
+        taken = {name: zip(*(each.milliseconds[name] for each in everywhere), strict=True) for name in exact}
+        return clearly_fastest(exact, {name: list(map(sum, each)) for name, each in taken.items()}) if exact else "torch"
+
+    return settle(json.dumps(asdict(found)), decide) if config.kernels == "auto" else config.kernels
 
 
 def _candidates(config: TargetConfig, refused: str) -> list[str]:
@@ -231,7 +290,9 @@ def _candidates(config: TargetConfig, refused: str) -> list[str]:
     return ["cublaslt"] if refused else ["cublaslt", "triton"]
 
 
-def _measured(named: Sequence[str], shapes: Shapes, config: TargetConfig, timer: Timer, contest: KernelContest) -> Choice:
+def _measured(
+    named: Sequence[str], shapes: Shapes, config: TargetConfig, timer: Timer, contest: KernelContest
+) -> FoundKernels:
     device = torch.device(config.device)
     totals = {name: [0.0] * len(ROWS) for name in (*named, "torch")}
     inexact: set[str] = set()
@@ -245,13 +306,14 @@ def _measured(named: Sequence[str], shapes: Shapes, config: TargetConfig, timer:
             for index, rows in enumerate(ROWS):
                 given = torch.randn(rows, inputs, device=device).bfloat16()
                 milliseconds[index] += count / copies * timer(lambda: [layer(given) for layer in layers])  # noqa: B023
-    exact = [name for name in named if name not in inexact]
-    best = clearly_fastest(exact, totals) if exact else "torch"
-    figures = {name: [round(value, 3) for value in values] for name, values in totals.items()}
-    listed = "; ".join(f"{name} {'/'.join(f'{value:.2f}' for value in values)}" for name, values in figures.items())
+    return FoundKernels(exact=[name for name in named if name not in inexact], milliseconds=totals)
+
+
+def _reason(named: Sequence[str], found: FoundKernels) -> str:
+    listed = "; ".join(f"{name} {'/'.join(f'{value:.2f}' for value in each)}" for name, each in found.milliseconds.items())
+    inexact = sorted(set(named) - set(found.exact))
     reason = f"ms over {'/'.join(map(str, ROWS))} rows: {listed}"
-    reason += f"; not exact here: {', '.join(sorted(inexact))}" if inexact else ""
-    return Choice(linears=best, milliseconds=figures, reason=reason)
+    return reason + (f"; not exact here: {', '.join(inexact)}" if inexact else "")
 
 
 def is_exact_layer(layer: nn.Module, inputs: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:

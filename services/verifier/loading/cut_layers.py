@@ -22,8 +22,7 @@ from speculation.errors import ConfigurationError
 
 # Types of models whose layers are cut, each tested to give the same bits. What others do between their products need not
 # work on shards, such as a norm of all heads, and a start compares what is cut with itself, not with the whole model.
-_DENSE, MIXTURES = ("llama", "mistral", "qwen2", "qwen3"), ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
-TYPES = (*_DENSE, *MIXTURES)
+TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
 # Of attention: what is cut by heads of keys, by heads of queries, and by outputs. Latent attention has none of the former.
 _KEYS, _HEADS = ("k_proj", "v_proj"), ("q_proj", "q_b_proj", "kv_b_proj", "o_proj")
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -31,7 +30,7 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _GATHERING = ("o_proj", "down_proj")
 
 
-def check_cut(model_type: str, ranks: int, device: str = "cpu") -> None:
+def check_cut(model_type: str, ranks: int) -> None:
     """Check that models of this type can be cut.
 
     Raises:
@@ -40,12 +39,6 @@ def check_cut(model_type: str, ranks: int, device: str = "cpu") -> None:
     if model_type not in TYPES:
         raise ConfigurationError(
             f"models of the type {model_type} are not cut so far ({', '.join(TYPES)} are); use 1, and stages",
-            field="verifier.tensor_parallel_size",
-            value=ranks,
-        )
-    if model_type in MIXTURES and device != "cpu":
-        raise ConfigurationError(
-            f"models of the type {model_type}, mixtures of experts, are not cut on GPUs so far; use 1, and stages",
             field="verifier.tensor_parallel_size",
             value=ranks,
         )

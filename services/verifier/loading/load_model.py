@@ -29,7 +29,7 @@ from services.verifier.loading.complete import (
     refuse_unused,
     without_report,
 )
-from services.verifier.loading.cut_layers import check_cut, cut_layers, gather_between
+from services.verifier.loading.cut_layers import cut_layers, gather_between
 from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.joined_experts import JoinedExperts
 from services.verifier.loading.layer_names import LayerNames
@@ -212,7 +212,6 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
     if shards is not None:
-        check_cut(model.config.model_type, shards.count, config.device)
         shards.cuts = cut_layers(model, shards)
     _read(model, config, LayerNames.of(model, layers), _WHOLE if shards is None else shards.cuts)
     refuse_nonsense(model, folder)

@@ -142,14 +142,16 @@ def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
     """Bytes of a GPU that come and go, or belong to NCCL, in the largest stage. Assumed, not measured.
 
     A pass that no graph holds makes logits in its own type and in float32. Trials of kernels, before there is a cache, hold
-    weights as large as the output layer's, in bfloat16, and rounded ones beside them.
+    weights as large as the output layer's, in bfloat16, and rounded ones beside them. Ranks that may multiply by
+    cuBLASLt compare their part of it with the whole.
     """
     if config.device == "cpu":
         return 0.0
     logits = config.pass_rows * shape.vocabulary * (arithmetic_dtype(config).itemsize + torch.float32.itemsize)
     tried = config.dtype != "float32" and config.kernels != "torch"
     each = torch.bfloat16.itemsize + (_BYTES[config.dtype] if config.quantised else 0)
-    trials = each * shape.embeddings / config.tensor_parallel_size if tried else 0.0
+    compared = config.tensor_parallel_size > 1 and config.dtype == "bfloat16" and config.kernels != "triton"
+    trials = each * shape.embeddings * (1 / config.tensor_parallel_size + compared) if tried else 0.0
     return max(logits, trials - shape.cache(config)) + (_NCCL_BYTES if config.processes > 1 else 0.0)
 
 

@@ -153,7 +153,8 @@ class Graphs:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if self._required:
                 raise ConfigurationError(
-                    f"passes of this model cannot be captured, so each would take longer ({said}); use auto to serve it so",
+                    f"passes of this model cannot be captured, so each would take longer ({said}); use auto, without ranks, "
+                    "to serve it so",
                     field="verifier.kernels",
                     value=self._required,
                 ) from error

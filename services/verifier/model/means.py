@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import experts
 from services.verifier.kernels.cpu_choice import Choice, choose_kernels, maker
-from services.verifier.kernels.gpu_choice import use_gpu_kernels
+from services.verifier.kernels.gpu_choice import Settle, alone, use_gpu_kernels
 from services.verifier.kernels.linears import as_linears, pack_linears
 from services.verifier.kernels.parameters import pack_parameters
 from services.verifier.kernels.whole_vectors import fill_vectors
@@ -25,10 +26,14 @@ from services.verifier.recurrence.state_pool import FindSteps
 log = logging.getLogger(__name__)
 
 
-def pack_layers(model: PreTrainedModel, config: TargetConfig) -> Choice:
-    """Replace linear layers by faster ones; returns which."""
+def pack_layers(model: PreTrainedModel, config: TargetConfig, settle: Settle = alone) -> Choice:
+    """Replace linear layers by faster ones; returns which.
+
+    Args:
+        settle: makes all processes of a target choose the same ones for GPUs.
+    """
     if config.device != "cpu":
-        return use_gpu_kernels(model, config)
+        return use_gpu_kernels(model, config, settle)
     fill_vectors()
     experts.use(model)
     if config.dtype == "bfloat16":
@@ -65,6 +70,12 @@ class TargetMeans:
     steps: FindSteps = steps_on
     find: Callable[[torch.device], Finder | None] = finder_on
     reader: LogitsReader = READER
+
+    def settling(self, config: TargetConfig, settle: Settle) -> TargetMeans:
+        """These, with kernels for GPUs that all processes of the target settle on."""
+        if config.device == "cpu" or config.processes == 1 or self.pack is not pack_layers:
+            return self
+        return replace(self, pack=partial(pack_layers, settle=settle))
 
 
 MEANS = TargetMeans()

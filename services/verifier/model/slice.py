@@ -368,9 +368,10 @@ class ModelSlice:
 
         of_rows, dtype = ((), torch.int64) if self.is_first else ((self.hidden_size,), self.dtype)
         buckets = stepped(self._triton or StaticBuckets(self.pool), self.states, config.pass_requests)
-        # Not of passes with states, which no GPU has captured yet.
-        required = config.kernels if config.kernels in ("triton", "cublaslt") and self.states is None else ""
-        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device), required=required)
+        # Ranks gather within their graphs: one that launched would be out of step. No GPU has captured states yet.
+        captures = self.shards is not None or (config.kernels in ("triton", "cublaslt") and self.states is None)
+        given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
+        graphs = Graphs(buckets, run, given, required=self.choice.linears if captures else "")
         count = graphs.capture(largest_pass(config), {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs

@@ -133,8 +133,11 @@ class TransformersTarget:
             if part is None:
                 with reading(f"load the model at {config.model_path}", about=config.model_path):
                     rank = config.tensor_parallel_size - 1
-                    part = ModelSlice(config, config.stages - 1, self._streams, means=self._means, rank=rank)
+                    means = self._means.settling(config, self._earlier.settle)
+                    part = ModelSlice(config, config.stages - 1, self._streams, means=means, rank=rank)
                 check_slice(part, config.stages)
+            else:
+                self._earlier.keep_settled(part.choice.linears)
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
             part.memory.clear()

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
+from services.verifier.stages.settling import IDLE_S, JOIN_TIMEOUT, process_name, told_by
 from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, RankGroup, Way, identity, two_on_one, way_of
 from speculation.errors import ConfigurationError, TargetLost
 
@@ -26,10 +27,7 @@ log = logging.getLogger(__name__)
 
 # A stage other than the verifier's waits for orders as long as there are no requests. If the verifier or another stage dies,
 # it notices at once; if one hangs, the verifier ends all of them.
-IDLE_S = 365 * 86_400.0
 _IDLE_TIMEOUT = timedelta(seconds=IDLE_S)
-_JOIN_TIMEOUT = timedelta(seconds=60)
-_POLL_S = 0.05
 _CPU = torch.device("cpu")
 
 
@@ -176,12 +174,6 @@ class Exchange:
             raise TargetLost(f"{name} {late if waited >= timeout else 'is gone'}") from error
 
 
-def process_name(process: int, ranks: int) -> str:
-    """What errors call one of a target's processes, whose stages have so many ranks."""
-    stage = f"stage {process // ranks}"
-    return stage if ranks == 1 else f"rank {process % ranks} of {stage}"
-
-
 class Meeting:
     """Where the stages of one target find each other; held by the verifier."""
 
@@ -189,7 +181,7 @@ class Meeting:
         listener = _listen(host)
         self.host, self.port = host, int(listener.getsockname()[1])
         self._store = TCPStore(
-            host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+            host, self.port, None, True, JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
     @property
@@ -227,13 +219,7 @@ class Meeting:
         """
         try:
             for rank in range(size - 1):
-                name = process_name(rank, ranks)
-                while not self._store.check([f"ready/{rank}"]):
-                    if not alive(rank):
-                        raise TargetLost(f"{name} has died while it was loading; its log says why")
-                    time.sleep(_POLL_S)
-                if reason := self._store.get(f"ready/{rank}").decode():
-                    raise ConfigurationError(f"{name}: {reason}", about=name)
+                told_by(self._store, "ready", rank, ranks, alive)
             self._check_weights(size, weights)
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
             log.info("activations travel between %d processes by %s", size, way)
@@ -281,7 +267,7 @@ def claim_gpu(host: str, port: int, rank: int, size: int, device: torch.device) 
     if not (own := identity(device)):
         return
     try:
-        _claim(TCPStore(host, port, None, False, _JOIN_TIMEOUT), rank, size, own)
+        _claim(TCPStore(host, port, None, False, JOIN_TIMEOUT), rank, size, own)
     except RuntimeError as error:
         raise TargetLost(f"no verifier at {host}:{port}") from error
 
@@ -316,7 +302,7 @@ def attend_meeting(
         TargetLost: the verifier cannot be reached.
     """
     try:
-        store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
+        store = TCPStore(host, port, None, False, JOIN_TIMEOUT)
         store.set(f"gpu/{rank}", "" if refusal else identity(device))
         store.set(f"weights/{rank}", weights)
         store.set(f"ready/{rank}", refusal)

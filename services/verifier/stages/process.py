@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,11 +19,13 @@ from services.model_files.folder import model_fingerprint
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
+from services.verifier.model.means import MEANS
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
-from services.verifier.stages.exchange import IDLE_S, Exchange, attend_meeting, claim_gpu
+from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
+from services.verifier.stages.settling import IDLE_S, follow
 from services.verifier.stages.split_adapters import StageAdapters
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.stages.ways import device_of_process
@@ -141,7 +144,8 @@ def serve(spec: StageSpec) -> None:
     try:
         device = device_of_process(config.device, spec.process, config.processes)
         claim_gpu(spec.host, spec.port, spec.process, config.processes, torch.device(device))
-        part = ModelSlice(config, spec.stage, rank=spec.rank)
+        means = MEANS.settling(config, partial(follow, spec.host, spec.port, spec.process))
+        part = ModelSlice(config, spec.stage, rank=spec.rank, means=means)
         check_slice(part, config.stages)
         loading = None
         if part.adapters is not None:

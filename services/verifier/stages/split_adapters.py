@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.peft_folder import AdaptableLayer, read_adapter
-from services.verifier.stages.exchange import process_name
+from services.verifier.stages.settling import process_name
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
+from services.verifier.stages.settling import Decide, keep_settled, settle
 from services.verifier.stages.split_adapters import SplitAdapters
 from speculation.errors import ConfigurationError, TargetLost
 
@@ -71,6 +72,19 @@ class EarlierStages(Protocol):
         Raises:
             ConfigurationError: another stage has claimed it.
         """
+        ...
+
+    def settle(self, own: str, decide: Decide) -> str:
+        """What ``decide`` makes of what every process has found, this one last, while they load; see ``settling``.
+
+        Raises:
+            ConfigurationError: a stage cannot serve; gives the reason.
+            TargetLost: a stage has died.
+        """
+        ...
+
+    def keep_settled(self, decision: str) -> None:
+        """Tell processes that are started anew what was settled before."""
         ...
 
     def join(self, part: ModelSlice) -> None:
@@ -157,6 +171,11 @@ class NoStages:
 
     def claim(self, device: torch.device) -> None: ...
 
+    def settle(self, own: str, decide: Decide) -> str:
+        return decide([own])
+
+    def keep_settled(self, decision: str) -> None: ...
+
     def join(self, part: ModelSlice) -> None: ...
 
     def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None: ...
@@ -219,6 +238,12 @@ class Upstream:
 
     def claim(self, device: torch.device) -> None:
         self._meeting.claim(self._size - 1, self._size, device)
+
+    def settle(self, own: str, decide: Decide) -> str:
+        return settle(self._meeting.store, self._size, self._ranks, self._runs, own, decide)
+
+    def keep_settled(self, decision: str) -> None:
+        keep_settled(self._meeting.store, decision)
 
     def join(self, part: ModelSlice) -> None:
         self._exchange = self._meeting.join(

@@ -52,10 +52,10 @@ class RowDecoderLayer:
         running = asked()
         laid_out = running.laid_out if isinstance(running, Running) else None
         if not isinstance(laid_out, TritonPass):
-            made: torch.Tensor = type(self._layer).forward(
+            whole: torch.Tensor = type(self._layer).forward(
                 self._layer, hidden_states, position_embeddings=position_embeddings, **named
             )
-            return made
+            return whole
         product = product_of(self._projection, self._before(hidden_states))
         query = laid_out.rotated(self._call, product, position_embeddings, self._head_norms)
         attended = laid_out.attended(self._call, query)
@@ -65,7 +65,9 @@ class RowDecoderLayer:
         if isinstance(self._feed_forward, RowFeedForward):
             last = self._feed_forward.product(normed)
         else:
-            last = Product(self._feed_forward(normed).view(-1, normed.shape[-1]))
+            made = self._feed_forward(normed)
+            # Mixtures of some types also give the scores of their experts.
+            last = Product((made[0] if isinstance(made, tuple) else made).view(-1, normed.shape[-1]))
         if self._after is not None:
             return self._after.ahead_of(last, between)
         return between + last.added(between.dtype)

@@ -1,6 +1,7 @@
 """Mixtures of experts whose rows do not depend on what shares their pass; see ``device.expert_rows``.
 
-A row gets the bits that it would get from ``RowLinear`` layers of its experts, one after the other.
+A row gets the bits that it would get from ``RowLinear`` layers of its experts, one after the other. Ranks that share a
+mixture gather as in ``experts``: whole rows before the second products, and columns once a row's experts are added.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from services.verifier.kernels.sharded_layers import shards_of
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.expert_rows import BLOCK_INTS, add_pairs, list_pairs, multiply_pairs
@@ -120,12 +122,12 @@ class RowExperts(nn.Module):
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """As ``experts.experts``."""
         count, top = top_k_index.shape
-        experts, own = self.up.experts, cast(Any, self.own)
+        experts, own, shards = self.up.experts, cast(Any, self.own), shards_of(self.own)
         pairs = ChosenPairs.of(top_k_index, experts)
         made = self.up.product(hidden_states, pairs, top, gated=self._gates)
         if not self._gates:
             made = own._apply_gate(made) if own.has_gate else own.act_fn(made)
-        made = self.down.product(made, pairs, 1)
+        made = self.down.product(made if shards is None else shards.columns(made), pairs, 1)
         # The oldest transformers that is taken does not have it yet.
         if getattr(own, "has_post_expert_norm", False):
             made = own.post_expert_norm(made)
@@ -134,7 +136,7 @@ class RowExperts(nn.Module):
             made, pairs.chosen, top_k_weights.contiguous(), total, self.down.columns, EXPERTS=experts, TOP=top,
             TOPS=triton.next_power_of_2(top), BLOCK=LANES, **COMPILED,
         )  # fmt: skip
-        return total
+        return total if shards is None else shards.columns(total)
 
 
 def is_mixture(module: nn.Module) -> TypeGuard[nn.Module]:
