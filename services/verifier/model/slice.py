@@ -352,9 +352,7 @@ class ModelSlice:
 
     @torch.inference_mode()
     def _captured(self, config: TargetConfig) -> Graphs:
-        """Graphs of all passes that the settings allow, whose shapes depend on their bucket alone; so the logits of every
-        row are computed.
-        """
+        """Graphs of all passes that the settings allow. Shapes follow from the bucket alone: all rows have logits."""
         start, module = time.perf_counter(), self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
         find = self._means.find(self.device) if self.is_last else None
