@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OF_LINEAR, OF_EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
@@ -37,7 +37,9 @@ def make_adapter(
         fields: of its configuration, beside those that PEFT always writes.
     """
     generator = torch.Generator().manual_seed(seed)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    # Its shapes alone: what its generation_config.json says must not matter.
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
     tensors: dict[str, torch.Tensor] = {}
     for name, module in base.named_modules():
         if name.rpartition(".")[2] in targets:

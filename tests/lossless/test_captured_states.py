@@ -27,6 +27,8 @@ from services.verifier.recurrence.state_pool import StatePool
 from tests.lossless.hybrids import make_hybrid
 from tests.triton_interpreter import hopper
 
+pytestmark = pytest.mark.exhaustive
+
 LENGTH = 40
 MEANS = TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), steps=lambda _: (TritonSteps(), ""))
 
@@ -38,10 +40,8 @@ def made_of(kind: str, folder: Path) -> TransformersTarget:
     return TransformersTarget(config, means=MEANS)
 
 
-# Without attention or sums over keys, which the interpreter takes long for.
-@pytest.fixture(
-    scope="module", params=["rwkv", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mamba2", "qwen3_next"))]
-)
+# Without attention or sums over keys, for which the interpreter takes minutes.
+@pytest.fixture(scope="module", params=["rwkv"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersTarget]:
     with hopper():
         yield made_of(request.param, tmp_path_factory.mktemp("captured"))

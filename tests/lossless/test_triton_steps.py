@@ -26,6 +26,8 @@ from services.verifier.recurrence.on_gpu import steps_on, trial
 from services.verifier.recurrence.order import Line, Order
 from services.verifier.recurrence.walks import HERE, NOWHERE, STATE, StateWalk, Walked, WalkStep
 
+pytestmark = pytest.mark.exhaustive
+
 CPU = torch.device("cpu")
 # Widths that fill no block, several keys of a lane, and several blocks.
 SMALL = partial(kinds_of, width=24, size=12)

@@ -391,14 +391,11 @@ async def test_the_targets_rows_of_noise_are_the_drafts_probes(tmp_path: Path, m
         passes.clear()
         await collect(running.loop, request("r", PROMPTS[0], UNO, max_tokens=30, ignore_eos=True))
     drafted = [rows for rows in passes if rows.parents]
-    # In turns: a chain of noise behind the last token, and a tree without any.
-    for number, rows in enumerate(drafted):
-        if number % 2 == 0:
-            assert (
-                rows.noise == tuple(range(rows.chain, len(rows.tokens))) and rows.parents == (-1, 0, 1)[: len(rows.parents)]
-            )
-        else:
-            assert not rows.noise
+    # In turns: a chain of noise behind the last token, and a tree without any. Where no tree came of it, noise follows noise.
+    noisy = [rows for rows in drafted if rows.noise]
+    for rows in noisy:
+        assert rows.noise == tuple(range(rows.chain, len(rows.tokens))) and rows.parents == (-1, 0, 1)[: len(rows.parents)]
+    assert drafted[0] in noisy and 0 < len(drafted) - len(noisy) <= len(noisy)
     assert len(drafted) > 10
 
 
