@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from services.model_files.weights.rounded_inputs import round_by
+from services.verifier.kernels.multiplied_weight import MultipliedWeight
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
@@ -21,7 +22,6 @@ from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_experts import ExpertProduct, RowExperts, is_mixture, use_row_routing
 from services.verifier.kernels.triton.row_gated_norm import RowGatedNorm, gated_norm_of
 from services.verifier.kernels.triton.row_products import Product, RowLinear, gated, normalise, product_of
-from services.verifier.recurrence.functions import MultipliedWeight
 
 # Takes weight and bias.
 MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
