@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu_check.packings import PackedTree, bushy_tree, rows_of, starts_of, tree
-from benchmarks.gpu_check.verdicts import GateVerdict
+from benchmarks.gpu_check.verdicts import GateVerdict, judge_rows
 from services.verifier.attention.calls import Call
 from services.verifier.kernels.triton.pass_shape import GpuAttentionSizes, PassShape
 from services.verifier.kernels.triton.tree_pass import TritonPass
@@ -128,10 +128,11 @@ def attention(
 
 def judge_attention(wrong: Sequence[str], compared: int) -> GateVerdict:
     """The verdict on rows whose bits are not those of plain decoding."""
-    return GateVerdict(
-        result="fail" if wrong else "pass",
-        found=f"{len(wrong)} of {compared} rows differ from plain decoding, first: {wrong[0]}" if wrong
-        else f"{compared} rows in prompts and trees have the bits of plain decoding",
-        follows="if G3 passed, compare a single tile, then a single segment" if wrong else "attention is exact",
-        figures={"compared": compared, "differ": list(wrong[:200])},
-    )  # fmt: skip
+    return judge_rows(
+        wrong,
+        compared,
+        differ="differ from plain decoding",
+        same="in prompts and trees have the bits of plain decoding",
+        look="if G3 passed, compare a single tile, then a single segment",
+        follows="attention is exact",
+    )

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.packings import bushy_tree, rows_of, tree
-from benchmarks.gpu_check.verdicts import GateVerdict
+from benchmarks.gpu_check.verdicts import GateVerdict, judge_rows
 from services.verifier.model.target_port import Rows
 
 Batch = Sequence[Rows]
@@ -61,11 +61,11 @@ def _alike(text: Sequence[int], depth: int, others: int) -> dict[str, list[Batch
 
 def judge_captured(wrong: Sequence[str], compared: int) -> GateVerdict:
     """The verdict on rows of captured passes that differ from launched ones."""
-    return GateVerdict(
-        result="fail" if wrong else "pass",
-        found=f"{len(wrong)} of {compared} rows differ from the launched pass, first: {wrong[0]}" if wrong
-        else f"{compared} rows of captured passes have the bits of launched ones, whatever filled them before",
-        follows="look at what a pass leaves behind: fill() of TritonPass, sums of segments" if wrong
-        else "passes may be captured",
-        figures={"compared": compared, "differ": list(wrong[:200])},
-    )  # fmt: skip
+    return judge_rows(
+        wrong,
+        compared,
+        differ="differ from the launched pass",
+        same="of captured passes have the bits of launched ones, whatever filled them before",
+        look="look at what a pass leaves behind: fill() of TritonPass, sums of segments",
+        follows="passes may be captured",
+    )

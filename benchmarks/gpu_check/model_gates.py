@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.gpu import milliseconds
 from benchmarks.gpu_check.packings import bushy_tree, rows_of, starts_of, tree
-from benchmarks.gpu_check.verdicts import GateVerdict
+from benchmarks.gpu_check.verdicts import GateVerdict, judge_rows
 
 # Rows, tokens before them, and requests that share the rows.
 Pass = tuple[int, int, int]
@@ -70,17 +70,15 @@ def _rows_that_differ(made: torch.Tensor, expected: torch.Tensor) -> list[int]:
 
 def judge_bits(wrong: Sequence[str], compared: int, left: Sequence[str]) -> GateVerdict:
     """The verdict on rows of logits that differ; ``left``: kinds of layers that are not ours."""
-    follows = "the model is exact in bfloat16"
-    if wrong:
-        follows = "if G2 and G4 passed, look at what is left: rotary embedding, residuals"
-        follows += f", and torch's {', '.join(left)}" if left else ""
-    return GateVerdict(
-        result="fail" if wrong else "pass",
-        found=f"{len(wrong)} of {compared} rows of logits differ, first: {wrong[0]}" if wrong
-        else f"{compared} rows of logits are equal in chunks, trees and alone",
-        follows=follows,
-        figures={"compared": compared, "differ": list(wrong[:200])},
-    )  # fmt: skip
+    look = "if G2 and G4 passed, look at what is left: rotary embedding, residuals"
+    return judge_rows(
+        wrong,
+        compared,
+        differ="of logits differ",
+        same="of logits are equal in chunks, trees and alone",
+        look=look + (f", and torch's {', '.join(left)}" if left else ""),
+        follows="the model is exact in bfloat16",
+    )
 
 
 def step_costs(model: BareModel, terabytes: float, passes: Sequence[Pass] = PASSES) -> GateVerdict:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.gpu_check.packings import PackedTree, bushy_tree, tree
-from benchmarks.gpu_check.verdicts import GateVerdict
+from benchmarks.gpu_check.verdicts import GateVerdict, judge_rows
 from services.verifier.kernels.whole_vectors import fill_vectors
 from services.verifier.recurrence.convolution import ShortConvolution
 from services.verifier.recurrence.delta_rule import DeltaRule
@@ -196,11 +196,11 @@ def _fitted(start: int, depth: int, others: int, length: int, seed: int) -> Pack
 
 def judge_recurrences(wrong: Sequence[str], compared: int) -> GateVerdict:
     """The verdict on rows whose bits are not those of plain decoding."""
-    return GateVerdict(
-        result="fail" if wrong else "pass",
-        found=f"{len(wrong)} of {compared} rows differ from plain decoding, first: {wrong[0]}" if wrong
-        else f"{compared} rows in chunks and trees have the bits of plain decoding",
-        follows="if one kind alone differs, look at its kernel; if all do, at the walk" if wrong
-        else "layers with a state are exact",
-        figures={"compared": compared, "differ": list(wrong[:200])},
-    )  # fmt: skip
+    return judge_rows(
+        wrong,
+        compared,
+        differ="differ from plain decoding",
+        same="in chunks and trees have the bits of plain decoding",
+        look="if one kind alone differs, look at its kernel; if all do, at the walk",
+        follows="layers with a state are exact",
+    )

@@ -32,6 +32,21 @@ class GateVerdict:
     table: Table = field(default_factory=list)
 
 
+def judge_rows(wrong: Sequence[str], compared: int, *, differ: str, same: str, look: str, follows: str) -> GateVerdict:
+    """The verdict on compared rows, of which those in ``wrong`` have other bits.
+
+    Args:
+        differ, same: what is said of rows behind their number, "3 of 9 rows" or "9 rows".
+        look: what to do if some differ; ``follows``: what follows if none does.
+    """
+    return GateVerdict(
+        result="fail" if wrong else "pass",
+        found=f"{len(wrong)} of {compared} rows {differ}, first: {wrong[0]}" if wrong else f"{compared} rows {same}",
+        follows=look if wrong else follows,
+        figures={"compared": compared, "differ": list(wrong[:200])},
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuGate:
     """A gate: what it asks, what it does, and how many seconds must be left for it to begin; it may then take longer."""

@@ -166,7 +166,8 @@ def uno_folder(settings: Settings, model: ResolvedModel) -> Path | None:
     Raises:
         ConfigurationError: as ``draft_models``.
     """
-    found = draft_models(settings, model)
+    # Among those that come along there is none: their folders need not be read for it.
+    found = draft_models(settings, model) if settings.drafter.models else {}
     return next((each.folder for source, each in found.items() if kind_of(source) == _UNO), None)
 
 

@@ -44,7 +44,7 @@ def _row(
 
 
 @triton.jit
-def _step(walk, steps_at, at):
+def step_at(walk, steps_at, at):
     """A step of a walk: its row, where its parent's state is, where its own is put, and where a copy is kept."""
     step = walk + steps_at + at * _STEP
     return tl.load(step).to(tl.int64), tl.load(step + 1), tl.load(step + 2), tl.load(step + 3)
@@ -116,14 +116,14 @@ def step_keyed(
     decays = tl.zeros((KEYS, COLUMNS), tl.float32)
     if BY == _BY_NUMBER:
         decays = tl.load(decay + inside, mask=fits, other=0.0)
-    row, source, target, saved = _step(walk, steps_at, first)
+    row, source, target, saved = step_at(walk, steps_at, first)
     key, query, value, factor, part = _row(
         row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride,
         time_stride, part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,
     )  # fmt: skip
     for at in range(first, first + count):
         # The next row is read while this one is computed; behind the last, it once more.
-        next_row, next_source, next_target, next_saved = _step(walk, steps_at, tl.minimum(at + 1, first + count - 1))
+        next_row, next_source, next_target, next_saved = step_at(walk, steps_at, tl.minimum(at + 1, first + count - 1))
         next_key, next_query, next_value, next_factor, next_part = _row(
             next_row, keys, queries, values, factors, times, parts, key_stride, query_stride, value_stride, factor_stride,
             time_stride, part_stride, head, key_head, lane, column, KEY, VALUE, BY, PARTED,

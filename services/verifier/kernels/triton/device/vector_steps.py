@@ -6,10 +6,11 @@ Channels are independent of each other: a program takes some of them through all
 import triton
 import triton.language as tl
 
-from services.verifier.recurrence.walks import NOWHERE, REQUEST_INTS, STATE, STEP_INTS
+from services.verifier.kernels.triton.device.keyed_steps import step_at
+from services.verifier.recurrence.walks import NOWHERE, REQUEST_INTS, STATE
 
 _NOWHERE, _STATE = tl.constexpr(NOWHERE), tl.constexpr(STATE)
-_REQUEST, _STEP = tl.constexpr(REQUEST_INTS), tl.constexpr(STEP_INTS)
+_REQUEST = tl.constexpr(REQUEST_INTS)
 # The largest exponent of a state that has seen no row; as in ``recurrence.weighted_mean``.
 _LEAST = tl.constexpr(-1e38)
 
@@ -33,11 +34,7 @@ def step_gated(
     inside = column < width
     state = tl.zeros((BLOCK,), tl.float32)
     for at in range(first, first + count):
-        step = walk + steps_at + at * _STEP
-        row = tl.load(step).to(tl.int64)
-        source = tl.load(step + 1)
-        target = tl.load(step + 2)
-        saved = tl.load(step + 3)
+        row, source, target, saved = step_at(walk, steps_at, at)
         if source >= 0:
             state = tl.load(places + source.to(tl.int64) * width + column, mask=inside, other=0.0)
         if source == _STATE:
@@ -106,11 +103,7 @@ def step_mean(
     weight = tl.zeros((BLOCK,), tl.float32)
     largest = tl.zeros((BLOCK,), tl.float32)
     for at in range(first, first + count):
-        step = walk + steps_at + at * _STEP
-        row = tl.load(step).to(tl.int64)
-        source = tl.load(step + 1)
-        target = tl.load(step + 2)
-        saved = tl.load(step + 3)
+        row, source, target, saved = step_at(walk, steps_at, at)
         if source >= 0:
             total, weight, largest = _held(places + source.to(tl.int64) * 3 * width, width, column, inside)
         if source == _STATE:
