@@ -167,7 +167,8 @@ def uno_folder(settings: Settings, model: ResolvedModel) -> Path | None:
         ConfigurationError: as ``draft_models``.
     """
     # Among those that come along there is none: their folders need not be read for it.
-    found = draft_models(settings, model) if settings.drafter.models else {}
+    asked = settings.drafter.models or settings.drafter.uno_branches
+    found = draft_models(settings, model) if asked else {}
     return next((each.folder for source, each in found.items() if kind_of(source) == _UNO), None)
 
 

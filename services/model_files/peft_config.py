@@ -99,6 +99,18 @@ def read_peft_config(folder: Path) -> PeftConfig:
     return _Fields(folder, read_json(folder / CONFIG, of="adapter")).parsed()
 
 
+def weights_file(folder: Path) -> Path:
+    """The adapter's weights.
+
+    Raises:
+        ConfigurationError: they are not there.
+    """
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise ConfigurationError(f"cannot load the adapter at {folder}: no {WEIGHTS} there", about=folder)
+    return file
+
+
 class _Fields:
     def __init__(self, folder: Path, fields: Mapping[str, Any]) -> None:
         self._folder, self._fields = folder, fields

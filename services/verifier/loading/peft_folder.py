@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from services.model_files.folder import reading
-from services.model_files.peft_config import CONFIG, WEIGHTS, PeftConfig, read_peft_config
+from services.model_files.peft_config import CONFIG, WEIGHTS, PeftConfig, read_peft_config, weights_file
 from services.model_files.weights.described import FLOATS
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import read_header
@@ -68,9 +68,7 @@ def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path)
         ConfigurationError: a file is missing or damaged, the adapter is for another model, or it asks for what is not
             computed here; names the field or the tensor.
     """
-    config, file = read_peft_config(folder), folder / WEIGHTS
-    if not file.is_file():
-        raise ConfigurationError(f"cannot load the adapter at {folder}: no {WEIGHTS} there", about=folder)
+    config, file = read_peft_config(folder), weights_file(folder)
     header = read_header(file)
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in header) else ""
     modules = _modules(header, prefix, folder)

@@ -16,7 +16,7 @@ from typing import Any
 
 from services.drafter.heads.files.target_shape import check_tokenizer, read_target_shape
 from services.model_files.folder import read_json, text_config
-from services.model_files.peft_config import WEIGHTS, read_peft_config
+from services.model_files.peft_config import read_peft_config, weights_file
 from services.model_files.weights.headers import read_header
 from speculation.errors import ConfigurationError
 
@@ -43,10 +43,7 @@ def count_numbers(folder: Path) -> int:
         ConfigurationError: it is no adapter that can be computed; names the field or the file.
     """
     read_peft_config(folder)
-    file = folder / WEIGHTS
-    if not file.is_file():
-        raise ConfigurationError(f"cannot load the adapter at {folder}: no {WEIGHTS} there", about=folder)
-    return sum(math.prod(tensor.shape) for tensor in read_header(file).values())
+    return sum(math.prod(tensor.shape) for tensor in read_header(weights_file(folder)).values())
 
 
 def parse_uno(folder: Path, target: Path) -> UnoConfig:
