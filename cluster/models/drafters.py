@@ -167,8 +167,9 @@ def uno_folder(settings: Settings, model: ResolvedModel) -> Path | None:
         ConfigurationError: as ``draft_models``.
     """
     # Among those that come along there is none: their folders need not be read for it.
-    asked = settings.drafter.models or settings.drafter.uno_branches
-    found = draft_models(settings, model) if asked else {}
+    if not settings.drafter.models and not trained_config(settings).uno_branches:
+        return None
+    found = draft_models(settings, model)
     return next((each.folder for source, each in found.items() if kind_of(source) == _UNO), None)
 
 
