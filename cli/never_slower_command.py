@@ -69,9 +69,10 @@ def never_slower(
     """Find a load that drafting makes slower than plain decoding.
 
     Every cell of {at once} x {kind of prompt} x {temperature} x {length} x {in process, on Ray} is measured by turns: plain
-    decoding, each strategy, and plain decoding again, since two equal runs differ, and that is the noise. The same
-    requests stay in flight in each turn, and the server forgets them before the next. Every answer is compared with plain
-    decoding's, token by token. The whole grid takes about two days; what is measured is kept after each round, Ctrl-C ends
+    decoding, each strategy, and plain decoding again, since two equal runs differ, and that is the noise. In process each
+    of them has a service of its own, and they take turns of a second; on Ray they share one, which forgets all requests
+    before the next one's turn. All keep the same requests in flight. Every answer is compared with plain decoding's, token
+    by token. The whole grid takes about two days; what is measured is kept after each round, Ctrl-C ends
     the run, and --resume goes on with it.
 
     Exit code 1: a cell is slower than 0.98 of plain decoding beyond its noise, has a second below 0.95 as plain decoding has
@@ -79,8 +80,8 @@ def never_slower(
     """
     from benchmarks.bench.prompts import BUILTIN, read_prompts
     from benchmarks.never_slower.cells import grid
-    from benchmarks.never_slower.rounds import RoundPlan
     from benchmarks.never_slower.run import NeverSlowerConfig
+    from benchmarks.never_slower.turns import RoundPlan
     from cluster.settings.config import load
 
     if resume and out is None:

@@ -14,6 +14,7 @@ from benchmarks.never_slower.requests import LoadRequest
 from outrider.requests import Options
 
 Supply = Callable[[float], LoadRequest]
+Clock = Callable[[], float]
 TENTH_S = 0.1
 
 
@@ -23,7 +24,7 @@ class LoadAnswer:
 
     Attributes:
         finished: it has no more tokens than these.
-        sent_s: when the request was sent, by ``time.perf_counter``.
+        sent_s: when the request was sent, by the load's clock.
         arrivals: (seconds since then, tokens so far), one pair for each chunk.
     """
 
@@ -39,7 +40,7 @@ class LoadRecord:
     """What came of a load.
 
     Attributes:
-        began_s: when it began to be measured, by ``time.perf_counter``; ``seconds``: how long it was.
+        began_s: when it began to be measured, by the load's clock; ``seconds``: how long it was.
         tenths: tokens that arrived in every tenth of a second of them.
         answers: of all requests that were begun, in their order, also of those begun before it was measured.
     """
@@ -78,15 +79,13 @@ async def keep_in_flight(client: outrider.AsyncClient, supply: Supply, shape: Lo
     Raises:
         OutriderError: a request failed.
     """
-    running = _RunningLoad(client, supply, shape)
-    workers = [asyncio.create_task(running.work()) for _ in range(shape.at_once)]
+    running = RunningLoad(client, supply, shape)
     try:
-        await _unless_one_fails(workers, running.all_begun.wait(), shape.lead_s)
-        running.begin()
-        await _unless_one_fails(workers, asyncio.sleep(shape.seconds), None)
+        await running.begin()
+        await running.go_on(shape.seconds)
         return running.record()
     finally:
-        await _cancel(workers)
+        await running.stop()
 
 
 async def answer_all(
@@ -112,19 +111,43 @@ async def answer_all(
         await _cancel(tasks)
 
 
-class _RunningLoad:
-    def __init__(self, client: outrider.AsyncClient, supply: Supply, shape: LoadShape) -> None:
-        self.all_begun = asyncio.Event()
-        self._client, self._supply, self._shape = client, supply, shape
+class RunningLoad:
+    """A load that may be looked at, and stopped, at any time.
+
+    Args:
+        clock: gives the seconds by which everything is timed.
+    """
+
+    def __init__(
+        self, client: outrider.AsyncClient, supply: Supply, shape: LoadShape, clock: Clock = time.perf_counter
+    ) -> None:
+        self._client, self._supply, self._shape, self._clock = client, supply, shape, clock
         self._answers: list[LoadAnswer] = []
         self._tenths = [0] * round(shape.seconds / TENTH_S)
         self._began_s: float | None = None
         self._waiting = shape.at_once
+        self._all_begun = asyncio.Event()
+        self._workers: list[asyncio.Task[None]] = []
 
-    def begin(self) -> None:
-        self._began_s = time.perf_counter()
+    async def begin(self) -> None:
+        """Send the first requests; from when all have begun to be answered, or ``lead_s`` later, the load is measured.
 
-    async def work(self) -> None:
+        Raises:
+            OutriderError: a request failed.
+        """
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self._shape.at_once)]
+        await _unless_one_fails(self._workers, self._all_begun.wait(), self._shape.lead_s)
+        self._began_s = self._clock()
+
+    async def go_on(self, seconds: float) -> None:
+        """Wait so long; raises as ``begin`` does."""
+        await _unless_one_fails(self._workers, asyncio.sleep(seconds), None)
+
+    async def stop(self) -> None:
+        """Cancel what is under way."""
+        await _cancel(self._workers)
+
+    async def _work(self) -> None:
         """One of the requests in flight, and then the next, until it is cancelled."""
         first = True
         while True:
@@ -136,10 +159,11 @@ class _RunningLoad:
                 if of_first and len(answer.tokens) == count:
                     self._one_begun()
 
-            await _ask(self._client, answer, self._shape.strategy, self._shape.temperature, arrived)
+            await _ask(self._client, answer, self._shape.strategy, self._shape.temperature, arrived, self._clock)
             first = False
 
     def record(self) -> LoadRecord:
+        """What has come so far."""
         # Copies: more may arrive while the workers are being cancelled.
         return LoadRecord(
             at_once=self._shape.at_once,
@@ -154,10 +178,10 @@ class _RunningLoad:
     def _one_begun(self) -> None:
         self._waiting -= 1
         if not self._waiting:
-            self.all_begun.set()
+            self._all_begun.set()
 
     def _elapsed_s(self) -> float:
-        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
+        return 0.0 if self._began_s is None else self._clock() - self._began_s
 
     def _arrived(self, count: int) -> None:
         if self._began_s is not None and (place := int(self._elapsed_s() / TENTH_S)) < len(self._tenths):
@@ -165,7 +189,12 @@ class _RunningLoad:
 
 
 async def _ask(
-    client: outrider.AsyncClient, answer: LoadAnswer, strategy: str, temperature: float, arrived: Callable[[int], None]
+    client: outrider.AsyncClient,
+    answer: LoadAnswer,
+    strategy: str,
+    temperature: float,
+    arrived: Callable[[int], None],
+    clock: Clock = time.perf_counter,
 ) -> None:
     """Fill the answer as it comes; ``arrived`` hears of every chunk how many tokens it has."""
     request = answer.request
@@ -176,13 +205,13 @@ async def _ask(
         "max_tokens": request.max_tokens,
         "ignore_generation_config": True,
     }
-    answer.sent_s = time.perf_counter()
+    answer.sent_s = clock()
     async with client.stream(token_ids=request.token_ids, **options) as stream:
         async for chunk in stream:
             if not chunk.token_ids:
                 continue
             answer.tokens += chunk.token_ids
-            answer.arrivals.append((time.perf_counter() - answer.sent_s, len(answer.tokens)))
+            answer.arrivals.append((clock() - answer.sent_s, len(answer.tokens)))
             arrived(len(chunk.token_ids))
     answer.finished = True
 

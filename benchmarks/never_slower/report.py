@@ -82,11 +82,12 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     return [
         ("command", settings["command"]),
         ("prompts", _prompts(settings)),
-        ("memory", "the server forgets all requests before every turn, so no prompt is known from an earlier one; within a "
-         "turn no prompt comes twice; repeats begin at other prompts"),
+        ("memory", "a server forgets all requests before every round, so no prompt is known from an earlier one; within a "
+         "round no prompt comes twice; repeats begin at other prompts"),
         ("answers", f"up to {settings['max_tokens']} tokens, seed {settings['seed']}, each compared with plain decoding's; "
          + ("equal tokens are promised" if record["exact"] else "equal tokens are NOT promised here")),
-        ("turns", f"{settings['seconds']:g} seconds, {settings['repeats']} repeats; plain decoding first and last in each"),
+        ("turns", f"{settings['seconds']:g} seconds each, {settings['repeats']} repeats; plain decoding first and last; "
+         "in process a second at a time, each contestant with a service of its own"),
         ("model", f"{settings['model']}, {settings['dtype']}"),
         ("machine", f"{environment['processor']}, {environment['cores']} cores, {memory:.0f} GiB, {gpus}"),
         ("threads", str(environment["threads"])),

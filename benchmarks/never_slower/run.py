@@ -23,9 +23,12 @@ from benchmarks.bench.records import Prompt
 from benchmarks.never_slower.cells import LONG, PLAIN, SHORT, GridCell, LoadTurn
 from benchmarks.never_slower.kinds import PromptPool
 from benchmarks.never_slower.load import answer_all
+from benchmarks.never_slower.own_service import OwnService
 from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import RequestLimits, RoundRequests
-from benchmarks.never_slower.rounds import RoundPlan, measure_round
+from benchmarks.never_slower.rounds import measure_round
+from benchmarks.never_slower.turns import Contestants, OneService, OwnServices, RoundPlan
+from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
 from cluster.service import serving
 from cluster.settings.config import Settings
@@ -57,7 +60,7 @@ class NeverSlowerConfig:
     @property
     def estimate_s(self) -> float:
         """About how long all of it takes, if first answers come at once."""
-        turns = len(self.plan.strategies) + 2
+        turns = len(self.plan.contestants)
         return self.repeats * sum(turns * (self.plan.seconds_of(cell) + _OVERHEAD_S) for cell in self.cells)
 
 
@@ -110,9 +113,14 @@ class NeverSlowerRun:
         for on in dict.fromkeys(cell.on for cell in self._config.cells):
             cells = [cell for cell in self._config.cells if cell.on == on]
             missing = [(n, cell) for n in range(self._config.repeats) for cell in cells if (cell, n) not in done]
-            if missing:
+            if not missing:
+                continue
+            if on == "process" and _may_be_many(self._settings):
+                preflight(self._settings, self._model)
+                asyncio.run(self._on_own_services(missing))
+            else:
                 with serving(self._settings, in_process=on == "process", verbose=False) as addresses:
-                    self._measure(addresses.grpc, missing)
+                    asyncio.run(self._on_one_service(addresses.grpc, missing))
 
     def record(self, *, partial: bool) -> dict[str, Any]:
         """The content of results.json, without the verdict."""
@@ -148,22 +156,33 @@ class NeverSlowerRun:
             "turns": [turn.as_object() for turn in self.turns],
         }
 
-    def _measure(self, address: str, missing: Sequence[tuple[int, GridCell]]) -> None:
-        with asyncio.Runner() as runner:
-            client = runner.run(_opened(address))
-            try:
-                limits = runner.run(self._limits(client))
-                fitting = [(repeat, cell) for repeat, cell in missing if self._fits(cell, limits)]
-                runner.run(self._warm_up(client, limits, fitting))
-                plan = self._config.plan
-                with self._progress(len(fitting) * (len(plan.strategies) + 2)) as (tell, advance):
-                    for repeat, cell in fitting:
-                        tell(f"{cell}, repeat {repeat + 1}")
-                        requests = self._requests(limits, cell, repeat)
-                        self.turns += runner.run(measure_round(client, requests, cell, repeat, plan, advance))
-                        write_record(self._folder, self.record(partial=True))
-            finally:
-                runner.run(client.close())
+    async def _on_own_services(self, missing: Sequence[tuple[int, GridCell]]) -> None:
+        services: list[OwnService] = []
+        try:
+            for _ in self._config.plan.contestants:
+                # One after the other: each measures its kernels.
+                services.append(await OwnService.start(self._settings, self._model))
+            await self._measure(OwnServices(services), missing)
+        finally:
+            for service in services:
+                await service.close()
+
+    async def _on_one_service(self, address: str, missing: Sequence[tuple[int, GridCell]]) -> None:
+        # A request that failed is told, not asked again.
+        async with outrider.AsyncClient(address, retry=outrider.Retry(attempts=1)) as client:
+            await self._measure(OneService(client, len(self._config.plan.contestants)), missing)
+
+    async def _measure(self, contestants: Contestants, missing: Sequence[tuple[int, GridCell]]) -> None:
+        plan = self._config.plan
+        limits = await self._limits(contestants.clients[0])
+        fitting = [(repeat, cell) for repeat, cell in missing if self._fits(cell, limits)]
+        await self._warm_up(contestants, limits, fitting)
+        with self._progress(len(fitting) * len(plan.contestants)) as (tell, advance):
+            for repeat, cell in fitting:
+                tell(f"{cell}, repeat {repeat + 1}")
+                requests = self._requests(limits, cell, repeat)
+                self.turns += await measure_round(contestants, requests, cell, repeat, plan, advance)
+                write_record(self._folder, self.record(partial=True))
 
     async def _limits(self, client: outrider.AsyncClient) -> RequestLimits:
         model = (await client.models())[0]
@@ -184,15 +203,15 @@ class NeverSlowerRun:
         return RoundRequests(self._pool, self._tokens, limits, cell, int.from_bytes(digest[:3]))
 
     async def _warm_up(
-        self, client: outrider.AsyncClient, limits: RequestLimits, missing: Sequence[tuple[int, GridCell]]
+        self, contestants: Contestants, limits: RequestLimits, missing: Sequence[tuple[int, GridCell]]
     ) -> None:
-        """A few answers by each strategy, not recorded: the first ones in a process are slower."""
+        """A few answers by each contestant, not recorded: the first ones in a process are slower."""
         if not missing:
             return
         cell = GridCell(on=missing[0][1].on, at_once=1, kind=missing[0][1].kind, temperature=0.0, length=SHORT)
         following = self._requests(limits, cell, -1).supply(1.0)
         requests = [following(0.0) for _ in range(_WARM_UP_REQUESTS)]
-        for strategy in (PLAIN, *self._config.plan.strategies):
+        for client, strategy in zip(contestants.clients, self._config.plan.contestants, strict=True):
             await answer_all(client, requests, 2, strategy, 0.0)
 
     @contextmanager
@@ -207,6 +226,6 @@ class NeverSlowerRun:
             yield lambda text: bars.update(task, description=text), lambda: bars.advance(task)
 
 
-async def _opened(address: str) -> outrider.AsyncClient:
-    # A channel belongs to the event loop in which it is made. A request that failed is told, not asked again.
-    return outrider.AsyncClient(address, retry=outrider.Retry(attempts=1))
+def _may_be_many(settings: Settings) -> bool:
+    """Whether services with these settings share nothing: what one has seen of a prompt, no other knows."""
+    return not settings.router.verifiers and settings.drafter.address is None and settings.retrieval.redis_url is None

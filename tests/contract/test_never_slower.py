@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +16,29 @@ from rich.console import Console
 
 import outrider
 from benchmarks.bench.records import Prompt
-from benchmarks.never_slower import rounds as rounds_module
 from benchmarks.never_slower import run as run_module
+from benchmarks.never_slower import turns as turns_module
 from benchmarks.never_slower.cells import PLAIN, GridCell, grid
 from benchmarks.never_slower.kinds import PromptPool
 from benchmarks.never_slower.load import LoadRecord, LoadShape, Supply, keep_in_flight
+from benchmarks.never_slower.own_service import OwnService, TurnClock
 from benchmarks.never_slower.report import write_report
 from benchmarks.never_slower.requests import LoadRequest, RequestLimits, RoundRequests
-from benchmarks.never_slower.rounds import RoundPlan, measure_round
+from benchmarks.never_slower.rounds import measure_round
 from benchmarks.never_slower.run import NeverSlowerConfig, NeverSlowerRun
+from benchmarks.never_slower.turns import OneService, OwnServices, RoundPlan
 from benchmarks.never_slower.verdict import judge
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.router.tokens import Tokens
+from services.verifier.engine.pause import Hold
 from speculation.errors import ConfigurationError
+from tests.patience import until
 from tests.service import served, tiny_settings
 from tests.tiny import make_tiny_model
 
 CELL = GridCell(on="process", at_once=3, kind="open", temperature=0.0, length="short")
-PLAN = RoundPlan(strategies=("blend",), seconds=0.3, lead_s=5.0, change_every_s=0.1)
+PLAN = RoundPlan(strategies=("blend",), seconds=0.3, lead_s=5.0, change_every_s=0.1, stretch_s=0.1)
 LIMITS = RequestLimits(max_tokens=12, max_model_len=512)
 
 
@@ -76,7 +83,7 @@ async def test_a_failed_request_ends_a_load(tiny: Path) -> None:
 async def test_a_round_compares_every_answer(tiny: Path, temperature: float) -> None:
     cell = GridCell(on="process", at_once=3, kind="open", temperature=temperature, length="short")
     async with served(tiny) as (address, _), outrider.AsyncClient(address) as client:
-        turns = await measure_round(client, round_requests(tiny, cell), cell, 0, PLAN)
+        turns = await measure_round(OneService(client, 3), round_requests(tiny, cell), cell, 0, PLAN)
     assert [turn.strategy for turn in turns] == [PLAIN, "blend", PLAIN]
     assert [turn.turn for turn in turns] == [0, 1, 2]
     assert all(turn.answers >= 3 and turn.speed > 0 and not turn.wrong and not turn.error for turn in turns)
@@ -92,7 +99,7 @@ async def test_the_servers_memory_is_emptied_before_every_turn(tiny: Path) -> No
             await forget(tenant)
 
         running.router.forget = forgetting  # type: ignore[method-assign]
-        await measure_round(client, round_requests(tiny), CELL, 0, PLAN)
+        await measure_round(OneService(client, 3), round_requests(tiny), CELL, 0, PLAN)
     assert asked == ["", "", ""]
 
 
@@ -105,19 +112,116 @@ async def test_a_planted_wrong_token_is_found(tiny: Path, monkeypatch: pytest.Mo
             last.tokens[-1] += 1
         return record
 
-    monkeypatch.setattr(rounds_module, "keep_in_flight", with_a_wrong_token)
+    monkeypatch.setattr(turns_module, "keep_in_flight", with_a_wrong_token)
     async with served(tiny) as (address, _), outrider.AsyncClient(address) as client:
-        turns = await measure_round(client, round_requests(tiny), CELL, 0, PLAN)
+        turns = await measure_round(OneService(client, 3), round_requests(tiny), CELL, 0, PLAN)
     assert [len(turn.wrong) for turn in turns] == [0, 1, 0]
     assert "instead of" in turns[1].wrong[0]
     assert judge(turns).word == "no"
+
+
+class HeldHere:
+    """A held service in this process."""
+
+    def __init__(self, client: outrider.AsyncClient, hold: Hold) -> None:
+        self.client, self.clock, self._hold = client, TurnClock(), hold
+        self.said: list[str] = []
+
+    async def hold(self) -> None:
+        await self._hold.begin()
+        self.clock.stop()
+        self.said.append("hold")
+
+    async def go(self) -> None:
+        self.clock.start()
+        self._hold.end()
+        self.said.append("go")
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+@asynccontextmanager
+async def held_services(tiny: Path, count: int) -> AsyncIterator[list[HeldHere]]:
+    async with AsyncExitStack() as stack:
+        services = []
+        for _ in range(count):
+            address, running = await stack.enter_async_context(served(tiny))
+            client = await stack.enter_async_context(outrider.AsyncClient(address))
+            services.append(HeldHere(client, running.verifier.loop.hold))
+        yield services
+
+
+async def test_a_held_service_stops_between_two_passes_and_goes_on(tiny: Path) -> None:
+    async with held_services(tiny, 1) as (service,):
+        plainly = await service.client.generate("Once", max_tokens=200, ignore_eos=True)
+        arrivals: list[int] = []
+
+        async def asked() -> None:
+            async with service.client.stream("Once", max_tokens=200, ignore_eos=True) as stream:
+                async for chunk in stream:
+                    arrivals.extend(chunk.token_ids)
+
+        task = asyncio.create_task(asked())
+        await until(lambda: len(arrivals) > 2)
+        await service.hold()
+        # What the last pass gave may still be on its way.
+        await asyncio.sleep(0.1)
+        so_far, told = len(arrivals), service.clock()
+        await asyncio.sleep(0.2)
+        assert len(arrivals) == so_far < 200
+        assert service.clock() == told
+        await service.go()
+        await task
+        assert tuple(arrivals) == tuple(plainly.token_ids)
+        # A loop without requests stands still at once.
+        await service.hold()
+        await service.go()
+
+
+async def test_contestants_with_services_of_their_own_take_turns(tiny: Path) -> None:
+    async with held_services(tiny, 3) as services:
+        turns = await measure_round(OwnServices(services), round_requests(tiny), CELL, 1, PLAN)
+        assert [service.said for service in services] == [["hold", *["go", "hold"] * 4, "go"]] * 3
+        # Nothing is left behind, and all go on.
+        assert all([(await service.client.generate("Once", max_tokens=3)).token_ids for service in services])
+    assert [turn.strategy for turn in turns] == [PLAIN, "blend", PLAIN]
+    assert all(turn.answers >= 3 and turn.speed > 0 and not turn.wrong and not turn.error for turn in turns)
+    assert all(len(turn.tenths) == 3 for turn in turns)
+
+
+@pytest.mark.exhaustive
+async def test_a_contestant_that_fails_leaves_the_others_their_turns(tiny: Path) -> None:
+    plan = RoundPlan(strategies=("retrieval",), seconds=0.2, lead_s=5.0, stretch_s=0.1)
+    async with held_services(tiny, 3) as services:
+        turns = await measure_round(OwnServices(services), round_requests(tiny), CELL, 0, plan)
+    assert [bool(turn.error) for turn in turns] == [False, True, False]
+    assert all(turn.speed > 0 for turn in turns if not turn.error)
+
+
+@pytest.mark.exhaustive
+async def test_a_service_in_a_process_of_its_own(tiny: Path) -> None:
+    settings = load(flags=tiny_settings(f"model={tiny}", "server.port=0", "server.http_port=null", "server.ops_port=null"))
+    model = ResolvedModel(name="tiny", path=tiny)
+    service = await OwnService.start(settings, model)
+    try:
+        await service.hold()
+        asked = asyncio.create_task(service.client.generate("Once", max_tokens=3))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await service.go()
+        assert (await asked).token_ids
+    finally:
+        await service.close()
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        await OwnService.start(settings, ResolvedModel(name="tiny", path=tiny / "nowhere"))
 
 
 @pytest.mark.exhaustive
 async def test_a_strategy_that_is_refused_fails_its_turn_alone(tiny: Path) -> None:
     plan = RoundPlan(strategies=("retrieval", "blend"), seconds=0.2, lead_s=5.0)
     async with served(tiny) as (address, _), outrider.AsyncClient(address) as client:
-        turns = await measure_round(client, round_requests(tiny), CELL, 0, plan)
+        turns = await measure_round(OneService(client, 4), round_requests(tiny), CELL, 0, plan)
     assert [bool(turn.error) for turn in turns] == [False, True, False, False]
     verdict = judge(turns)
     assert verdict.cells[0].strategy == "retrieval"
@@ -145,7 +249,9 @@ def test_an_interrupted_run_keeps_whole_rounds_and_goes_on(
 ) -> None:
     # Changing prompts go through all kinds, and a byte-level tokeniser makes many tokens of them.
     tiny = make_tiny_model(tmp_path_factory.mktemp("roomy"), max_position_embeddings=2048)
-    measured = rounds_module.measure_round
+    # As with a drafter that contestants would have to share: then they share all.
+    monkeypatch.setattr(run_module, "_may_be_many", lambda settings: False)
+    measured = measure_round
     done = 0
 
     async def interrupted(*given: Any) -> Any:
@@ -184,5 +290,5 @@ def test_an_interrupted_run_keeps_whole_rounds_and_goes_on(
     write_report(record, verdict, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(list((tmp_path / "plots").glob("*.svg"))) == 1
-    assert "the server forgets all requests before every turn" in page
+    assert "a server forgets all requests before every round" in page
     assert "some file: 3 open; then built-in ones" in page

@@ -16,7 +16,7 @@ from benchmarks.never_slower.kinds import CHANGING, MIXED, PLAIN_KINDS, KindOrde
 from benchmarks.never_slower.load import LoadAnswer, LoadRecord
 from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import LoadRequest, RequestLimits, RoundRequests
-from benchmarks.never_slower.rounds import RoundPlan
+from benchmarks.never_slower.turns import RoundPlan
 from benchmarks.never_slower.same_answers import differences_from, longest_answers, unanswered
 from benchmarks.never_slower.same_work import common_tokens, request_seconds, shared_tenths
 from services.router.tokens import Tokens
@@ -112,8 +112,9 @@ def test_the_grid_names_what_does_not_exist() -> None:
 
 def test_plain_decoding_comes_first_and_last_and_strategies_change_places() -> None:
     plan = RoundPlan(strategies=("auto", "blend"), seconds=6.0)
-    assert plan.order(0) == (PLAIN, "auto", "blend", PLAIN)
-    assert plan.order(1) == (PLAIN, "blend", "auto", PLAIN)
+    assert plan.contestants == (PLAIN, "auto", "blend", PLAIN)
+    assert plan.order(0) == (0, 1, 2, 3)
+    assert plan.order(1) == (0, 2, 1, 3)
     assert plan.seconds_of(CELL) == 6
     assert plan.seconds_of(replace(CELL, kind=CHANGING)) == 90
 

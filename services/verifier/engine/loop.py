@@ -40,7 +40,7 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
-from services.verifier.engine.pause import Pause
+from services.verifier.engine.pause import Hold, Pause
 from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -67,6 +67,7 @@ class DecodingLoop:
     Attributes:
         identity: by what tokens are chosen.
         pause: lets what is under way end, so that the target may be changed.
+        hold: lets no pass begin.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class DecodingLoop:
         self._requests = Admission(target, config, self.stats)
         self._wake = asyncio.Event()
         self.pause = Pause(self._requests, self._wake.set, self._release, self._made)
+        self.hold = Hold(self._wake.set)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
         self._timed = timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
@@ -245,16 +247,17 @@ class DecodingLoop:
             self._release(request)
         self._forgetting.between_passes()
         self.pause.look(len(self._passes))
+        self.hold.look(len(self._passes))
         for request in self._requests.admit():
             self._drafting.open(request, known_prices(load_to_come(self._requests.running.values()), self._budget))
-        while not self._passes.full and await self._begin_pass():
+        while not (self._passes.full or self.hold.on) and await self._begin_pass():
             pass
         if len(self._passes):
             await self._finish_pass()
             self._faults.succeeded()
             return
         self._stream()
-        if self._requests.running or self._requests.waiting.heads:
+        if not self.hold.on and (self._requests.running or self._requests.waiting.heads):
             await asyncio.sleep(0)
             return
         await self._idle()

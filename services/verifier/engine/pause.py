@@ -1,4 +1,8 @@
-"""A pause in decoding: what is under way ends, new requests wait, and then the target may be changed."""
+"""Two ways to stop decoding for a while.
+
+``Pause``: what is under way ends, new requests wait, and then the target may be changed. ``Hold``: no pass is begun, and all
+requests stay where they are.
+"""
 
 from __future__ import annotations
 
@@ -98,3 +102,35 @@ class Pause:
         if request.tenant != request.message.tenant:
             successor.forget_tenant()
         self._requests.join(successor)
+
+
+class Hold:
+    """Stops a decoding loop between two passes. To it, the time until it may go on is time without requests.
+
+    Args:
+        wake: lets the loop, which calls ``look`` in each step, take its next one.
+
+    Attributes:
+        on: whether no pass may be begun.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.on = False
+        self._wake = wake
+        self._still: asyncio.Future[None] | None = None
+
+    async def begin(self) -> None:
+        """Return once no pass is under way, and what the last ones gave is on its way to the clients."""
+        self.on, self._still = True, asyncio.get_running_loop().create_future()
+        self._wake()
+        await self._still
+
+    def end(self) -> None:
+        """Let the loop go on."""
+        self.on = False
+        self._wake()
+
+    def look(self, passes: int) -> None:
+        """Note whether the loop stands still, with so many passes under way."""
+        if self.on and not passes and self._still is not None and not self._still.done():
+            self._still.set_result(None)
