@@ -18,7 +18,7 @@ from services.api.messages import (
     TokenSpelling,
 )
 from speculation.errors import OutriderError
-from speculation.messages import RunningAnswers, ServiceState
+from speculation.messages import PauseMode, RunningAnswers, ServiceState
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 
 CARD = ModelCard(
@@ -126,6 +126,15 @@ class ScriptedRouter:
         raise NotImplementedError
 
     async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    async def pause(self, mode: PauseMode, within_s: float) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+    async def paused(self) -> bool:
         raise NotImplementedError
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:

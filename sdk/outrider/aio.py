@@ -218,6 +218,30 @@ class AsyncClient:
             raise from_rpc(error, self._address, closed=self._closed) from error
         return Reloaded(arithmetic=done.arithmetic, notes=tuple(done.notes))
 
+    async def pause(self, *, mode: str = "wait", within_s: float = 600.0) -> None:
+        """Let the server decode nothing until ``resume``; new requests wait. Needs an API key with the scope ``admin``.
+
+        Args:
+            mode: "wait": answers under way end first; "keep": they stop between two tokens, and go on after ``resume``.
+            within_s: seconds that they have to end; else nothing is paused.
+
+        Raises:
+            OutriderError: decoding goes on; see ``outrider.errors``.
+        """
+        try:
+            # Not given up: answers take as long as they are.
+            await self._stub.Pause(pb.PauseRequest(mode=mode, within_s=within_s), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address, closed=self._closed) from error
+
+    async def resume(self) -> None:
+        """Let the server decode. Needs an API key with the scope ``admin``.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
+        await self._retried(self._stub.Resume, pb.ResumeRequest())
+
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
         self._closed = True

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
-from speculation.messages import RunningAnswers, ServiceState
+from speculation.messages import PauseMode, RunningAnswers, ServiceState
 
 
 class PassingRouter:
@@ -32,6 +32,15 @@ class PassingRouter:
 
     async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
         return await self._router.reload(folder, running, within_s)
+
+    async def pause(self, mode: PauseMode, within_s: float) -> None:
+        await self._router.pause(mode, within_s)
+
+    async def resume(self) -> None:
+        await self._router.resume()
+
+    async def paused(self) -> bool:
+        return await self._router.paused()
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         return await self._router.tokenize(request)

@@ -1,10 +1,10 @@
-"""What users with the scope ``admin`` may do with weights: replace those that are served, and load adapters."""
+"""What users with the scope ``admin`` may do with weights: replace those that are served, pause decoding, load adapters."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from speculation.messages import RunningAnswers
+from speculation.messages import PauseMode, RunningAnswers
 
 
 class WeightsPort(Protocol):
@@ -18,6 +18,31 @@ class WeightsPort(Protocol):
 
         Raises:
             OutriderError: nothing that is served has changed; says why.
+        """
+
+    async def pause(self, mode: PauseMode, within_s: float) -> None:
+        """Let no verifier decode until ``resume``. New requests wait in the queue.
+
+        Args:
+            mode: ``wait``: answers under way end first; ``keep``: they stop between two tokens.
+            within_s: seconds within which they must have ended.
+
+        Raises:
+            OutriderError: decoding goes on; says why.
+        """
+
+    async def resume(self) -> None:
+        """Let all verifiers decode; no error where they do.
+
+        Raises:
+            Unavailable: not all have confirmed it.
+        """
+
+    async def paused(self) -> bool:
+        """Whether no verifier decodes.
+
+        Raises:
+            Unavailable: not all answer.
         """
 
     async def load_adapter(self, name: str, folder: str) -> None:

@@ -34,6 +34,7 @@ from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
 from services.router.migration import Migration, describe
+from services.router.pauses import Pauses
 from services.router.reloads import Reloads
 from services.router.rules.facts import Facts, facts_of
 from services.router.rules.rule_book import RuleBook
@@ -46,7 +47,7 @@ from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, RunningAnswers, ServiceState, VerifierCard
+from speculation.messages import Finished, GenerationRequest, PauseMode, RunningAnswers, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
 from speculation.room import room_behind
 from speculation.types import FinishReason, SamplingParams
@@ -86,6 +87,7 @@ class RouterService:
         self._adapters = AdapterChanges(verifier)
         self._migration = Migration(verifier, config.migration_timeout_s, metrics)
         self._reloads = Reloads(verifier)
+        self._pauses = Pauses(verifier)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self._open += 1
@@ -192,6 +194,15 @@ class RouterService:
             "`outrider canary` says what they are worth"
         )
         return (note,) if trained else ()
+
+    async def pause(self, mode: PauseMode, within_s: float) -> None:
+        await self._pauses.pause(mode, within_s)
+
+    async def resume(self) -> None:
+        await self._pauses.resume()
+
+    async def paused(self) -> bool:
+        return await self._pauses.paused()
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         most, size = (await self._describe()).max_model_len, length_of(request.input)

@@ -60,10 +60,16 @@ class Reloading:
 
     async def obey(self, order: ReloadOrder) -> str:
         """As ``VerifierPort.reload``."""
+        if order.step == "go":
+            self._go()
+        if order.step in ("go", "held"):
+            return "held" if self._loop.hold.on else ""
         async with self._one_step:
             if order.step == "undo":
                 await self._undo(order.reload_id)
                 return ""
+            if order.step == "hold":
+                return await self._hold(order)
             if order.step == "read":
                 return await self._read(order)
             if order.step == "keep" and order.reload_id == self._kept:
@@ -110,6 +116,11 @@ class Reloading:
     async def _read(self, order: ReloadOrder) -> str:
         if self._open is not None:
             raise Unavailable("the weights are being replaced already; try again")
+        if self._loop.hold.on and (left := len(self._loop.pause.under_way)):
+            raise Unavailable(
+                f"decoding is paused with answers under way ({left} of them), and no answer is written by two versions: "
+                "resume first (replacing weights pauses by itself), or pause with mode wait"
+            )
         weights = await asyncio.to_thread(self._loaded, order.folder)
         identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
         self._open = _Reload(order, weights, identity, self._loop.identity)
@@ -127,6 +138,21 @@ class Reloading:
         config = replace(self._served, model_path=str(folder))
         check_replaceable(config, self._served, self._target.generation)
         return self._target.new_weights(config)
+
+    async def _hold(self, order: ReloadOrder) -> str:
+        if self._open is not None:
+            raise Unavailable("the weights are being replaced at present; try again")
+        if order.within_s:
+            await self._pause(order)
+        await self._loop.hold.begin()
+        self._loop.pause.end()
+        return "held"
+
+    def _go(self) -> None:
+        self._loop.hold.end()
+        if self._open is None:
+            # One that waits for answers to end.
+            self._loop.pause.give_up()
 
     async def _pause(self, order: ReloadOrder) -> None:
         if not self._loop.healthy:

@@ -29,7 +29,7 @@ from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer,
 from services.api.messages import ClientRequest, Completion, ModelCard, TextChunk
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import RunningAnswers
+from speculation.messages import PauseMode, RunningAnswers
 from tests.patience import PATIENCE_S, held_pauses
 from tests.refusals import refuses
 from tests.unit.test_gate import completion
@@ -79,6 +79,15 @@ class FakeRouter:
         self.forgotten.append(tenant)
 
     async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    async def pause(self, mode: PauseMode, within_s: float) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+    async def paused(self) -> bool:
         raise NotImplementedError
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:

@@ -56,6 +56,16 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/outrider.v1.GenerationService/Pause',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.PauseRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/outrider.v1.GenerationService/Resume',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.ResumeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -97,6 +107,20 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Lets no verifier decode until Resume; new requests wait. Needs a key with the scope `admin`. Where it fails, decoding goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Lets all verifiers decode. Needs a key with the scope `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -119,6 +143,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Reload,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.ReloadRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.ReloadResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.PauseRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ResumeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.ResumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +265,60 @@ class GenerationService:
             '/outrider.v1.GenerationService/Reload',
             outrider_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Pause',
+            outrider_dot_v1_dot_generation__pb2.PauseRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Resume',
+            outrider_dot_v1_dot_generation__pb2.ResumeRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class GenerationServiceStub:
     """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
     chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
     """
+    Pause: _grpc.UnaryUnaryMultiCallable[_generation_pb2.PauseRequest, _generation_pb2.PauseResponse]
+    """Lets no verifier decode until Resume; new requests wait. Needs a key with the scope `admin`. Where it fails, decoding goes on."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.ResumeResponse]
+    """Lets all verifiers decode. Needs a key with the scope `admin`."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -77,6 +81,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
     chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
     """
+    Pause: _aio.UnaryUnaryMultiCallable[_generation_pb2.PauseRequest, _generation_pb2.PauseResponse]  # type: ignore[assignment]
+    """Lets no verifier decode until Resume; new requests wait. Needs a key with the scope `admin`. Where it fails, decoding goes on."""
+    Resume: _aio.UnaryUnaryMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Lets all verifiers decode. Needs a key with the scope `admin`."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with a large language model. Which strategy drafts tokens ahead changes how fast the answer
@@ -123,5 +131,21 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Replaces the weights that are served by those in a folder, at all verifiers together; answers name by which they were
         chosen (Completion.arithmetic). Needs a key with the scope `admin`. Where it fails, nothing that is served has changed.
         """
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _generation_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.PauseResponse, _abc.Awaitable[_generation_pb2.PauseResponse]]:
+        """Lets no verifier decode until Resume; new requests wait. Needs a key with the scope `admin`. Where it fails, decoding goes on."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _generation_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ResumeResponse, _abc.Awaitable[_generation_pb2.ResumeResponse]]:
+        """Lets all verifiers decode. Needs a key with the scope `admin`."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

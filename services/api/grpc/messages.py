@@ -26,7 +26,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.messages import RunningAnswers
+from speculation.messages import PauseMode, RunningAnswers
 from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
@@ -186,13 +186,28 @@ def decode_reload(wire: pb.ReloadRequest) -> tuple[str, RunningAnswers, float]:
     """
     if not wire.folder:
         raise InvalidArgument("folder", "unset", "an absolute path")
-    running, within_s = wire.running or "finish", wire.within_s if wire.HasField("within_s") else limits.RELOAD_S
-    if running not in get_args(RunningAnswers):
+    if (running := wire.running or "finish") not in get_args(RunningAnswers):
         raise InvalidArgument("running", running, f"one of {', '.join(get_args(RunningAnswers))}")
+    return wire.folder, cast(RunningAnswers, running), _within_s(wire)
+
+
+def decode_pause(wire: pb.PauseRequest) -> tuple[PauseMode, float]:
+    """What becomes of answers under way, and the seconds that they have to end.
+
+    Raises:
+        InvalidArgument: a value is wrong; names the field.
+    """
+    if (mode := wire.mode or "wait") not in get_args(PauseMode):
+        raise InvalidArgument("mode", mode, f"one of {', '.join(get_args(PauseMode))}")
+    return cast(PauseMode, mode), _within_s(wire)
+
+
+def _within_s(wire: pb.ReloadRequest | pb.PauseRequest) -> float:
+    within_s = wire.within_s if wire.HasField("within_s") else limits.RELOAD_S
     low, high = limits.RELOAD_WITHIN_S
     if not low <= within_s <= high:
         raise InvalidArgument("within_s", within_s, f"a number from {low:g} to {high:g}")
-    return wire.folder, cast(RunningAnswers, running), within_s
+    return within_s
 
 
 def encode_events(event: TextChunk | Completion, padding: int | None = None) -> Iterator[pb.GenerateResponse]:

@@ -20,7 +20,7 @@ from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.early import LARGE, send
 from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.health import PERIOD_S, HealthService
-from services.api.grpc.messages import decode_reload, decode_request, encode_events, encode_models
+from services.api.grpc.messages import decode_pause, decode_reload, decode_request, encode_events, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from services.api.sockets import check_server
@@ -94,6 +94,18 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             with self._gate.counted(current_caller.get(), "Reload", scope="admin"):
                 notes = await self._router.reload(*decode_reload(request))
                 return pb.ReloadResponse(arithmetic=(await self._router.models())[0].arithmetic, notes=notes)
+
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
+        async with aborting(context):
+            with self._gate.counted(current_caller.get(), "Pause", scope="admin"):
+                await self._router.pause(*decode_pause(request))
+                return pb.PauseResponse()
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
+        async with aborting(context):
+            with self._gate.counted(current_caller.get(), "Resume", scope="admin"):
+                await self._router.resume()
+                return pb.ResumeResponse()
 
 
 class PublicServer:

@@ -25,6 +25,7 @@ from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
+from services.api.http.pause_endpoints import PauseEndpoints
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
@@ -94,7 +95,7 @@ class HttpApp:
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
         messages, others = MessageEndpoints(ends, router, strict=strict), ModelEndpoints(ends, router, strict=strict)
-        adapters = AdapterEndpoints(ends, router, strict=strict)
+        adapters, pauses = AdapterEndpoints(ends, router, strict=strict), PauseEndpoints(ends, router, strict=strict)
         self._taken = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -126,6 +127,11 @@ class HttpApp:
             "/tokenize": _Path("POST", ends.tokenize, counted="Tokenize", scope="generate"),
             "/detokenize": _Path("POST", ends.detokenize, counted="Detokenize", scope="generate"),
             "/update_weights_from_disk": _Path("POST", others.reload, counted="Reload", scope="admin"),
+            "/pause": _Path("POST", pauses.pause, counted="Pause", scope="admin"),
+            "/resume": _Path("POST", pauses.resume, counted="Resume", scope="admin"),
+            "/is_paused": _Path("GET", pauses.is_paused, counted="IsPaused", scope="admin"),
+            "/pause_generation": _Path("POST", pauses.pause_generation, counted="Pause", scope="admin"),
+            "/continue_generation": _Path("POST", pauses.resume, counted="Resume", scope="admin"),
             "/tokenizer_info": _Path("GET", others.tokenizer_info, counted="TokenizerInfo", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),

@@ -15,6 +15,7 @@ from services.api.http.openai.protocol import answers, service_answers
 from services.api.http.openai.protocol.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
+from services.api.http.openai.protocol.pause_bodies import PauseBody, PauseGenerationBody, ResumeBody
 from services.api.http.openai.protocol.reload_body import ReloadBody
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.responses.protocol import CreateResponse
@@ -167,6 +168,39 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ReloadBody,
         answer=service_answers.ReloadAnswer,
         example={"model_path": "/checkpoints/step-100", "running": "finish"},
+    ),
+    Operation(
+        path="/pause",
+        method="post",
+        about="Let nothing be decoded until /resume, as vLLM's API has it; needs the scope admin.",
+        body=PauseBody,
+        answer=service_answers.PauseAnswer,
+        example={"mode": "wait"},
+    ),
+    Operation(
+        path="/resume",
+        method="post",
+        about="Decode; needs the scope admin.",
+        body=ResumeBody,
+        answer=service_answers.PauseAnswer,
+    ),
+    Operation(
+        path="/is_paused", about="Whether it is paused; needs the scope admin.", answer=service_answers.IsPaused
+    ),
+    Operation(
+        path="/pause_generation",
+        method="post",
+        about="As /pause, by SGLang's names.",
+        body=PauseGenerationBody,
+        answer=service_answers.PauseAnswer,
+        example={"mode": "in_place"},
+    ),
+    Operation(
+        path="/continue_generation",
+        method="post",
+        about="As /resume, by SGLang's name.",
+        body=ResumeBody,
+        answer=service_answers.PauseAnswer,
     ),
     Operation(path="/v1/outrider/status", about="The live state of the service.", answer=service_answers.Status),
     Operation(

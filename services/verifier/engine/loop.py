@@ -248,7 +248,7 @@ class DecodingLoop:
         self._forgetting.between_passes()
         self.pause.look(len(self._passes))
         self.hold.look(len(self._passes))
-        for request in self._requests.admit():
+        for request in () if self.hold.on else self._requests.admit():
             self._drafting.open(request, known_prices(load_to_come(self._requests.running.values()), self._budget))
         while not (self._passes.full or self.hold.on) and await self._begin_pass():
             pass

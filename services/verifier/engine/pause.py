@@ -74,6 +74,11 @@ class Pause:
         self._requests.waiting.turns, self._restarting, self._reached = "all", False, None
         self._wake()
 
+    def give_up(self) -> None:
+        """Have ``begin`` raise ``Unavailable`` if it still waits."""
+        if self._reached is not None and not self._reached.done():
+            self._reached.set_exception(Unavailable("decoding was resumed before all answers had ended"))
+
     def look(self, passes: int) -> None:
         """Note whether anything is under way, with so many passes."""
         if self._reached is None or self._reached.done() or passes:

@@ -1052,7 +1052,7 @@ class ReloadRequest(_message.Message):
     reload_id: _builtins.str
     """Names the reload in all of its steps."""
     step: _builtins.str
-    """"read", "pause", "replace", "keep" or "undo"."""
+    """"read", "pause", "replace", "keep" or "undo"; of no reload: "hold" (decode nothing), "go" and "held" (whether it is so)."""
     folder: _builtins.str
     """Of the new weights, at the verifier."""
     running: _builtins.str
@@ -1082,7 +1082,7 @@ class ReloadResponse(_message.Message):
 
     WEIGHTS_FIELD_NUMBER: _builtins.int
     weights: _builtins.str
-    """A digest of the new ones; empty: they are given up."""
+    """A digest of the new ones; empty: they are given up. Of no reload: "held", or empty."""
     def __init__(
         self,
         *,

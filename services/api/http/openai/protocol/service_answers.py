@@ -62,6 +62,18 @@ class ReloadAnswer(Answered):
     notes: list[str] = Field(description="what whoever has replaced the weights should know")
 
 
+class PauseAnswer(Answered):
+    """Of the paths that pause decoding and resume it."""
+
+    status: Literal["paused", "resumed"]
+
+
+class IsPaused(Answered):
+    """Of /is_paused, by vLLM's name."""
+
+    is_paused: bool
+
+
 class TokenizerSettings(BaseModel):
     """Of /tokenizer_info: what tokenizer_config.json says."""
 

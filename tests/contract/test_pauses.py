@@ -1,0 +1,161 @@
+"""Decoding paused and resumed: by the router over both links, and by HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import outrider
+from services.access.key_records import hash_key
+from services.api.config import HttpConfig, PublicServerConfig
+from speculation.errors import Unavailable
+from tests.http_service import HttpService, http_served
+from tests.patience import until
+from tests.weight_versions import Answered, Between, Versions, answered, serving, wanted
+
+KEYS = {"admin": "a" * 20, "user": "u" * 20}
+QUIET_S = 0.15
+
+
+async def test_kept_answers_stop_between_two_tokens_and_go_on(versions: Versions) -> None:
+    async with serving(versions, "in process", "over gRPC") as router:
+        told = [Answered() for _ in range(4)]
+        tasks = [asyncio.create_task(answered(router, wanted(n), each)) for n, each in enumerate(told)]
+        await until(lambda: all(each.tokens for each in told))
+        await router.pause("keep", 1.0)
+        assert await router.paused()
+        # What the last passes gave may still be on its way.
+        await asyncio.sleep(QUIET_S)
+        late = asyncio.create_task(answered(router, wanted(4)))
+        so_far = [len(each.tokens) for each in told]
+        await asyncio.sleep(QUIET_S)
+        assert [len(each.tokens) for each in told] == so_far
+        assert not late.done() and not all(task.done() for task in tasks)
+        # No answer is written by two versions.
+        with pytest.raises(Unavailable, match="resume first"):
+            await router.reload(str(versions.folder / "b"), "finish", 5.0)
+        assert await router.paused()
+        await router.resume()
+        assert not await router.paused()
+        for number, task in enumerate([*tasks, late]):
+            versions.check(number, await task, "a")
+
+
+async def test_answers_end_and_new_ones_wait_for_other_weights(versions: Versions) -> None:
+    async with serving(versions, "in process", "over gRPC") as router:
+        early = asyncio.create_task(answered(router, wanted(0)))
+        told = Answered()
+        streamed = asyncio.create_task(answered(router, wanted(1), told))
+        await until(lambda: bool(told.tokens))
+        await router.pause("wait", 60.0)
+        versions.check(0, await early, "a")
+        versions.check(1, await streamed, "a")
+        late = asyncio.create_task(answered(router, wanted(2)))
+        await router.reload(str(versions.folder / "b"), "finish", 5.0)
+        assert await router.paused() and not late.done()
+        await router.resume()
+        versions.check(2, await late, "b")
+
+
+async def test_what_cannot_be_paused_everywhere_goes_on_everywhere(versions: Versions) -> None:
+    async def refuse(step: str) -> None:
+        if step == "hold":
+            raise Unavailable("not now")
+
+    between = lambda number, verifier: Between(verifier, refuse) if number else verifier  # noqa: E731
+    async with serving(versions, "in process", "in process", between=between) as router:
+        with pytest.raises(Unavailable, match="not now"):
+            await router.pause("keep", 1.0)
+        assert not await router.paused()
+        versions.check(0, await answered(router, wanted(0)), "a")
+
+
+async def test_answers_that_do_not_end_in_time_go_on(versions: Versions) -> None:
+    async with serving(versions, "in process") as router:
+        told = Answered()
+        task = asyncio.create_task(answered(router, wanted(0), told))
+        await until(lambda: bool(told.tokens))
+        with pytest.raises(Unavailable, match="under way still"):
+            await router.pause("wait", 0.001)
+        assert not await router.paused()
+        # Nor does one that nobody waits for any more hold it up; and a pause ends whoever resumes.
+        waiting = asyncio.create_task(router.pause("wait", 60.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not await router.paused()
+        versions.check(0, await task, "a")
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    records = [f"{{hash: {hash_key(KEYS['admin'])}, id: admin, tenant: t, scopes: [generate, admin]}}"]
+    records.append(f"{{hash: {hash_key(KEYS['user'])}, id: user, tenant: t}}")
+    keys.write_text("".join(f"- {record}\n" for record in records))
+    with http_served(tiny_model, config=HttpConfig(port=0, public=PublicServerConfig(keys_file=keys))) as running:
+        yield running
+
+
+def call(service: HttpService, path: str, key: str = "admin", method: str = "POST", **given: Any) -> httpx2.Response:
+    headers = {"authorization": f"Bearer {KEYS[key]}", **given.pop("headers", {})}
+    return httpx2.request(method, service.url + path, headers=headers, timeout=60, **given)
+
+
+@pytest.mark.parametrize(
+    ("pause", "given", "resume"),
+    [
+        ("/pause?mode=keep&clear_cache=false", {}, "/resume"),
+        ("/pause", {"json": {"mode": "keep"}}, "/resume"),
+        ("/pause", {}, "/resume"),
+        ("/pause_generation", {"json": {"mode": "in_place"}}, "/continue_generation"),
+    ],
+)
+def test_by_the_names_of_other_servers(service: HttpService, pause: str, given: dict[str, Any], resume: str) -> None:
+    for path, fields, state in ((pause, given, True), (resume, {}, False)):
+        answer = call(service, path, **fields)
+        assert (answer.status_code, answer.json()) == (200, {"status": "paused" if state else "resumed"})
+        assert call(service, "/is_paused", method="GET").json() == {"is_paused": state}
+
+
+def test_by_the_sdk(service: HttpService) -> None:
+    with outrider.Client(service.grpc) as client:
+        client.pause(mode="keep")
+        assert call(service, "/is_paused", method="GET").json() == {"is_paused": True}
+        client.resume()
+        assert client.generate("fox", max_tokens=2).token_ids
+        for given, field in (({"mode": "abort"}, "mode"), ({"within_s": 0.0}, "within_s")):
+            with pytest.raises(outrider.InvalidArgument) as caught:
+                client.pause(**given)  # type: ignore[arg-type]
+            assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "param"),
+    [
+        ("/pause?mode=abort", {}, "mode"),
+        ("/pause", {"json": {"mode": "abort"}}, "mode"),
+        ("/pause?mode=keep", {"json": {"mode": "keep"}}, "mode"),
+        ("/pause", {"json": {"within_s": 0}}, "within_s"),
+        ("/pause?wait_for_inflight_requests=false", {}, "wait_for_inflight_requests"),
+        ("/pause_generation", {"json": {"mode": "abort"}}, "mode"),
+        ("/resume", {"json": {"mode": "keep"}}, "mode"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(service: HttpService, path: str, given: dict[str, Any], param: str) -> None:
+    answer = call(service, path, **given)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert call(service, "/is_paused", method="GET").json() == {"is_paused": False}
+
+
+def test_a_key_needs_the_scope_and_a_page_needs_more_than_a_click(service: HttpService) -> None:
+    for path in ("/pause", "/resume", "/pause_generation", "/continue_generation"):
+        assert call(service, path, key="user").status_code == 403
+        # A page in a browser may send that to any server without asking it.
+        assert call(service, path, headers={"origin": "http://elsewhere.example"}).status_code in (403, 415)
+    assert call(service, "/is_paused", key="user", method="GET").status_code == 403
