@@ -32,7 +32,9 @@ def test_it_shows_every_path_and_field(open_page: Open, serve: Serve) -> None:
     # What a field holds, and what that holds.
     chat.locator("summary", has_text=re.compile("^Message$")).first.click()
     chat.locator("summary", has_text=re.compile("^Call$")).first.click()
-    assert "tool_call_id" in chat.inner_text() and "CalledFunction" in chat.inner_text()
+    # It is drawn when it is opened.
+    for name in ("tool_call_id", "CalledFunction"):
+        chat.get_by_text(name).filter(visible=True).first.wait_for()
     assert "ChatCompletionChunk" in chat.inner_text() and "429" in chat.inner_text()
     line = chat.locator("pre").inner_text()
     found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30, check=True).stdout
