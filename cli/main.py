@@ -92,7 +92,9 @@ def serve(
     config: ConfigFile = None,
     model: ModelName = None,
     host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of gRPC. Default: 50051. HTTP has server.http_port.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of gRPC. Default: 50051. That of HTTP: --set server.http_port=8000.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the application on Ray. Default: outrider.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
     settings: Set = None,

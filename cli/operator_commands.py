@@ -63,7 +63,7 @@ def leave(
         float | None, typer.Option(min=0, help="Most seconds to wait. Default: as long as answers take.")
     ] = None,
 ) -> None:
-    """End this Ray node's routers in order, before the node is stopped: no new calls, and wait for the open answers."""
+    """Drain this Ray node's routers before the node is stopped: no new calls, and wait for the open answers."""
     from cluster.process.terminal import stderr
     from cluster.ray.leaving import leave as end_routers
 

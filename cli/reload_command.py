@@ -18,8 +18,8 @@ def reload(
     running: Annotated[
         str,
         typer.Option(
-            help="Answers under way: finish: they end with the old weights; restart: those that are sent as a whole begin "
-            "once more with the new ones."
+            help="What becomes of answers under way. finish: they end with the old weights; restart: those that are sent as "
+            "a whole begin once more with the new ones."
         ),
     ] = "finish",
     within: Annotated[

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from cluster.settings.config import Settings
 
 _EPILOG = """\
-What runs: the default model with every drafter alone, with n-grams alone and with both, one request at a time, on the same
-prompts; every draft is waited for, and answers are compared with plain decoding's. Then, for each size, a few layers of a
-target of that shape with random weights, and each head at that width.
+What runs: the default model with every drafter alone, with n-grams (suffix and recycling) alone and with both, one request
+at a time, on the same prompts; every draft is waited for, and answers are compared with plain decoding's. Then, for each
+size, a few layers of a target of that shape with random weights, and each head at that width.
 
-What is assumed: the tokens per pass of other sizes are the default model's. What it costs is measured at every size.
+What is assumed: the tokens per pass of other sizes are the default model's. What drafters cost is measured at every size.
 
 Examples:
 

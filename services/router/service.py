@@ -191,7 +191,7 @@ class RouterService:
         trained = sorted(drafter.name for drafter in self._config.strategy.trained)
         note = (
             f"drafters that were trained for the weights before ({', '.join(trained)}) go on: they can only cost speed; "
-            "`outrider canary` says what they are worth"
+            "`outrider train canary` tries a head on the new ones"
         )
         return (note,) if trained else ()
 

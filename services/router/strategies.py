@@ -29,6 +29,14 @@ from speculation.types import AcceptanceRule, Effort, Plan
 
 # Most models that draft for one request; the first ones count.
 _MOST_MODELS = 8
+# What vLLM and SGLang call strategies that have another name here.
+_ELSEWHERE = {
+    "ngram": "prompt_lookup",
+    "dspark": "dflash",
+    "standalone": "draft_model",
+    "nextn": "mtp",
+    "frozen_kv_mtp": "mtp",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +99,7 @@ def check_default(config: StrategyConfig) -> None:
             num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
-        raise ConfigurationError(field="strategy", value=config.strategy, allowed=f"one of {_known()}")
+        raise ConfigurationError(field="strategy", value=config.strategy, allowed=_known(config.strategy))
     if (lack := _lacks(config.strategy, config)) is not None:
         raise ConfigurationError(
             f"set {lack.setting}", field="strategy", value=config.strategy, given=f"which needs {lack.needs}"
@@ -122,7 +130,7 @@ def check_named(request: ClientRequest, config: StrategyConfig) -> None:
         config = _drafting(request.drafter, config)
     if (strategy := request.strategy) is not None:
         if strategy not in STRATEGIES:
-            raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
+            raise InvalidArgument("speculation.strategy", strategy or "empty", _known(strategy))
         if (lack := _lacks(strategy, config)) is not None:
             usable = ", ".join(sorted(served(config)))
             raise InvalidArgument("speculation.strategy", strategy, f"one of {usable}; this server has {lack.has}")
@@ -283,5 +291,8 @@ def _source_lacks(spec: SourceSpec, config: StrategyConfig) -> _Lack | None:
     return None
 
 
-def _known() -> str:
-    return ", ".join(sorted(STRATEGIES))
+def _known(strategy: str) -> str:
+    name = strategy.lower()
+    meant = name if name in STRATEGIES else _ELSEWHERE.get(name)
+    hint = f"; {strategy} of other servers is {meant}" if meant else ""
+    return f"one of {', '.join(sorted(STRATEGIES))}{hint}"

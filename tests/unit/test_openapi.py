@@ -81,3 +81,9 @@ async def test_browsers_get_a_page_that_needs_nothing_else() -> None:
 async def test_a_setting_turns_them_off(path: str) -> None:
     async with served(HttpConfig(port=0, page=False)) as client:
         assert (await client.get(path)).status_code == 404
+
+
+async def test_where_metrics_are_off_the_refusal_names_the_setting() -> None:
+    async with served() as client:
+        answer = await client.get("/metrics")
+    assert answer.status_code == 404 and "server.metrics: true" in answer.json()["error"]["message"]

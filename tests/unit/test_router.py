@@ -158,6 +158,12 @@ def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> No
         check_default(StrategyConfig(strategy=strategy))
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("ngram", "prompt_lookup"), ("EAGLE3", "eagle3"), ("NEXTN", "mtp")])
+def test_names_of_other_servers_are_told_by_ours(theirs: str, ours: str) -> None:
+    with refuses(ConfigurationError, field="strategy", value=theirs, allowed=f"{theirs} of other servers is {ours}"):
+        check_default(StrategyConfig(strategy=theirs))
+
+
 def test_strategies_that_need_an_index_are_refused_without_one() -> None:
     for strategy in ("rest", "spectra", "spectra_retrieval"):
         with refuses(InvalidArgument, field="speculation.strategy", allowed="this server has no retrieval index") as caught:

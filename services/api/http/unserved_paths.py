@@ -1,4 +1,4 @@
-"""Paths of other APIs that are not served here, and what to use instead."""
+"""Paths that are not served here, and what to use instead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _PATHS = {
     "/rerank": "reranking",
     "/v1/moderations": "moderations",
 }
+# Only asked for where the setting has not put it there.
+_METRICS = "there is no /metrics at this port: set server.metrics: true, or ask the ops port (server.ops_port)"
 _FOLDERS = {"/v1/audio/": "audio", "/v1/images/": "images"}
 
 
 def instead_of(path: str) -> str | None:
     """What to say of a path; None: it is none of these."""
+    if path == "/metrics":
+        return _METRICS
     what = _PATHS.get(path) or next((what for folder, what in _FOLDERS.items() if path.startswith(folder)), None)
     return None if what is None else f"there is no {path}: {_TEXT}; for {what}, {_BESIDE[what]}"

@@ -36,14 +36,14 @@ def page() -> str:
         "",
         "Made from the code: `python -m services.api.http.openai.field_table > docs/openai_fields.md`.",
         "",
-        "A field is honoured, or without effect, since no value that is taken could change the answer, or refused by name. "
+        "A field is honoured, or has no effect (no value that is taken could change the answer), or is refused by name. "
         "null is unset. Fields that are not here are refused, too. Embeddings, reranking, audio, images and beam search are "
         "not served. /openapi.json of a running service says the same to programs, and /docs to browsers.",
     ]
     for path, body in BODIES.items():
-        lines += ["", f"## {path}", "", "| field | | takes | |", "|---|---|---|---|"]
+        lines += ["", f"## {path}", "", "| field | here | takes | meaning |", "|---|---|---|---|"]
         lines += _rows(body)
-    lines += ["", "## Of other servers", "", "| field | | |", "|---|---|---|"]
+    lines += ["", "## Of other servers", "", "| field | here | instead |", "|---|---|---|"]
     lines += [f"| `{name}` | refused | {hint} |" for name, hint in sorted(field_rules.HINTS.items())]
     return "\n".join(lines) + "\n"
 

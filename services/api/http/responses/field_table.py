@@ -22,7 +22,7 @@ def page() -> str:
         "",
         "A field is taken, or refused by name. null is unset. Fields that are not here are refused, too.",
         "",
-        "| field | | takes | |",
+        "| field | here | takes | meaning |",
         "|---|---|---|---|",
     ]
     properties = CreateResponse.model_json_schema()["properties"]
