@@ -30,15 +30,8 @@ from services.router.rules.rule_book import rules_of
 from services.router.service import RouterService
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import (
-    Finished,
-    GenerationRequest,
-    Progress,
-    ReloadOrder,
-    ReplayedAnswer,
-    ServiceState,
-    VerifierCard,
-)
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan, SamplingDefaults
 
 _CALL = "tenant=NAME, key=NAME, header.NAME=VALUE, open_requests=NUMBER or time=2026-11-25T23:30+01:00"

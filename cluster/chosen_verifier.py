@@ -11,16 +11,9 @@ from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_o
 from cluster.same_answer import same_adapter, same_weights
 from speculation.adapters import AdapterOrder
 from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import (
-    Finished,
-    GenerationRequest,
-    Progress,
-    ReloadOrder,
-    ReplayedAnswer,
-    ServiceState,
-    VerifierCard,
-)
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 

@@ -27,7 +27,6 @@ from speculation.messages import (
     OpenSession,
     Progress,
     RecalledAnswers,
-    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -35,6 +34,7 @@ from speculation.messages import (
     StepReport,
     VerifierCard,
 )
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 

@@ -18,7 +18,8 @@ from services.api.messages import (
     TokenSpelling,
 )
 from speculation.errors import OutriderError
-from speculation.messages import PauseMode, RunningAnswers, ServiceState
+from speculation.messages import ServiceState
+from speculation.reloads import PauseMode, RunningAnswers
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 
 CARD = ModelCard(

@@ -18,8 +18,9 @@ from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from services.router.service import RouterService
-from speculation.messages import GenerationRequest, ReloadOrder
+from speculation.messages import GenerationRequest
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from speculation.types import StructuredOutputs
 from tests.new_weights import FILE, other_weights, write
 from tests.patience import until

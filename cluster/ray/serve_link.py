@@ -24,15 +24,8 @@ from services.links import serialised
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import (
-    Finished,
-    GenerationRequest,
-    Progress,
-    ReloadOrder,
-    ReplayedAnswer,
-    ServiceState,
-    VerifierCard,
-)
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
-from speculation.messages import PauseMode, RunningAnswers, ServiceState
+from speculation.messages import ServiceState
+from speculation.reloads import PauseMode, RunningAnswers
 
 
 class PassingRouter:

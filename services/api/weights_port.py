@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from speculation.messages import PauseMode, RunningAnswers
+from speculation.reloads import PauseMode, RunningAnswers
 
 
 class WeightsPort(Protocol):
@@ -14,7 +14,7 @@ class WeightsPort(Protocol):
         """Replace the weights that are served, at all verifiers together. Returns notes for whoever does.
 
         Args:
-            folder, running, within_s: as in ``speculation.messages.ReloadOrder``.
+            folder, running, within_s: as in ``speculation.reloads.ReloadOrder``.
 
         Raises:
             OutriderError: nothing that is served has changed; says why.

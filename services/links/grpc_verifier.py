@@ -26,8 +26,9 @@ from services.links.tls.mutual import CallerTls
 from speculation import errors, limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 # Metadata that a verifier sends as soon as it has a request, and with the error of one that it will not begin.

@@ -30,7 +30,6 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
-    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
@@ -39,6 +38,7 @@ from speculation.messages import (
     VerifierCard,
 )
 from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from outrider.internal.v1 import verification_pb2
 from services.links.codec import verification as codec
 from speculation.adapters import AdapterOrder
-from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from speculation.errors import ConfigurationError, OutriderError
-from speculation.messages import PauseMode, ReloadOrder, ReloadStep
 from speculation.ports import VerifierLink
+from speculation.reloads import PauseMode, ReloadOrder, ReloadStep
 
 log = logging.getLogger(__name__)
 

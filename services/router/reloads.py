@@ -8,8 +8,8 @@ import uuid
 from dataclasses import replace
 
 from speculation.errors import OutriderError, Unavailable
-from speculation.messages import ReloadOrder, ReloadStep, RunningAnswers
 from speculation.ports import VerifierLink
+from speculation.reloads import ReloadOrder, ReloadStep, RunningAnswers
 
 log = logging.getLogger(__name__)
 

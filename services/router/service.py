@@ -47,8 +47,9 @@ from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, PauseMode, RunningAnswers, ServiceState, VerifierCard
+from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
+from speculation.reloads import PauseMode, RunningAnswers
 from speculation.room import room_behind
 from speculation.types import FinishReason, SamplingParams
 

@@ -19,8 +19,9 @@ from services.api.messages import ClientRequest, Completion, RouterPort, TextChu
 from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.adapters import AdapterOrder
-from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, ReplayedAnswer, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan, SpeculationStats
 
 _PROVIDER = "outrider"

@@ -17,7 +17,7 @@ from services.verifier.loading.replaceable import check_replaceable, check_suppo
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import ReloadOrder
+from speculation.reloads import ReloadOrder
 
 log = logging.getLogger(__name__)
 

@@ -32,15 +32,8 @@ from services.verifier.stages.upstream import Launch
 from speculation.adapters import AdapterOrder
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import (
-    DecodingCounts,
-    Finished,
-    GenerationRequest,
-    Progress,
-    ReloadOrder,
-    ReplayedAnswer,
-    VerifierCard,
-)
+from speculation.messages import DecodingCounts, Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard
+from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)

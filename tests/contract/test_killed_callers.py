@@ -7,7 +7,8 @@ import sys
 from collections.abc import AsyncGenerator
 
 from services.links.grpc_verifier import serve_verifier
-from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.reloads import ReloadOrder
 from tests.patience import PATIENCE_S
 
 CALLER = """

@@ -29,7 +29,7 @@ from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer,
 from services.api.messages import ClientRequest, Completion, ModelCard, TextChunk
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import PauseMode, RunningAnswers
+from speculation.reloads import PauseMode, RunningAnswers
 from tests.patience import PATIENCE_S, held_pauses
 from tests.refusals import refuses
 from tests.unit.test_gate import completion

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.messages import GenerationRequest, ReloadOrder, RunningAnswers
+from speculation.messages import GenerationRequest
+from speculation.reloads import ReloadOrder, RunningAnswers
 from tests.mixture import make_mixture
 from tests.new_weights import other_weights
 from tests.patience import until

@@ -18,8 +18,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.loading.replaceable import check_supported
 from services.verifier.model import new_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
-from speculation.messages import ReloadOrder
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from tests.new_weights import DAMAGES, FILE, other_weights
 from tests.patience import until
 from tests.refusals import refuses

@@ -20,8 +20,9 @@ from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, ReloadOrder, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.reloads import ReloadOrder
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port

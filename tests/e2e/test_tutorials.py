@@ -94,10 +94,11 @@ def test_the_tutorial_of_a_drafter_runs(workplace: Path, outrider_here: Command)
     assert done == list(smaller)
 
 
-def test_what_vllm_s_users_are_told_exists(workplace: Path, outrider_here: Command) -> None:
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_what_users_of_other_servers_are_told_exists(workplace: Path, outrider_here: Command, server: str) -> None:
     """The command that takes the place of theirs would start, and every setting of the table is one."""
-    page = (TUTORIALS / "from-vllm.md").read_text()
-    (words,) = documented_commands(TUTORIALS / "from-vllm.md")
+    page = (TUTORIALS / f"from-{server}.md").read_text()
+    (words,) = documented_commands(TUTORIALS / f"from-{server}.md")
     assert words[:3] == ["serve", "--model", "Qwen/Qwen3-0.6B"]
     finished = outrider_here("plan", "--model", "./my-model", *words[3:])
     assert finished.returncode == 0, finished.stderr

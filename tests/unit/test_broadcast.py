@@ -13,7 +13,7 @@ from cluster.ray import serve_link, shared_weights
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, NotFound, OutriderError, Unavailable
-from speculation.messages import ReloadOrder
+from speculation.reloads import ReloadOrder
 
 Answers = list[BaseException | None] | Exception
 

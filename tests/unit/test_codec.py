@@ -28,12 +28,12 @@ from speculation.messages import (
     OpenSession,
     PassReport,
     Progress,
-    ReloadOrder,
     ReplayedAnswer,
     RetrievalQuery,
     StepReport,
     VerifierCard,
 )
+from speculation.reloads import ReloadOrder
 from speculation.tree import chain
 from speculation.types import (
     Features,

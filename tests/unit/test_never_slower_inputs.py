@@ -16,9 +16,9 @@ from benchmarks.never_slower.kinds import CHANGING, MIXED, PLAIN_KINDS, KindOrde
 from benchmarks.never_slower.load import LoadAnswer, LoadRecord
 from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import LoadRequest, RequestLimits, RoundRequests
-from benchmarks.never_slower.turns import RoundPlan
 from benchmarks.never_slower.same_answers import differences_from, longest_answers, unanswered
 from benchmarks.never_slower.same_work import common_tokens, request_seconds, shared_tenths
+from benchmarks.never_slower.turns import RoundPlan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_tokenizer

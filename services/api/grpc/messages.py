@@ -26,7 +26,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.messages import PauseMode, RunningAnswers
+from speculation.reloads import PauseMode, RunningAnswers
 from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}

@@ -184,9 +184,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ResumeBody,
         answer=service_answers.PauseAnswer,
     ),
-    Operation(
-        path="/is_paused", about="Whether it is paused; needs the scope admin.", answer=service_answers.IsPaused
-    ),
+    Operation(path="/is_paused", about="Whether it is paused; needs the scope admin.", answer=service_answers.IsPaused),
     Operation(
         path="/pause_generation",
         method="post",

@@ -12,7 +12,7 @@ from services.api.http.endpoints import EndpointsBeside
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.protocol.pause_bodies import PauseBody, PauseGenerationBody, ResumeBody
 from speculation import limits
-from speculation.messages import PauseMode
+from speculation.reloads import PauseMode
 
 _Body = TypeVar("_Body", bound=Declared)
 

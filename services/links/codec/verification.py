@@ -18,12 +18,10 @@ from speculation.messages import (
     GenerationRequest,
     PassReport,
     Progress,
-    ReloadOrder,
-    ReloadStep,
     ReplayedAnswer,
-    RunningAnswers,
     VerifierCard,
 )
+from speculation.reloads import ReloadOrder, ReloadStep, RunningAnswers
 from speculation.types import (
     AcceptanceRule,
     Effort,

@@ -9,7 +9,7 @@ from pydantic import Field
 from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyTrue
 from speculation import limits
-from speculation.messages import PauseMode
+from speculation.reloads import PauseMode
 
 _LEAST_S, _MOST_S = limits.RELOAD_WITHIN_S
 

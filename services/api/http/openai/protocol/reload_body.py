@@ -10,7 +10,7 @@ from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyFalse, OnlyTrue
 from services.api.http.openai.protocol.parts import Filled
 from speculation import limits
-from speculation.messages import RunningAnswers
+from speculation.reloads import RunningAnswers
 
 _LEAST_S, _MOST_S = limits.RELOAD_WITHIN_S
 
