@@ -17,7 +17,7 @@ from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.kernels.experts import chosen_by_row
 from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear, share_experts
-from services.verifier.loading.part_sizes import Gathers, Uncut
+from services.verifier.loading.part_sizes import Exchanged, Uncut
 from services.verifier.loading.rank_sizes import check_rank_sizes
 from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
@@ -99,14 +99,14 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
         model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
 
 
-def gathers_of(model: PreTrainedModel) -> Gathers:
+def gathers_of(model: PreTrainedModel) -> Exchanged:
     """What ``gather_between`` lets the ranks of a model without weights exchange; nothing if it is not of ``TYPES``.
 
     Args:
         model: not cut, whose mixtures have noted how many experts a row chooses.
     """
     if model.config.model_type not in TYPES:
-        return Gathers()
+        return Exchanged()
     text, times, numbers = model.config.get_text_config(), 0, 0
     for layer in model.get_decoder().layers:
         parents = (layer.self_attn, *(module for _, module in _feed_forwards(layer)))
@@ -118,7 +118,7 @@ def gathers_of(model: PreTrainedModel) -> Gathers:
             inner, outer = experts.down_proj.shape[1:] if experts.is_transposed else reversed(experts.down_proj.shape[1:])
             times, numbers = times + 2, numbers + (chosen_by_row(experts) or 0) * inner + outer
     # Embeddings, and the output layer's logits.
-    return Gathers(times=times + 2, numbers=numbers + text.vocab_size, repeated=text.hidden_size)
+    return Exchanged(times=times + 2, numbers=numbers + text.vocab_size, repeated=text.hidden_size)
 
 
 def uncut_of(model: PreTrainedModel) -> Uncut:

@@ -12,7 +12,7 @@ from services.verifier.attention.fixed import MOST_ROWS, largest_pass, row_steps
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.triton.pass_meta import SEGMENT
 from services.verifier.kernels.triton.pass_shape import MOST_SUMS_BYTES
-from services.verifier.loading.part_sizes import Gathers, Mixture, SteppedRows, Uncut
+from services.verifier.loading.part_sizes import Exchanged, Mixture, SteppedRows, Uncut
 from services.verifier.recurrence.room import captured_places, launched_places, noted_rows
 from speculation.errors import ConfigurationError
 
@@ -26,7 +26,7 @@ _SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.5 * _GIB, 2**18
 _NCCL_BYTES = 0.5 * _GIB
 
 # Of most models, and of one that ranks do not share.
-_NO_STATES, _ALL_CUT, _ALONE = SteppedRows(), Uncut(), Gathers()
+_NO_STATES, _ALL_CUT, _ALONE = SteppedRows(), Uncut(), Exchanged()
 
 # Requests that the checks at start open at the same time (``checks.exactness``).
 _CHECKED = 3
@@ -88,7 +88,7 @@ class Shape:
     mixtures: tuple[Mixture, ...] = ()
     stepped: SteppedRows = _NO_STATES
     uncut: Uncut = _ALL_CUT
-    gathers: Gathers = _ALONE
+    gathers: Exchanged = _ALONE
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""

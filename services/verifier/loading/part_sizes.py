@@ -63,7 +63,7 @@ class Uncut(NamedTuple):
         return cut // ranks + self.keys // min(ranks, kv_heads or ranks) + self.per_layer
 
 
-class Gathers(NamedTuple):
+class Exchanged(NamedTuple):
     """What the ranks of a stage exchange in a pass through all layers.
 
     Attributes:
@@ -85,7 +85,7 @@ class Gathers(NamedTuple):
 
         A layer of Qwen3-30B-A3B gathers what its heads make, 4096 numbers, 2048 behind them, 8 experts' 768 and 2048 again:
 
-        >>> layer = Gathers(times=4, numbers=4096 + 2048 + 8 * 768 + 2048)
+        >>> layer = Exchanged(times=4, numbers=4096 + 2048 + 8 * 768 + 2048)
         >>> [f"{1e6 * layer.seconds(rows, 8, each_s=5e-6, link=3.7e11):.1f} us" for rows in (1, 64)]
         ['20.1 us', '25.0 us']
         """
