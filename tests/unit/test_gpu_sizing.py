@@ -186,6 +186,10 @@ def test_states_are_said_apart(make: Make) -> None:
     assert found.weights + found.cache + found.states + found.graphs + found.free == pytest.approx(80e9)
     assert f"{found.states / 1e9:.1f} of states of requests, prefixes and branches" in sentence(only, count, kind)
     assert sizes_object(load(None, given), "4xH100")["states"] == found.states
+    with refuses(
+        ConfigurationError, "model", None, "128 prefixes (mamba_block_size), 9.1 GiB of captured passes and buffers, in"
+    ):
+        split(load(None, given), "1xH100")
 
 
 def test_what_a_plan_says(make: Make) -> None:

@@ -261,11 +261,12 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.cache_tokens})"
         + (
             f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs) and "
-            f"{kept_states(config)} prefixes (mamba_block_size),"
+            f"{kept_states(config)} prefixes (mamba_block_size)"
             if states
             else ""
         )
-        + (f", {further / _GIB:.1f} GiB of captured passes and buffers," if further else "")
+        + (f", {further / _GIB:.1f} GiB of captured passes and buffers" if further else "")
+        + ("," if states or further else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
         + (
