@@ -168,7 +168,7 @@ def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
     from services.verifier.loading.model_size import shape_of
 
     model = ResolvedModel(name=settings.model, path=folder)
-    ours = {} if verifier.tensor_parallel_size == 1 else {"kernels": "triton", "attention_backend": "triton"}
+    ours = {} if verifier.tensor_parallel_size == 1 else {"attention_backend": "triton"}
     on_gpu = settings.model_copy(update={"verifier": verifier.model_copy(update={"device": "cuda", **ours})})
     config = build.verifier_config(on_gpu, model).target
     trained = trained_config(settings)

@@ -2,7 +2,7 @@
 
 A pass cannot be faster than the memory gives the weights and the cached keys and values, nor than the matrix units multiply
 (the roofline). The layers are split over the GPUs as pipeline stages, which one pass goes through one after the other, or
-each layer over ranks, which exchange what they make four times a layer.
+each layer over ranks, which exchange what they make. Of a mixture a pass reads the experts that its rows choose.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CONTEXT_BYTES = 1.0 * _GIB
 _MOVED_BY_INT8 = 1 + 2 + 2
 MANY_ROWS = 64
 # Seconds of a gather of few bytes, as public one-shot kernels take at 2 to 8 H100s (SGLang, pull request 2904; not measured
-# here), and gathers in a layer: behind the heads, the output product, the gate, and down.
-_GATHER_S, _GATHERS = 5e-6, 4
+# here).
+_GATHER_S = 5e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +67,8 @@ class GpuPlan:
     """What one GPU holds, and how long passes take at least.
 
     Attributes:
-        weights, cache, drafters, graphs: bytes of the fullest GPU; ``cache`` with the states of layers, ``graphs`` with
-            CUDA's context, NCCL's buffers and what comes and goes.
+        weights, cache, states, drafters, graphs: bytes of the fullest GPU; ``states`` of requests, prefixes and branches,
+            with the rows that are noted for them; ``graphs`` with CUDA's context, NCCL's buffers and what comes and goes.
         cache_tokens: that the cache holds, over all requests.
         free: what is left of it.
         step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
@@ -79,6 +79,7 @@ class GpuPlan:
     weights: float
     cache: float
     cache_tokens: int
+    states: float
     drafters: float
     graphs: float
     free: float
@@ -110,7 +111,7 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     Raises:
         ConfigurationError: it does not fit; says what would.
     """
-    from services.verifier.loading.memory import buffer_bytes, graph_bytes, share_of, with_cache_of
+    from services.verifier.loading.memory import buffer_bytes, graph_bytes, share_of, stepped_bytes, with_cache_of
 
     if config.dtype == "fp8" and config.by_torchao and not kind.fp8:
         able = ", ".join(name for name, other in GPUS.items() if other.fp8)
@@ -119,23 +120,23 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
         )
     free, fp8 = kind.memory - _CONTEXT_BYTES - drafters, kind.fp8 or config.kernels != "torch"
     config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=fp8, least=config.max_model_len or 1)
-    weights, cache = shape.weights(config), shape.cache(config) + shape.states(config)
+    weights, cache, states = shape.weights(config), shape.cache(config), shape.states(config) + stepped_bytes(config, shape)
     graphs = graph_bytes(config, shape) + buffer_bytes(config, shape)
-    moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" and config.by_torchao else 1)
-    parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings
-    reading = moved / kind.bandwidth / config.tensor_parallel_size
+    moved = _MOVED_BY_INT8 if config.dtype == "int8" and config.by_torchao else 1
+    reading, reading_many = (moved * shape.read_per_pass(config, rows) / kind.bandwidth for rows in (1, MANY_ROWS))
     in_fp8 = config.dtype == "fp8" and config.by_torchao
-    operations = kind.arithmetic * (2 if in_fp8 else 1) * config.tensor_parallel_size
+    multiplying = 2 * shape.multiplied(config) * MANY_ROWS / (kind.arithmetic * (2 if in_fp8 else 1))
     return GpuPlan(
         weights=weights,
         cache=cache,
         cache_tokens=config.cache_tokens,
+        states=states,
         drafters=drafters,
         graphs=_CONTEXT_BYTES + graphs,
-        free=free - weights - cache - graphs,
+        free=free - weights - cache - states - graphs,
         step_s=reading + _gathering(config, shape, kind, 1),
         gather_s=_gathering(config, shape, kind, 1),
-        many_s=max(reading, 2 * parameters * MANY_ROWS / operations) + _gathering(config, shape, kind, MANY_ROWS),
+        many_s=max(reading_many, multiplying) + _gathering(config, shape, kind, MANY_ROWS),
     )
 
 
@@ -143,7 +144,7 @@ def _gathering(config: TargetConfig, shape: Shape, kind: GpuKind, rows: int) -> 
     """Seconds in which ranks exchange what they make of so many rows, in bfloat16, in all layers."""
     if config.tensor_parallel_size == 1:
         return 0.0
-    return shape.layers * (_GATHERS * _GATHER_S + 2 * shape.gathered * rows / kind.link)
+    return shape.gathers.seconds(rows, config.tensor_parallel_size, each_s=_GATHER_S, link=kind.link)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,12 +213,12 @@ def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
     """Why the first split was chosen, and what it asks of the settings."""
     best = splits[0]
     if len(splits) > 1:
-        others = ", ".join(f"{each}: {1 / each.plan.step_s:.0f}" for each in splits)
-        yield f"chosen as the fastest for one request of what fits; tokens/s by {others}"
+        others = ", ".join(f"{each}: {1 / each.plan.step_s:.0f} and {MANY_ROWS / each.plan.many_s:,.0f}" for each in splits)
+        yield f"chosen as the fastest for one request of what fits; tokens/s of one and of {MANY_ROWS} by {others}"
     if best.ranks > 1:
         yield (
-            f"of a pass, {1e3 * best.plan.gather_s:.1f} ms are the ranks' exchanges, four in each layer: "
-            f"{1e6 * _GATHER_S:.0f} us each and what their bytes take"
+            f"of a pass, {1e3 * best.plan.gather_s:.1f} ms are the ranks' exchanges: {1e6 * _GATHER_S:.0f} us each and what "
+            "their bytes take"
         )
     settings = [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
     if best.ranks > 1:
@@ -231,6 +232,7 @@ def sentence(best: GpuSplit, count: int, name: str) -> str:
     """The plan in words."""
     found = best.plan
     parts = [f"{found.weights / _GB:.1f} GB of weights", f"{found.cache / _GB:.1f} of cache ({found.cache_tokens:,} tokens)"]
+    parts += [f"{found.states / _GB:.1f} of states of requests, prefixes and branches"] if found.states else []
     parts += [f"{found.drafters / _GB:.1f} of drafters"] if found.drafters else []
     parts += [f"{found.graphs / _GB:.1f} of graphs, buffers and CUDA"]
     split = f" as {best}" if count > 1 else ""

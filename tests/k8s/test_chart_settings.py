@@ -101,6 +101,21 @@ def test_pods_follow_from_the_settings() -> None:
     }
 
 
+def test_no_profile_on_gpus_is_served_by_kernels_that_are_not_exact() -> None:
+    """One process names them; of several ranks `auto` takes no others (``use_gpu_kernels``)."""
+    asked = {}
+    for name in PROFILES:
+        verifier = yaml.safe_load((CHART / "profiles" / f"{name}.yaml").read_text())["settings"]["verifier"]
+        if verifier.get("device") == "cuda":
+            asked[name] = (verifier.get("tensor_parallel_size"), verifier["kernels"], verifier["attention_backend"])
+    assert asked == {
+        "one-h100": (None, "cublaslt", "triton"),
+        "eight-h100-tp8": (8, "auto", "triton"),
+        "eight-h100-two-tp4": (4, "auto", "triton"),
+        "multi-node": (8, "auto", "triton"),
+    }
+
+
 @needs_helm
 def test_what_yaml_and_go_make_of_numbers_and_nulls() -> None:
     given = {

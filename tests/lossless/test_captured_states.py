@@ -17,12 +17,15 @@ pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.triton.row_steps import TritonSteps
+from services.verifier.loading.memory import noted_bytes
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.graphs import Graphs
 from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
-from services.verifier.recurrence.captured_steps import CapturedSteps, SteppedPass, room_for_accepted
+from services.verifier.recurrence.captured_steps import CapturedSteps, SteppedPass
 from services.verifier.recurrence.order import Line
+from services.verifier.recurrence.room import room_for_accepted
 from services.verifier.recurrence.state_pool import StatePool
 from tests.lossless.hybrids import make_hybrid
 from tests.triton_interpreter import hopper
@@ -141,6 +144,14 @@ def test_requests_that_take_turns(
 ) -> None:
     assert same_in_turns(opened, graphs, alone, seed)
     assert {1, 2} <= set(filled)
+
+
+def test_notes_take_what_is_planned(opened: TransformersTarget, filled: list[int]) -> None:
+    assert opened.open("a", 20)
+    opened.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+    states, config = opened._part.states, opened._config
+    assert filled == [1] and states is not None
+    assert sum(given.nbytes for given in states._noted.given) == noted_bytes(config, shape_of(config)) > 0
 
 
 def _not_rescued(self: StatePool, batch: list[Rows]) -> tuple[list[Line], list[int]]:

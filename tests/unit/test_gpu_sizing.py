@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,28 +15,54 @@ from cli.plan_command import sizes_object, split
 from cluster.checks.gpu_sizing import GPUS, GpuPlan, GpuSplit, reasons, sentence, size_up, splits_of
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
+from services.verifier.loading.memory import Shape
 from services.verifier.loading.model_size import shape_of
+from services.verifier.recurrence.room import launched_places
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 
 # Of Llama 3.1: width, width of the feed-forward part, layers, heads.
 MODELS = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64), "405B": (16384, 53248, 126, 128)}
+# Mixtures of experts; the last one's layers have states as well.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+        "num_local_experts": 128, "num_experts_per_tok": 4, "num_hidden_layers": 36, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    },
+    # All else is its class's default.
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 163840,
+    },
+    "Qwen3-Next-80B-A3B": {
+        "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "max_position_embeddings": 262144,
+    },
+}  # fmt: skip
 Make = Callable[[str], Path]
+
+
+def dense(width: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width,
+        "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    }  # fmt: skip
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def made(name: str) -> Path:
-        width, intermediate, layers, heads = MODELS[name]
-        config = {
-            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "dtype": "bfloat16",
-            "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-        }  # fmt: skip
+        config = MIXTURES.get(name) or dense(*MODELS[name])
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
         return folder
 
     return made
@@ -45,16 +73,24 @@ def config_of(folder: Path) -> TargetConfig:
 
 
 HEAD = [
-    "model", "dtype", "GPUs", "ranks x stages", "weights", "cache", "tokens of cache", "ms", "ms, 64", "tokens/s, one",
-    "tokens/s, 64", "one, by stages alone",
+    "model", "dtype", "GPUs", "ranks x stages", "weights", "cache", "tokens of cache", "states", "ms", "ms, 64",
+    "tokens/s, one", "tokens/s, 64", "one, by stages alone",
 ]  # fmt: skip
 ROWS: list[tuple[str, Dtype, int, str]] = [
     ("8B", "bfloat16", 1, "H100"), ("8B", "bfloat16", 2, "H100"), ("8B", "bfloat16", 8, "H100"), ("8B", "fp8", 1, "H100"),
     ("8B", "bfloat16", 2, "L40S"), ("70B", "bfloat16", 1, "H100"), ("70B", "bfloat16", 4, "H100"), ("70B", "bfloat16", 8, "A100"),
     ("70B", "bfloat16", 8, "L40S"), ("70B", "bfloat16", 8, "H20"), ("70B", "bfloat16", 8, "H100"), ("70B", "bfloat16", 8, "B200"),
     ("70B", "fp8", 8, "H100"), ("405B", "bfloat16", 8, "H100"), ("405B", "bfloat16", 8, "B200"),
-    ("405B", "bfloat16", 16, "H100"), ("405B", "fp8", 8, "H100"),
+    ("405B", "bfloat16", 16, "H100"), ("405B", "fp8", 8, "H100"), ("Qwen3-30B-A3B", "bfloat16", 1, "H100"),
+    ("Qwen3-30B-A3B", "bfloat16", 8, "H100"), ("gpt-oss-120b", "bfloat16", 8, "H100"), ("DeepSeek-V3", "fp8", 8, "H200"),
+    ("Qwen3-Next-80B-A3B", "bfloat16", 4, "H100"),
 ]  # fmt: skip
+
+
+@cache
+def shape_at(folder: str, dtype: Dtype) -> Shape:
+    """Of a model on any GPUs."""
+    return shape_of(TargetConfig(model_path=folder, dtype=dtype, device="cuda"))
 
 
 def table_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> list[str]:
@@ -62,14 +98,14 @@ def table_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> lis
     config = TargetConfig(model_path=str(make(name)), dtype=dtype, device="cuda")
     sizes = json.loads((make(name) / "config.json").read_text())
     try:
-        splits = splits_of(config, shape_of(config), GPUS[kind], count, sizes)
+        splits = splits_of(config, shape_at(config.model_path, dtype), GPUS[kind], count, sizes)
     except ConfigurationError as error:
         return [name, dtype, f"{count} x {kind}", str(error).partition("; ")[2]]
     best, alone = splits[0], next((each.plan for each in splits if each.ranks == 1), None)
     plan = best.plan
     return [
         name, dtype, f"{count} x {kind}", f"{best.ranks} x {best.stages}", f"{plan.weights / 1e9:.1f}", f"{plan.cache / 1e9:.1f}",
-        f"{plan.cache_tokens:,}", f"{1e3 * plan.step_s:.1f}", f"{1e3 * plan.many_s:.1f}", f"{1 / plan.step_s:.0f}",
+        f"{plan.cache_tokens:,}", f"{plan.states / 1e9:.1f}" if plan.states else "", f"{1e3 * plan.step_s:.1f}", f"{1e3 * plan.many_s:.1f}", f"{1 / plan.step_s:.0f}",
         f"{64 / plan.many_s:,.0f}", "" if alone is None else f"{1 / alone.step_s:.0f}",
     ]  # fmt: skip
 
@@ -91,15 +127,18 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     splits, count, kind = split(settings, "8xH100")
     assert [(each.ranks, each.stages) for each in splits] == [(8, 1), (4, 2), (2, 4), (1, 8)]
     best = splits[0].plan
-    # An eighth of 139 GB at the datasheet's bandwidth, and four gathers of 5 us in each of 80 layers.
+    # An eighth of 139 GB at the datasheet's bandwidth, and four gathers of 5 us in each of 80 layers; those of embeddings,
+    # which all give whole, and of logits besides.
     assert best.step_s == pytest.approx(139e9 / 8 / 3.35e12 + 80 * 4 * 5e-6, rel=0.02)
-    assert best.gather_s == pytest.approx(80 * (4 * 5e-6 + 2 * 53248 / 3.7e11))
+    numbers = 80 * 53248 + 8 * 8192 + 128256
+    assert best.gather_s == pytest.approx((4 * 80 + 2) * 5e-6 + 2 * numbers / 3.7e11)
     # What 64 rows exchange takes its time, too: 53 kB of each in a layer, in bfloat16 106.
-    assert best.many_s - best.step_s == pytest.approx(80 * 63 * 2 * 53248 / 3.7e11, rel=0.01)
+    assert best.many_s - best.step_s == pytest.approx(63 * 2 * numbers / 3.7e11, rel=0.01)
     assert sentence(splits[0], count, kind).startswith("8 x H100 as 8 ranks x 1 stage, on paper: 17.6 GB of weights")
     why, gathers, wanted = reasons(splits)
-    assert why.endswith("8 ranks x 1 stage: 147, 4 ranks x 2 stages: 83, 2 ranks x 4 stages: 45, 1 rank x 8 stages: 24")
-    assert "1.6 ms are the ranks' exchanges, four in each layer: 5 us each" in gathers
+    assert "tokens/s of one and of 64 by 8 ranks x 1 stage: 147 and 7,676, 4 ranks x 2 stages: 83 and " in why
+    assert why.endswith("1 rank x 8 stages: 24 and 1,542")
+    assert "1.6 ms are the ranks' exchanges: 5 us each" in gathers
     assert "verifier.tensor_parallel_size: 8, verifier.attention_backend: triton" in wanted
     assert sizes_object(settings, "8xH100")["ranks"] == 8
     # 64 heads have no equal shares for three; more than eight GPUs have no common fast link.
@@ -114,6 +153,50 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo", "architectures": ["OlmoForCausalLM"]}))
     assert [each.ranks for each in split(load(None, [f"model={folder}", *given[1:]]), "2xH100")[0]] == [1]
+
+
+def test_a_mixture_is_read_as_its_rows_choose(make: Make) -> None:
+    """One row reads 3 of 30.5 billion parameters: what two ranks save in reading, their exchanges take."""
+    given = [f"model={make('Qwen3-30B-A3B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=16384"]
+    splits, _, _ = split(load(None, given), "2xH100")
+    staged, shared = splits
+    assert (staged.stages, shared.ranks) == (2, 2)
+    always = 48 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * 128) + 151936 * 2048
+    experts = 48 * 128 * 3 * 768 * 2048
+    # Both stages count embeddings and output layer.
+    assert staged.plan.weights == pytest.approx(always + experts + 3 * 151936 * 2048, rel=1e-4)
+    assert staged.plan.step_s == pytest.approx(2 * (always + experts / 16) / 3.35e12, rel=1e-4)
+    assert staged.plan.many_s == pytest.approx(2 * (always + experts * (1 - (15 / 16) ** 64)) / 3.35e12, rel=1e-4)
+    # Four gathers a layer: of 32 heads, of what is behind them, of 8 experts' columns, and of their sums.
+    numbers = 48 * (4096 + 2048 + 8 * 768 + 2048) + 2 * 2048 + 151936
+    assert shared.plan.gather_s == pytest.approx((4 * 48 + 2) * 5e-6 + 2 * numbers / 3.7e11)
+    # The router is read by each of them.
+    router = 48 * 2048 * 128
+    halved = 2 * ((always + experts / 16 - router) / 2 + router) / 3.35e12
+    assert shared.plan.step_s - shared.plan.gather_s == pytest.approx(halved, rel=5e-4)
+    # 64 rows read nearly all experts, so that ranks are worth it: the choice is one request's, but both are said.
+    assert 1.5 * shared.plan.many_s < staged.plan.many_s
+    why, *_ = reasons(splits)
+    assert why.endswith("1 rank x 2 stages: 551 and 3,603, 2 ranks x 1 stage: 530 and 6,307")
+
+
+def test_states_are_said_apart(make: Make) -> None:
+    given = [f"model={make('Qwen3-Next-80B-A3B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
+    given += ["verifier.max_num_seqs=32", "verifier.max_batched_tokens=2048"]
+    (only,), count, kind = split(load(None, given), "4xH100")
+    # In each of 36 layers: a state for each of 32 requests, and each 512 tokens of the cache.
+    held = 36 * 4 * (32 * 128 * 128 + 3 * 8192) * (32 + 128) / 4
+    # What 512 rows were given, once for captured passes, and for those of three other stages.
+    noted = 4 * 36 * 4 * 512 * (8192 + 8256) / 4
+    branches = 4 * 32 * 128 * 128 * (64 + launched_places(32 * (1 + load(None, given).verifier.max_nodes) + 2048, 32))
+    assert only.plan.states == pytest.approx(held + noted + branches, rel=1e-6)
+    found = only.plan
+    assert found.weights + found.cache + found.states + found.graphs + found.free == pytest.approx(80e9)
+    assert f"{found.states / 1e9:.1f} of states of requests, prefixes and branches" in sentence(only, count, kind)
+    with refuses(
+        ConfigurationError, "model", None, "128 prefixes (mamba_block_size), 9.1 GiB of captured passes and buffers, in"
+    ):
+        split(load(None, given), "1xH100")
 
 
 def test_what_a_plan_says(make: Make) -> None:

@@ -6,6 +6,7 @@ A pass over a few rows shows the facts: the modules that call, how often, their 
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from services.verifier.attention.calls import Call, Calls, Given, answering, asked, attend, computing_by
 from services.verifier.attention.masks import MaskFunction, Sight, sight_of
 from services.verifier.loading.adapters import inputs_of
+from services.verifier.loading.part_sizes import SteppedRows
+from services.verifier.recurrence.convolution import ShortConvolution
 from services.verifier.recurrence.recurrence import Recurrence
 
 # Under this name models make masks as well; under ``calls.NAME`` they make none, since a pass knows what its rows see.
@@ -34,10 +37,12 @@ class Recorded(NamedTuple):
     Attributes:
         calls: its attention calls.
         state_shapes: shape of one request's state in each of its layers with a state, in the order of their calls.
+        stepped: what these layers hold of rows.
     """
 
     calls: Calls
     state_shapes: tuple[tuple[int, ...], ...]
+    stepped: SteppedRows
 
 
 class _Recorder:
@@ -46,6 +51,7 @@ class _Recorder:
     def __init__(self, longest: int | None) -> None:
         self.calls: dict[nn.Module, tuple[Call, ...]] = {}
         self.state_shapes: list[tuple[int, ...]] = []
+        self.stepped = SteppedRows()
         self._longest = longest
         self._count = 0
 
@@ -84,6 +90,10 @@ class _Recorder:
     def step(self, recurrence: Recurrence, given: torch.Tensor) -> torch.Tensor:
         """As ``Attends.step``."""
         self.state_shapes.append(recurrence.state_shape)
+        # A convolution finds a row's inputs by its links: none of its states is put aside.
+        own = 0 if isinstance(recurrence, ShortConvolution) else math.prod(recurrence.state_shape)
+        noted, put_aside = self.stepped
+        self.stepped = SteppedRows(noted=noted + given.shape[-1], put_aside=max(put_aside, own))
         return given.new_zeros(len(given), recurrence.width)
 
     def _seen(self, given: Given) -> Sight:
@@ -132,7 +142,7 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
         model(**given, **inputs_of(model, positions), use_cache=False)
     if not recorder.calls and not recorder.state_shapes:
         raise NotImplementedError("its attention layers do not call transformers' attention interface")
-    return Recorded(recorder.calls, tuple(recorder.state_shapes))
+    return Recorded(recorder.calls, tuple(recorder.state_shapes), recorder.stepped)
 
 
 def _mask(**given: Any) -> Sight:

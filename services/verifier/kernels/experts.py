@@ -20,6 +20,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from services.verifier.kernels.sharded_layers import shards_of
 
 NAME = "outrider"
+# Computes nothing, for models without weights.
+_NOTING = "outrider_noting"
 
 
 def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
@@ -66,7 +68,31 @@ def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> 
 def use(model: nn.Module) -> None:
     """Let ``experts`` compute every layer of ``model`` that uses the interface."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+    _answer_by(NAME, model)
+
+
+def use_noting(model: nn.Module) -> None:
+    """Let every such layer of a model without weights note how many experts a row chooses, which ``chosen_by_row`` says.
+
+    Other implementations read which experts the rows choose, which nothing says there.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(_NOTING, _noting)
+    _answer_by(_NOTING, model)
+
+
+def chosen_by_row(experts: nn.Module) -> int | None:
+    """How many experts of a module a row chooses; None: it has not been asked (``use_noting``)."""
+    return getattr(experts, "_chosen_by_row", None)
+
+
+def _answer_by(name: str, model: nn.Module) -> None:
     for module in model.modules():
         # Attributes that transformers' decorator sets on a module.
         if hasattr(module, "_apply_gate") and hasattr(module, "is_transposed"):
-            module.config._experts_implementation = NAME  # type: ignore[union-attr]
+            module.config._experts_implementation = name  # type: ignore[union-attr]
+
+
+def _noting(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """As ``experts``, but for the numbers."""
+    self._chosen_by_row = top_k_index.shape[-1]
+    return torch.empty_like(hidden_states)

@@ -15,7 +15,9 @@ from transformers import PreTrainedModel
 
 from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
+from services.verifier.kernels.experts import chosen_by_row
 from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear, share_experts
+from services.verifier.loading.part_sizes import Exchanged, Uncut
 from services.verifier.loading.rank_sizes import check_rank_sizes
 from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
@@ -95,6 +97,58 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
         decoder.embed_tokens = ShardedEmbedding(decoder.embed_tokens, shards)
     if isinstance(model.lm_head, (nn.Linear, StoredLinear, RoundedLinear)):
         model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
+
+
+def gathers_of(model: PreTrainedModel) -> Exchanged:
+    """What ``gather_between`` lets the ranks of a model without weights exchange; nothing if it is not of ``TYPES``.
+
+    Args:
+        model: not cut, whose mixtures have noted how many experts a row chooses.
+    """
+    if model.config.model_type not in TYPES:
+        return Exchanged()
+    text, times, numbers = model.config.get_text_config(), 0, 0
+    for layer in model.get_decoder().layers:
+        parents = (layer.self_attn, *(module for _, module in _feed_forwards(layer)))
+        gathering = [getattr(parent, name) for parent in parents for name in _GATHERING if hasattr(parent, name)]
+        # Before and behind each.
+        times += 2 * len(gathering)
+        numbers += sum(each.in_features + each.out_features for each in gathering)
+        if (experts := _experts_of(layer)) is not None:
+            inner, outer = experts.down_proj.shape[1:] if experts.is_transposed else reversed(experts.down_proj.shape[1:])
+            times, numbers = times + 2, numbers + (chosen_by_row(experts) or 0) * inner + outer
+    # Embeddings, and the output layer's logits.
+    return Exchanged(times=times + 2, numbers=numbers + text.vocab_size, repeated=text.hidden_size)
+
+
+def uncut_of(model: PreTrainedModel) -> Uncut:
+    """What the ranks of a model without weights do not share out evenly; nothing if it cannot be cut.
+
+    Cuts the model, which is of no further use.
+    """
+    if model.config.model_type not in TYPES:
+        return Uncut()
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    try:
+        cut = cut_layers(model, StageRanks(0, _fewest_ranks(model.config.get_text_config())))
+    except ConfigurationError:
+        return Uncut()
+    layers, inside = model.get_decoder().layers, f"{model.base_model_prefix}.layers."
+    whole = {name: size for name, size in sizes.items() if name not in cut}
+    in_layers = sum(size for name, size in whole.items() if name.startswith(inside))
+    keys = sum(size for name, size in sizes.items() if any(f".{key}." in name for key in _KEYS))
+    return Uncut(per_layer=in_layers // len(layers), keys=keys // len(layers), others=sum(whole.values()) - in_layers)
+
+
+def _fewest_ranks(text: Any) -> int:
+    """The fewest ranks, but one, that have equal shares; 2 where none has."""
+    for count in range(2, text.num_attention_heads + 1):
+        try:
+            check_rank_sizes(count, text.to_dict())
+        except ConfigurationError:
+            continue
+        return count
+    return 2
 
 
 def _feed_forwards(layer: Any) -> Iterator[tuple[str, Any]]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.machine import free_memory
-from services.verifier.attention.calls import TILE
+from services.verifier.attention.calls import MAX_NODES, TILE
 from services.verifier.attention.fixed import MOST_ROWS, largest_pass, row_steps, rows_up
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.triton.pass_meta import SEGMENT
 from services.verifier.kernels.triton.pass_shape import MOST_SUMS_BYTES
+from services.verifier.loading.part_sizes import Exchanged, Mixture, SteppedRows, Uncut
+from services.verifier.recurrence.room import captured_places, launched_places, noted_rows
 from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
@@ -22,6 +24,9 @@ _SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.5 * _GIB, 2**18
 # Bytes of NCCL's buffers in a process that has others beside it. Assumed: its channels have some 4 MiB each, and more for
 # each peer.
 _NCCL_BYTES = 0.5 * _GIB
+
+# Of most models, and of one that ranks do not share.
+_NO_STATES, _ALL_CUT, _ALONE = SteppedRows(), Uncut(), Exchanged()
 
 # Requests that the checks at start open at the same time (``checks.exactness``).
 _CHECKED = 3
@@ -59,10 +64,13 @@ class Shape:
         state_values_per_request: numbers per request in the states of layers, in float32.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
         kv_heads: key-value heads of a layer; 0: not known.
-        gathered: numbers of a row that the ranks of a layer exchange; see ``cut_layers``.
         vocabulary: logits of a row; 0: not known.
         summed: numbers that attention on a GPU keeps of a row and segment at most (``pass_shape.summed``); 0: not known.
         longest: tokens of the longest request that the model was made for; 0: not known.
+        mixtures: experts of which a pass reads those that its rows choose; all others are among ``per_layer`` alone.
+        stepped: what layers with a state hold of rows.
+        uncut: what ranks do not share out evenly.
+        gathers: what ranks exchange.
     """
 
     layers: int
@@ -74,18 +82,18 @@ class Shape:
     state_values_per_request: int = 0
     kept_bytes: float | None = None
     kv_heads: int = 0
-    gathered: int = 0
     vocabulary: int = 0
     summed: int = 0
     longest: int = 0
+    mixtures: tuple[Mixture, ...] = ()
+    stepped: SteppedRows = _NO_STATES
+    uncut: Uncut = _ALL_CUT
+    gathers: Exchanged = _ALONE
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""
         if config.tensor_parallel_size > 1:
-            parts = {
-                name: getattr(self, name) // config.tensor_parallel_size for name in ("per_layer", "others", "embeddings")
-            }
-            return replace(self, **parts).weights(replace(config, tensor_parallel_size=1))
+            return self._of_rank(config.tensor_parallel_size).weights(replace(config, tensor_parallel_size=1))
         layers = self.per_layer * -(-self.layers // config.stages)
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
@@ -97,10 +105,33 @@ class Shape:
         size = max(_BYTES[config.dtype], self.stored_bytes) if config.quantised else _BYTES[config.dtype]
         return (layers + self.others) * size
 
-    def read_per_pass(self, config: TargetConfig) -> float:
-        """Bytes of weights that all stages together read in one pass."""
-        read = self.per_layer * self.layers + self.others - self.embeddings
+    def read_per_pass(self, config: TargetConfig, rows: int = 1) -> float:
+        """Bytes of weights that a rank of each stage, all of these together, reads in a pass over so many rows.
+
+        Of mixtures in expectation, see ``Mixture.read``; routers, and experts that get every row, always.
+        """
+        unread = sum(each.parameters - each.read(rows) for each in self.mixtures)
+        read = self._multiplied(config) - unread / config.tensor_parallel_size
         return read * (_BYTES[config.dtype] if self.kept_bytes is None else self.kept_bytes)
+
+    def multiplied(self, config: TargetConfig) -> float:
+        """Parameters by which a rank of each stage, all of these together, multiplies a row."""
+        others = sum(each.parameters - each.of_a_row for each in self.mixtures)
+        return self._multiplied(config) - others / config.tensor_parallel_size
+
+    def _multiplied(self, config: TargetConfig) -> int:
+        """As ``multiplied``, as if a row chose all experts."""
+        own = self._of_rank(config.tensor_parallel_size)
+        return own.per_layer * own.layers + own.others - own.embeddings
+
+    def _of_rank(self, ranks: int) -> Shape:
+        """What one rank holds of the weights."""
+        return replace(
+            self,
+            per_layer=self.uncut.held(self.per_layer, ranks, self.kv_heads),
+            others=(self.others - self.uncut.others) // ranks + self.uncut.others,
+            embeddings=self.embeddings // ranks,
+        )
 
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the key-value cache of a rank of the largest stage."""
@@ -138,6 +169,38 @@ def graph_bytes(config: TargetConfig, shape: Shape) -> float:
     return _SHARED_BY_GRAPHS + sums_bytes(config, shape) + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
 
 
+def noted_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Bytes of the largest stage for the rows that captured passes note (``CapturedSteps``).
+
+    A row of Qwen3-Next-80B is given 8192 numbers in each of 36 convolutions, and 8256 in each delta rule behind one:
+
+    >>> config = TargetConfig(model_path="", device="cuda", dtype="bfloat16", pass_rows=2048)
+    >>> noted = SteppedRows(noted=36 * (8192 + 8256), put_aside=32 * 128 * 128)
+    >>> shape = Shape(
+    ...     layers=48, per_layer=0, others=0, embeddings=0, stored_bytes=2, cache_values_per_token=0, stepped=noted
+    ... )
+    >>> f"{noted_bytes(config, shape) / 1e6:.0f} MB, {noted_bytes(config, shape) / 36e6:.1f} MB in each of its layers"
+    '1213 MB, 33.7 MB in each of its layers'
+    """
+    return noted_rows(largest_pass(config)) * shape.stepped.noted * torch.float32.itemsize / config.stages
+
+
+def stepped_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Bytes of a GPU for rows of trees in layers with a state, beside these states, in the largest stage.
+
+    Rows are noted by captured passes, and once more: by launched ones, of as many nodes, or as copies for requests that sit
+    out, which with stages are those of all other stages' passes. States are put aside for branches by the layer that runs,
+    in a captured pass's memory and in a launched one's.
+    """
+    if config.device == "cpu" or not shape.stepped.noted:
+        return 0.0
+    largest = largest_pass(config)
+    rows = noted_rows(largest)
+    copied = min(rows * (max(2, config.stages) - 1), largest.requests * MAX_NODES)
+    places = captured_places(rows) + launched_places(largest.rows, largest.requests)
+    return noted_bytes(config, shape) * (1 + copied / rows) + places * shape.stepped.put_aside * torch.float32.itemsize
+
+
 def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
     """Bytes of a GPU that come and go, or belong to NCCL, in the largest stage. Assumed, not measured.
 
@@ -158,7 +221,7 @@ def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
 def needed(config: TargetConfig, shape: Shape) -> float:
     """Bytes that a rank of the largest stage takes in all."""
     lasting = shape.weights(config) + shape.cache(config) + shape.states(config)
-    return lasting + graph_bytes(config, shape) + buffer_bytes(config, shape)
+    return lasting + graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
 
 
 def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: bool = False) -> None:
@@ -191,17 +254,19 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
     ways += [f"max_num_seqs: {requests}"] if requests else []
     ways += [f"mamba_block_size: {every}"] if every else []
-    further, states = graph_bytes(config, shape) + buffer_bytes(config, shape), shape.states(config)
+    further = graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
+    states = shape.states(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.cache_tokens})"
         + (
             f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs) and "
-            f"{kept_states(config)} prefixes (mamba_block_size),"
+            f"{kept_states(config)} prefixes (mamba_block_size)"
             if states
             else ""
         )
-        + (f", {further / _GIB:.1f} GiB of captured passes and buffers," if further else "")
+        + (f", {further / _GIB:.1f} GiB of captured passes and buffers" if further else "")
+        + ("," if states or further else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
         + (

@@ -5,21 +5,25 @@ from __future__ import annotations
 import ipaddress
 import logging
 import math
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from services.model_files.weights.headers import BLOCKS_FILE, check_weights
 from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.experts import chosen_by_row, use_noting
 from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
+from services.verifier.loading.cut_layers import gathers_of, uncut_of
 from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
 from services.verifier.loading.memory import Shape, available_bytes, with_cache_of
+from services.verifier.loading.part_sizes import Mixture, SteppedRows
 from services.verifier.loading.refusals import check_config
 from services.verifier.model.gpu_here import multiplies_fp8
 from services.verifier.recurrence import functions
@@ -74,21 +78,27 @@ def shape_of(config: TargetConfig) -> Shape:
         state_values_per_request=held.of_states,
         kept_bytes=_kept_bytes(config, total),
         kv_heads=text.to_dict().get("num_key_value_heads") or 0,
-        gathered=_gathered(text),
+        gathers=gathers_of(skeleton),
         vocabulary=text.vocab_size,
         summed=held.summed,
         longest=text.to_dict().get("max_position_embeddings") or 0,
+        mixtures=_mixtures(skeleton),
+        stepped=held.stepped,
+        # Last, since it cuts the skeleton.
+        uncut=uncut_of(skeleton),
     )
 
 
-def _gathered(text: PreTrainedConfig) -> int:
-    """What heads make, the output product, the gate and down; 0 if the configuration does not say."""
-    # Read as a dictionary: some configurations raise at sizes that differ by layer.
-    sizes = text.to_dict()
-    heads, width, inner = (sizes.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size"))
-    if not heads or not width or not isinstance(inner, int):
-        return 0
-    return int(heads * (sizes.get("head_dim") or width // heads) + 2 * width + inner)
+def _mixtures(skeleton: nn.Module) -> tuple[Mixture, ...]:
+    """Experts that have noted how many of them a row chooses; all others count as read in every pass."""
+    found: Counter[tuple[int, int]] = Counter()
+    for module in skeleton.modules():
+        if (chosen := chosen_by_row(module)) is not None:
+            experts = module.get_parameter("down_proj").shape[0]
+            found[experts, chosen] += sum(parameter.numel() for parameter in module.parameters())
+    return tuple(
+        Mixture(parameters=parameters, experts=experts, chosen=chosen) for (experts, chosen), parameters in found.items()
+    )
 
 
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
@@ -104,11 +114,12 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
 
 
 class _Held(NamedTuple):
-    """Numbers per token in the key-value pool, per request in the states of layers, and see ``Shape.summed``."""
+    """Numbers per token in the key-value pool, per request in the states of layers, and see ``Shape``."""
 
     per_token: int
-    of_states: int
-    summed: int
+    of_states: int = 0
+    summed: int = 0
+    stepped: SteppedRows = SteppedRows()
 
 
 def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> _Held:
@@ -120,15 +131,14 @@ def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> _Held:
     text = skeleton.config.get_text_config()
     adapters.install(skeleton, config.cache_tokens, skeleton.device)
     functions.install(skeleton)
-    # Other implementations read which experts the tokens choose, which a skeleton does not know.
-    skeleton.set_experts_implementation("batched_mm")
+    use_noting(skeleton)
     try:
         tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
         recorded = record(skeleton, tokens, None)
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
-        return _Held(2 * int(text.num_hidden_layers) * int(text.hidden_size), 0, 0)
+        return _Held(2 * int(text.num_hidden_layers) * int(text.hidden_size))
     calls = [call for own in recorded.calls.values() for call in own]
     per_token = sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
     of_states = sum(math.prod(shape) for shape in recorded.state_shapes)
-    return _Held(per_token, of_states, max((summed(call) for call in calls), default=0))
+    return _Held(per_token, of_states, max((summed(call) for call in calls), default=0), recorded.stepped)

@@ -118,7 +118,7 @@ class ModelSlice:
         head = self.model.get_output_embeddings() if self.is_last else None
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
-            self._calls, state_shapes = self._recorded(rows)
+            self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool, self._triton = pool_and_buckets(
             calls, rows, self.dtype, self.device, config.attention_backend, means.attention

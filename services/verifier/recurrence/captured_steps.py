@@ -14,16 +14,14 @@ from typing import Any
 import torch
 
 from services.verifier.attention.calls import Call, Pass
-from services.verifier.attention.fixed import MOST_ROWS, Buckets, FixedPass, Largest, rows_up
+from services.verifier.attention.fixed import Buckets, FixedPass, Largest
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
 from services.verifier.recurrence.order import Line, Order
 from services.verifier.recurrence.recurrence import Recurrence, Steps
+from services.verifier.recurrence.room import captured_places, noted_rows, places_of, room_for_accepted
 from services.verifier.recurrence.state_pool import StatePool
 from services.verifier.recurrence.walks import StateWalk, WalkRoom
-
-# Room for accepted rows of a small pass, and for states that are put aside, which take memory.
-_ACCEPTED, _PLACES = 32, 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,15 +49,15 @@ class CapturedSteps:
     def __init__(self, pool: StatePool, rows: int, requests: int, most_rows: int) -> None:
         self._pool, self._rows, self._most_rows = pool, rows, most_rows
         requests = min(rows, requests)
-        # Every request has an end; a tree of n nodes puts fewer than n / 2 states aside.
-        self._room = WalkRoom(requests=requests, ends=2 * requests + 8, places=min(_PLACES, 1 + rows // 2))
+        # Every request has an end.
+        self._room = WalkRoom(requests=requests, ends=2 * requests + 8, places=captured_places(rows))
         self._accepted = room_for_accepted(rows)
         self._order = self._order_of([])
         self._taken = torch.zeros(self._accepted, dtype=torch.int64, device=pool.device)
 
     def fits(self, batch: Sequence[Rows]) -> bool:
         """Whether the requests' accepted rows are there, and there is room for all that their walk needs."""
-        places = sum((1 + len(rows.parents)).bit_length() - 1 for rows in batch)
+        places = sum(places_of(len(rows.parents)) for rows in batch)
         return (
             len(batch) <= self._room.requests
             and places <= self._room.places
@@ -84,11 +82,6 @@ class CapturedSteps:
         order = Order(lines=lines, padding=self._rows - own, device=pool.device)
         walk = order.walk_within(self._accepted, self._room)
         return _CapturedOrder(lines=(), padding=self._rows, device=pool.device, steps=pool.steps, given=walk)
-
-
-def room_for_accepted(rows: int) -> int:
-    """For how many accepted rows a captured pass of so many rows has room."""
-    return max(_ACCEPTED, rows)
 
 
 class RunningCaptured:
@@ -153,7 +146,7 @@ class SteppedBuckets:
         self._steps: dict[Hashable, CapturedSteps] = {}
 
     def allowed(self, largest: Largest) -> Sequence[Hashable]:
-        self._most_rows = rows_up(min(MOST_ROWS, largest.rows))
+        self._most_rows = noted_rows(largest)
         return self._inner.allowed(largest)
 
     def bucket(self, batch: Sequence[Rows]) -> Hashable | None:
