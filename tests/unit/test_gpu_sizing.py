@@ -228,6 +228,7 @@ def test_what_a_plan_says(make: Make) -> None:
     assert "5.0 of drafters" in sentence(GpuSplit(ranks=1, stages=2, plan=beside), 2, "H100")
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     ("model", "gpus", "settings", "refusal"),
     [

@@ -75,6 +75,7 @@ def ran(model: PreTrainedModel) -> Recorded:
     return record(model, torch.arange(1, ROWS + 1)[None], None)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_rank_holds_and_exchanges_what_is_planned(kind: str, tmp_path: Path) -> None:
     """Routers and norms are whole in each, and keys of which there are too few."""
