@@ -41,7 +41,7 @@ class Load:
             answers take so long that most clients are within one at any time.
     """
 
-    def __init__(self, address: str, expected: dict[int, tuple[int, ...]], clients: int = 4, pause_s: float = 0.25) -> None:
+    def __init__(self, address: str, expected: dict[int, tuple[int, ...]], clients: int = 4, pause_s: float = 0.5) -> None:
         self._address, self._expected, self._pause_s = address, expected, pause_s
         self._stop = threading.Event()
         self.answers, self.failures = 0, list[BaseException]()
