@@ -25,19 +25,24 @@ def plain_answers(address: str, count: int = 4) -> dict[int, tuple[int, ...]]:
         return {n: client.generate(token_ids=prompt(n), seed=n, **plain).token_ids for n in range(count)}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
-    """Wait until ``condition`` holds; fail after so many seconds."""
+def wait_until(condition: Callable[[], bool], seconds: float = 240, every_s: float = 0.2) -> None:
+    """Wait until ``condition`` holds, looking every so often; fail after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(every_s)
 
 
 class Load:
-    """Clients that ask one after the other, each answer checked against ``expected``, until it is stopped."""
+    """Clients that ask one after the other, each answer checked against ``expected``, until it is stopped.
 
-    def __init__(self, address: str, expected: dict[int, tuple[int, ...]], clients: int = 4) -> None:
-        self._address, self._expected = address, expected
+    Args:
+        pause_s: how long each client rests between two answers, so that what goes on gets the processor. Where much goes on,
+            answers take so long that most clients are within one at any time.
+    """
+
+    def __init__(self, address: str, expected: dict[int, tuple[int, ...]], clients: int = 4, pause_s: float = 0.5) -> None:
+        self._address, self._expected, self._pause_s = address, expected, pause_s
         self._stop = threading.Event()
         self.answers, self.failures = 0, list[BaseException]()
         self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
@@ -45,7 +50,7 @@ class Load:
             thread.start()
 
     def _ask(self, number: int) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause_s):
             number = (number + 1) % len(self._expected)
             try:
                 # One call, one stream, no retry by the client once it has begun.

@@ -87,8 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """Command lines under test set the level of their process's log, which is the tests' as well."""
-    before = logging.root.level
+def own_process() -> Iterator[None]:
+    """Command lines under test set the level of their process's log, and how it looks for garbage: it is the tests' as well."""
+    level, garbage = logging.root.level, gc.get_threshold()
     yield
-    logging.root.setLevel(before)
+    logging.root.setLevel(level)
+    gc.set_threshold(*garbage)

@@ -11,6 +11,11 @@ _OFTEN = (20_000, 5, 5)
 _USUAL = gc.get_threshold()
 
 
+def begin_starting() -> None:
+    """Call before the slow imports: they leave next to no garbage, and looking for it was a fifth of their time."""
+    gc.set_threshold(*_OFTEN)
+
+
 def begin_serving() -> None:
     """Call once all that the process will hold is there.
 

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import ray
@@ -31,9 +31,8 @@ from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
 from cluster.outside_links import outside_link, verifier_links
-from cluster.process.garbage import begin_serving
+from cluster.process.garbage import begin_serving, begin_starting
 from cluster.process.logs import start_logging
-from cluster.public_entry import Addresses, open_entry
 from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
@@ -54,6 +53,9 @@ from speculation.errors import OutriderError, Unavailable
 from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
 
+if TYPE_CHECKING:
+    from cluster.public_entry import Addresses
+
 log = logging.getLogger(__name__)
 
 # Serve's own default of 5 per replica would throttle; the verifier has its own queue.
@@ -72,6 +74,7 @@ def _telling_why(settings: Settings) -> Iterator[None]:
     """
     # Serve has put its own log in the place of stderr.
     start_logging(settings.logging, sys.__stderr__)
+    begin_starting()
     try:
         yield
         begin_serving()
@@ -287,6 +290,8 @@ class RouterDeployment(_Process):
         self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle | None, drafter: DeploymentHandle | None
     ) -> None:
         with _telling_why(settings):
+            # Imported here because other components start faster without the API's servers.
+            from cluster.public_entry import open_entry
             from services.router.service import RouterService
 
             observing = Observing(settings, on_ray=True, component="router")

@@ -24,16 +24,20 @@ def wait_until_running(name: str) -> None:
         ConfigurationError: a component refuses the settings or the model; says why.
         OutriderError: a component fails; says why.
     """
-    from ray import serve
+    from ray.serve.context import _get_global_client
     from ray.serve.schema import ApplicationStatus
 
+    client = _get_global_client()
     while True:
-        application = serve.status().applications.get(name)
-        if application is None:
+        # Not ``serve.status()``: it pickles the class of each deployment's request router anew, for 50 ms of the processor's
+        # time that the components need to start.
+        seen = client.get_serve_status(name)
+        application = seen.app_status
+        if application.status == ApplicationStatus.NOT_STARTED:
             raise Unavailable(f"the application {name} was deleted while it started")
         if application.status == ApplicationStatus.RUNNING:
             return
-        failures = {part: state.message for part, state in application.deployments.items() if "failed" in state.message}
+        failures = {part.name: part.message for part in seen.deployment_statuses if "failed" in part.message}
         causes = [cause for part, text in failures.items() if (cause := _cause(part, text)) is not None]
         if any(kind not in _CONSEQUENCES for kind, _ in causes) or application.status == ApplicationStatus.DEPLOY_FAILED:
             raise failure(failures, application.message)

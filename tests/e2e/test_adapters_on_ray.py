@@ -1,5 +1,5 @@
-"""LoRA adapters with two verifiers on Ray: both have one or none has it, and an answer that moves keeps its own; and with one that
-is split over stages and ranks.
+"""LoRA adapters with two verifiers on Ray: both have one or none has it. And with one verifier of two stages of two ranks that Ray has
+placed: the same tokens with and without an adapter, and a stage that is killed comes back.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from outrider import AsyncClient, Client
 from services.verifier.kernels.native.library import library
-from tests.e2e.test_stages_on_ray import stages
 from tests.lora import WITH_ENDS, make_adapter
 from tests.on_ray import Service
 from tests.ports import free_port
@@ -33,7 +33,14 @@ pytestmark = [
 
 PROMPT = tuple(range(40, 120))
 OPTIONS: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
-LONG: dict[str, Any] = {"max_tokens": 150, "temperature": 1.0, "seed": 9, "ignore_eos": True}
+# Its tokens come again, so there are drafts for all of the answer.
+LONG: dict[str, Any] = {
+    "token_ids": [40, 41, 42] * 12,
+    "max_tokens": 150,
+    "temperature": 1.0,
+    "seed": 9,
+    "ignore_eos": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +92,22 @@ def check_both(running: Service, url: str, folder: Path) -> None:
     assert missing.status_code == 400, missing.text
 
 
+def stages() -> list[psutil.Process]:
+    """Ray names an actor's process after it."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any("ray::Stage" in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
 async def in_one_process(model: Path, folder: Path) -> dict[str, tuple[int, ...]]:
-    """The model's own answer, and those with its adapters."""
+    """The model's own answer by plain decoding, and those with its adapters."""
     found = {}
     flag = f"verifier.lora_modules={{one: {folder}/1, two: {folder}/2}}"
     async with served(model, flag) as (address, _), AsyncClient(address) as client:
         for name in ("tiny", "one", "two"):
-            found[name] = (await client.generate(token_ids=PROMPT, model=name, **LONG)).token_ids
+            found[name] = (await client.generate(model=name, strategy="autoregressive", **LONG)).token_ids
     return found
 
 
@@ -101,21 +117,23 @@ def test_over_stages_and_ranks(tiny_model: Path, folder: Path) -> None:
     assert len(set(wanted.values())) == 3
     flags = ("verifier.stages=2", "verifier.tensor_parallel_size=2", f"verifier.lora_modules={{one: {folder}/1}}")
     with serving(tiny_model, folder, *flags) as (running, url), Client(running.address) as client:
+        # Two ranks of each stage, one of which is the verifier itself.
         assert len(stages()) == 3
         loaded = post(url, "/v1/load_lora_adapter", lora_name="two", lora_path=str(folder / "2"))
         assert loaded.status_code == 200, loaded.text
         for name, tokens in wanted.items():
-            assert client.generate(token_ids=PROMPT, model=name, **LONG).token_ids == tokens
+            for strategy in ("autoregressive", "prompt_lookup"):
+                assert client.generate(model=name, strategy=strategy, **LONG).token_ids == tokens
         victim = stages()[0].pid
         begun: list[int] = []
-        with client.stream(token_ids=PROMPT, model="two", **LONG) as stream:
+        with client.stream(model="two", strategy="prompt_lookup", **LONG) as stream:
             for chunk in stream:
                 if not begun:
                     os.kill(victim, signal.SIGKILL)
                 begun += chunk.token_ids
         assert tuple(begun) == wanted["two"] and victim not in [process.pid for process in stages()]
         for name, tokens in wanted.items():
-            assert client.generate(token_ids=PROMPT, model=name, **LONG).token_ids == tokens
+            assert client.generate(model=name, **LONG).token_ids == tokens
         gone = post(url, "/v1/unload_lora_adapter", lora_name="two")
         assert gone.status_code == 200, gone.text
         assert post(url, "/v1/completions", prompt="a", model="two").status_code == 404

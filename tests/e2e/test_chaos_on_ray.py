@@ -13,7 +13,7 @@ from tests.chaos.users import run_plan
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
-# Others are in test_on_ray, test_many_of_each and test_stages_on_ray.
+# Others are in test_on_ray, test_many_of_each and test_adapters_on_ray.
 CELLS = [
     Cell("stage", "killed", "at the end"),
     Cell("verifier", "frozen", "in mid-stream"),

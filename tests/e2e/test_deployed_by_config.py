@@ -96,7 +96,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_verifiers_come_and_go_with_the_load_and_no_stream_is_lost(service: Deployed) -> None:
     expected = plain_answers(service.address)
     assert service.verifiers() == {"RUNNING": 1}
-    load = Load(service.address, expected, clients=8)
+    load = Load(service.address, expected, clients=8, pause_s=0)
     try:
         wait_until(lambda: service.verifiers().get("RUNNING", 0) == 3)
     finally:

@@ -74,7 +74,7 @@ def test_a_single_router_is_replaced_on_its_port(tiny_model: Path, tmp_path: Pat
 
         def ask() -> None:
             with Client(f"127.0.0.1:{port}", retry=Retry(attempts=20, first_delay_s=0.2)) as client:
-                while not over.is_set():
+                while not over.wait(0.1):
                     answers.append(client.generate("fox", max_tokens=8, ignore_eos=True, seed=5))
 
         asking = threading.Thread(target=ask)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -78,23 +79,16 @@ def short_folder() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_what_another_ray_left_behind_is_not_followed(tiny_model: Path, short_folder: str) -> None:
+def test_a_replica_that_refuses_gives_its_own_reason(tiny_model: Path, tmp_path: Path, short_folder: str) -> None:
+    """On a Ray of its own: what another one left behind is not followed."""
     stale = Path(short_folder) / "ray" / "ray_current_cluster"
     stale.parent.mkdir()
     stale.write_text("127.0.0.1:1")
-    server = serve(tiny_model, "--port", "0", RAY_TMPDIR=short_folder)
-    with Client(address_of(server)) as client:
-        (model,) = client.models()
-        assert model.default_strategy == "auto"
-    stop(server)
-
-
-def test_a_replica_that_refuses_gives_its_own_reason(tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     # What only the verifier sees, when it has built the model.
     (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    told = refusal(serve(model, "--port", "0"))
+    told = refusal(serve(model, "--port", "0", RAY_TMPDIR=short_folder))
     assert "mlp.down_proj.weight is (64, 128), its configuration says (64, 64) and 5 more" in told
 
 
@@ -135,52 +129,50 @@ def ray(short_folder: str) -> Iterator[dict[str, str]]:
     process.wait(timeout=PATIENCE_S)
 
 
-def test_two_services_on_one_ray(tiny_model: Path, ray: dict[str, str]) -> None:
+def test_two_services_on_one_ray(tiny_model: Path, tmp_path: Path, ray: dict[str, str]) -> None:
+    """A model drafts in the drafter's process of one and in the verifier's of the other; those that cannot be used stop the start."""
+
+    def start(place: str, model: Path, *arguments: str) -> subprocess.Popen[str]:
+        flags = (f"drafter.models=[{model}]", f"drafter.models_in={place}", "verifier.draft_deadline_s=10")
+        return serve(tiny_model, "--port", "0", *(part for flag in flags for part in ("--set", flag)), *arguments, **ray)
+
     stranger = ray | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _, told = serve(tiny_model, "--port", "0", **stranger).communicate(timeout=240)
     assert "that Ray refuses our token" in told
     assert len(told.splitlines()) == 1
-    first = serve(tiny_model, "--port", "0", **ray)
+    first = start("drafter", draft_beside(tiny_model))
     one = address_of(first)
     assert "cluster.name is outrider: an application of this name runs on this Ray" in refusal(
         serve(tiny_model, "--port", "0", **ray)
     )
-    second = serve(tiny_model, "--port", "0", "--name", "two", **ray)
+    second = start("verifier", draft_beside(tiny_model), "--name", "two")
     other = address_of(second)
-    with Client(one) as client:
-        expected = client.generate("the quick", max_tokens=5, ignore_eos=True).token_ids
+    expected = drafted_answers(one)
     stop(first)
-    with Client(other) as client:
-        assert client.generate("the quick", max_tokens=5, ignore_eos=True).token_ids == expected
+    assert drafted_answers(other) == expected
     stop(second, signal.SIGINT)
-
-
-def test_models_that_draft(tiny_model: Path, tmp_path: Path, ray: dict[str, str]) -> None:
-    """In the drafter's process and in the verifier's; those that cannot be used stop the start in either."""
-
-    def start(folder: Path, place: str) -> subprocess.Popen[str]:
-        flags = (f"drafter.models=[{folder}]", f"drafter.models_in={place}", "verifier.draft_deadline_s=10")
-        return serve(tiny_model, "--port", "0", *(part for flag in flags for part in ("--set", flag)), **ray)
-
-    answers: dict[str, set[tuple[int, ...]]] = {"greedy": set(), "sampled": set()}
-    for place in ("drafter", "verifier"):
-        server = start(draft_beside(tiny_model), place)
-        with Client(address_of(server)) as client:
-            assert "draft_model" in client.models()[0].strategies
-            for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
-                deadline, drafted, strategy = time.monotonic() + PATIENCE_S, 0, "autoregressive"
-                # A model's first drafts take longer, and nobody waits for them.
-                while drafted < 40:
-                    assert time.monotonic() < deadline, (place, name, drafted)
-                    answer = client.generate(
-                        "the quick", strategy=strategy, max_tokens=40, ignore_eos=True, temperature=temperature, seed=7
-                    )
-                    answers[name].add(tuple(answer.token_ids))
-                    drafted, strategy = answer.speculative_decoding.num_draft_tokens, "draft_model"
-        stop(server)
-    assert {name: len(each) for name, each in answers.items()} == {"greedy": 1, "sampled": 1}
     broken = make_broken_draft(tiny_model, tmp_path / "broken")
     said = f"cannot load the draft model at {broken}: model.norm.weight holds infinite values or NaN"
-    assert said in refusal(start(broken, "drafter"))
+    assert said in refusal(start("drafter", broken))
     useless = make_useless_head(tiny_model, tmp_path / "useless")
-    assert f"cannot use the head at {useless}" in refusal(start(useless, "verifier"))
+    assert f"cannot use the head at {useless}" in refusal(start("verifier", useless))
+
+
+def drafted_answers(address: str) -> list[tuple[int, ...]]:
+    """The answer decoded greedily and the sampled one, plainly and with enough of a model's drafts: those are the same."""
+    found = []
+    with Client(address) as client:
+        (model,) = client.models()
+        assert model.default_strategy == "auto" and "draft_model" in model.strategies
+        for temperature in (0.0, 0.8):
+            options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "temperature": temperature, "seed": 7}
+            plain = client.generate("the quick", strategy="autoregressive", **options).token_ids
+            deadline, drafted = time.monotonic() + PATIENCE_S, 0
+            # A model's first drafts take longer, and nobody waits for them.
+            while drafted < 40:
+                assert time.monotonic() < deadline, (temperature, drafted)
+                answer = client.generate("the quick", strategy="draft_model", **options)
+                assert answer.token_ids == plain
+                drafted = answer.speculative_decoding.num_draft_tokens
+            found.append(plain)
+    return found

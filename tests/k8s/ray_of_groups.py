@@ -164,7 +164,7 @@ class RayOfGroups:
             why = {name: part["message"] for name, part in state.get("deployments", {}).items()}
             assert state.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), (state.get("message"), why)
             assert time.monotonic() < deadline, (state.get("status"), state.get("message"), why)
-            time.sleep(0.3)
+            time.sleep(1)
         return state
 
     def _wait(self, condition: Any) -> None:

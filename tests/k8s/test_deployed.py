@@ -182,15 +182,18 @@ def changed(service: Deployable, **sections: dict[str, Any]) -> dict[str, Any]:
     return service.config | {"applications": [application | {"args": args}]}
 
 
-def replicas(ray: RayOfGroups, component: str) -> set[str]:
-    """Those that run; Serve names none while it builds the application."""
-    part = ray.application()["deployments"].get(component, {"replicas": []})
-    return {each["replica_id"] for each in part["replicas"] if each["state"] == "RUNNING"}
+def replicas(ray: RayOfGroups) -> dict[str, set[str]]:
+    """Those of each component that run; Serve names none while it builds the application."""
+    found = ray.application()["deployments"]
+    return {
+        part: {each["replica_id"] for each in found.get(part, {"replicas": []})["replicas"] if each["state"] == "RUNNING"}
+        for part in ("router", "drafter", "verifier")
+    }
 
 
 def replaced(ray: RayOfGroups, before: dict[str, set[str]]) -> bool:
     """Whether other replicas run in the place of all of these."""
-    now = {part: replicas(ray, part) for part in before}
+    now = replicas(ray)
     return all(len(now[part]) == len(old) and not old & now[part] for part, old in before.items())
 
 
@@ -198,12 +201,12 @@ def replaced(ray: RayOfGroups, before: dict[str, set[str]]) -> bool:
 def test_changed_settings_are_applied_in_place_and_cost_no_stream(
     ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    before = {part: replicas(ray, part) for part in ("router", "drafter", "verifier")}
+    before = replicas(ray)
     load = Load(loaded.grpc, expected)
     try:
         wait_until(lambda: load.answers > 4)
         ray.deploy(changed(loaded, router={"num_speculative_tokens": 3}))
-        wait_until(lambda: replaced(ray, before), 240)
+        wait_until(lambda: replaced(ray, before), every_s=1)
         ray.wait_until_running()
         seen = load.answers
         wait_until(lambda: load.answers > seen + 4)
@@ -216,7 +219,7 @@ def test_changed_settings_are_applied_in_place_and_cost_no_stream(
 def test_settings_that_cannot_be_are_refused_and_the_service_goes_on(
     ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    before = {part: replicas(ray, part) for part in ("router", "drafter", "verifier")}
+    before = replicas(ray)
     ray.deploy(changed(loaded, cluster={"placement": {"verifier": "outrider_h100", "patience_s": 1}}))
     wait_until(lambda: ray.application()["status"] == "DEPLOY_FAILED")
     said = ray.application()["message"]
@@ -227,7 +230,7 @@ def test_settings_that_cannot_be_are_refused_and_the_service_goes_on(
     ray.deploy(changed(loaded, router={"num_speculative_tokens": 3}))
     ray.wait_until_running()
     # What ran before runs still: a wrong change has cost nothing.
-    assert {part: replicas(ray, part) for part in before} == before
+    assert replicas(ray) == before
 
 
 @pytest.mark.exhaustive
@@ -282,4 +285,4 @@ def test_pods_that_are_told_to_stop_end_their_streams_first(
         load.stop()
     assert not load.failures
     # Those that are left hold what there is room for: one router a pod, and both verifiers.
-    wait_until(lambda: (len(replicas(ray, "router")), len(replicas(ray, "verifier"))) == (1, 2))
+    wait_until(lambda: [len(replicas(ray)[part]) for part in ("router", "verifier")] == [1, 2], every_s=1)

@@ -1,4 +1,6 @@
-"""Routers, and drafters without a model, start without torch, which takes longer to import than all of theirs."""
+"""Routers, and drafters without a model, start without torch, which takes longer to import than all of theirs. Others than routers
+start without the API's servers.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ async def start():
     RouterService(build.router_config(settings, model), None, DROPPED)
 
 asyncio.run(start())
-print(sorted({"torch", "transformers", "scipy"} & sys.modules.keys()))
+print(sorted({"torch", "transformers", "scipy", "cluster.public_entry", "services.api.http.server"} & sys.modules.keys()))
 """
 
 
-def test_routers_and_drafters_do_without_torch(tiny_model: Path) -> None:
+def test_each_component_does_without_what_only_others_need(tiny_model: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OUTRIDER_"))}
     done = subprocess.run(
         [sys.executable, "-c", _STARTS, str(tiny_model)],
