@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -50,6 +51,14 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Where some test's module has kernels for GPUs, make their interpreter quick; the others need not import it."""
+    if "triton.runtime.interpreter" in sys.modules:
+        from tests.quick_interpreter import quicken
+
+        quicken()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,9 +90,6 @@ def hopper(group: int = GROUP) -> Iterator[None]:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
         patch.setattr(interpreter.InterpreterBuilder, "create_fmul", create_fmul)
         patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
-        # Checks of every integer for overflow take a third of the time.
-        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-        patch.setattr(interpreter.interpreter_builder, "options", options)
         # Infinities are subtracted on purpose where a row sees nothing; the result is not used.
         with np.errstate(invalid="ignore", over="ignore"):
             yield
