@@ -11,6 +11,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import triton
@@ -31,14 +32,32 @@ def quicken() -> None:
     # Where a function finds the language: those of kernels, and those of the language itself.
     interpreter._patch_lang(types.FunctionType(quicken.__code__, {"tl": tl, "core": core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+    interpreter.GridExecutor.__call__ = _with_room(interpreter.GridExecutor.__call__)
     interpreter._get_np_dtype = _remembered_by_name(interpreter._get_np_dtype)
     core._unwrap_if_constexpr = _quick_unwrap(core._unwrap_if_constexpr)
     core.block_type.__init__ = _quick_block_type(core.block_type.__init__)
     core.tensor.__init__ = _tensor
     TritonSemantic.computation_type_impl = _quick_promotion(TritonSemantic.computation_type_impl)
+    core.dtype.__eq__ = _quick_equality(core.dtype.__eq__)
+    TritonSemantic.broadcast_impl_value = _quick_broadcast(TritonSemantic.broadcast_impl_value)
     TritonSemantic.binary_op_type_checking_impl = _quick_check(TritonSemantic.binary_op_type_checking_impl)
     # What these checks compute of each integer is asserted in debug mode alone, which the interpreter has not.
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+
+
+def _with_room(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with half a megabyte for what it calls.
+
+    Python 3.11 has 16 KB for calls, and asks the system for more at each call that needs them, to give them back when it
+    returns: a kernel's loop that happens to begin at their end spends half of its time so. It asks for enough where a call
+    itself says to need much, and this one does.
+    """
+
+    def called(*given: Any, **named: Any) -> Any:
+        return function(*given, **named)
+
+    code = called.__code__.replace(co_stacksize=1 << 16)
+    return types.FunctionType(code, globals(), closure=called.__closure__)
 
 
 def _put(place: Any, name: str, member: Any, builder: object, scope: Any) -> None:
@@ -89,6 +108,7 @@ def _quick_block_type(make: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+@cache
 def _of_tensor(sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """The shape of a tensor, and how many numbers it has."""
     return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
@@ -125,3 +145,14 @@ def _quick_check(check: Callable[..., Any]) -> Callable[..., Any]:
 
     return checked
 
+
+def _quick_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    def same_shape(self: Any, left: Any, right: Any) -> Any:
+        # There is one object for each shape.
+        return (left, right) if left.shape is right.shape else broadcast(self, left, right)
+
+    return same_shape
+
+
+def _quick_equality(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    return lambda self, other: self is other or equal(self, other)
