@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.grouping import GroupScheduling
+from tests.room_for_calls import with_room
 
 # What command lines under test learn of tiny models' sources is of no use to whoever runs the tests.
 os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
@@ -51,6 +52,12 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """Whoever runs the tests here runs them with room for their calls."""
+    others = session.config.pluginmanager.subset_hook_caller("pytest_runtestloop", [sys.modules[__name__]])
+    return with_room(others)(session=session)
 
 
 def pytest_collection_finish() -> None:

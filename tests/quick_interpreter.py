@@ -20,6 +20,8 @@ from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from tests.room_for_calls import with_room
+
 # Two numbers of such a type are computed with as they are.
 _KEPT_TYPES = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
@@ -32,7 +34,7 @@ def quicken() -> None:
     # Where a function finds the language: those of kernels, and those of the language itself.
     interpreter._patch_lang(types.FunctionType(quicken.__code__, {"tl": tl, "core": core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
-    interpreter.GridExecutor.__call__ = _with_room(interpreter.GridExecutor.__call__)
+    interpreter.GridExecutor.__call__ = with_room(interpreter.GridExecutor.__call__)
     interpreter._get_np_dtype = _remembered_by_name(interpreter._get_np_dtype)
     core._unwrap_if_constexpr = _quick_unwrap(core._unwrap_if_constexpr)
     core.block_type.__init__ = _quick_block_type(core.block_type.__init__)
@@ -43,21 +45,6 @@ def quicken() -> None:
     TritonSemantic.binary_op_type_checking_impl = _quick_check(TritonSemantic.binary_op_type_checking_impl)
     # What these checks compute of each integer is asserted in debug mode alone, which the interpreter has not.
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-
-
-def _with_room(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with half a megabyte for what it calls.
-
-    Python 3.11 has 16 KB for calls, and asks the system for more at each call that needs them, to give them back when it
-    returns: a kernel's loop that happens to begin at their end spends half of its time so. It asks for enough where a call
-    itself says to need much, and this one does.
-    """
-
-    def called(*given: Any, **named: Any) -> Any:
-        return function(*given, **named)
-
-    code = called.__code__.replace(co_stacksize=1 << 16)
-    return types.FunctionType(code, globals(), closure=called.__closure__)
 
 
 def _put(place: Any, name: str, member: Any, builder: object, scope: Any) -> None:
