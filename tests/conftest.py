@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.grouping import GroupScheduling
+from tests.room_for_calls import with_room
 
 # What command lines under test learn of tiny models' sources is of no use to whoever runs the tests.
 os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
@@ -50,6 +52,20 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """Whoever runs the tests here runs them with room for their calls."""
+    others = session.config.pluginmanager.subset_hook_caller("pytest_runtestloop", [sys.modules[__name__]])
+    return with_room(others)(session=session)
+
+
+def pytest_collection_finish() -> None:
+    """Where some test's module has kernels for GPUs, make their interpreter quick; the others need not import it."""
+    if "triton.runtime.interpreter" in sys.modules:
+        from tests.quick_interpreter import quicken
+
+        quicken()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,23 +32,27 @@ def mma(left: NDArray[Any], right: NDArray[Any], before: NDArray[np.float32], gr
     """``before + left @ right``, group after group: [m, k] x [k, n] + [m, n]."""
     total = before.astype(np.float64)
     left, right = left.astype(np.float64), right.astype(np.float64)
-    left_exponents, right_exponents = _exponents(left), _exponents(right)
+    # A product with zero is not to be the largest.
+    left_exponents, right_exponents = _exponents(left, -1000), _exponents(right, -1000)
     for start in range(0, left.shape[1], group):
         own = slice(start, start + group)
-        terms = np.concatenate([left[:, own, None] * right[None, own], total[:, None]], axis=1)
-        exponents = left_exponents[:, own, None] + right_exponents[None, own]
-        exponents = np.concatenate([exponents, _exponents(total)[:, None]], axis=1)
-        largest = np.where(terms == 0, _OF_ZERO, exponents).max(1, keepdims=True)
-        unit = np.exp2(largest.astype(np.float64) - _KEPT)
-        exact = (np.trunc(terms / unit) * unit).sum(1)
+        largest = (left_exponents[:, own, None] + right_exponents[None, own]).max(1)
+        largest = np.maximum(largest, _exponents(total, _OF_ZERO))
+        per_unit = np.exp2(_KEPT - largest.astype(np.float64))
+        terms = left[:, own, None] * right[None, own]
+        terms *= per_unit[:, None]
+        exact = np.trunc(terms, out=terms).sum(1)
+        exact += np.trunc(total * per_unit)
+        exact /= per_unit
         rounded = exact.astype(np.float32)
         beyond = np.abs(rounded.astype(np.float64)) > np.abs(exact)
         total = np.where(beyond, np.nextafter(rounded, np.float32(0)), rounded).astype(np.float64)
     return total.astype(np.float32)
 
 
-def _exponents(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.maximum(np.frexp(numbers)[1].astype(np.int64) - 1, _LEAST)
+def _exponents(numbers: NDArray[np.float64], of_zero: int) -> NDArray[np.int16]:
+    found = np.maximum(np.frexp(numbers)[1] - 1, _LEAST)
+    return np.where(numbers == 0, of_zero, found).astype(np.int16)
 
 
 def to_float(data: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -91,9 +94,6 @@ def hopper(group: int = GROUP) -> Iterator[None]:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
         patch.setattr(interpreter.InterpreterBuilder, "create_fmul", create_fmul)
         patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
-        # Checks of every integer for overflow take a third of the time.
-        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-        patch.setattr(interpreter.interpreter_builder, "options", options)
         # Infinities are subtracted on purpose where a row sees nothing; the result is not used.
         with np.errstate(invalid="ignore", over="ignore"):
             yield

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from services.verifier.kernels.triton.tree_pass import OLDEST
-from services.verifier.model.gpu_here import no_gpu, without_kernels
+from services.verifier.model.gpu_here import OLDEST, no_gpu, without_kernels
 
 ON_A_CPU = "cpu: these figures say nothing about a GPU; verdicts on speed are for GPUs"
 # From here on a product of matrices adds sixteen terms at a time.

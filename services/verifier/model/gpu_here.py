@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+# Compute capability of the first generation whose matrix units take bfloat16 (Ampere).
+OLDEST = (8, 0)
 _SHOWN = 200
 # Compute capability from which GPUs multiply in fp8.
 _FP8_FROM = (8, 9)

@@ -29,6 +29,7 @@ from services.verifier.kernels.triton.pass_shape import (
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
+from services.verifier.model.gpu_here import OLDEST
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
 
@@ -36,8 +37,6 @@ from services.verifier.model.to_device import to_device
 _WAITING = 2
 # Head sizes; the smallest and largest that the tests cover.
 _SIZES = range(16, 257)
-# Matrix units of the first generation that has them in bfloat16 (Ampere).
-OLDEST = (8, 0)
 
 
 def too_old(capability: tuple[int, int]) -> str:
