@@ -8,6 +8,7 @@ Each type gets a tiny random model (``tiny_configs``), which is loaded, decoded 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -46,9 +47,9 @@ from tests.tiny import make_tiny_tokenizer
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
-ANSWER = 32
-# Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
-_LENGTHS = (41, 23, 67)
+ANSWER = 16
+# Longer than every window and chunk of a tiny model; the first answer crosses a tile of the key-value pool.
+_LENGTHS = (53, 23, 67)
 _NO_EMBEDDINGS_AMONG_STATES = ("falcon_mamba", "mamba", "mamba2", "rwkv")
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
 # how far logits spread.
@@ -88,7 +89,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 class GuidedDrafter(RandomDrafter):
-    """Trees that hold the right continuation for some tokens, among wrong siblings and cousins."""
+    """Trees that hold the right continuation for some tokens, or for none, among wrong siblings and cousins."""
 
     def __init__(self, vocab: int, answers: Sequence[Sequence[int]]) -> None:
         super().__init__(vocab=vocab)
@@ -104,13 +105,18 @@ class GuidedDrafter(RandomDrafter):
         made: list[int] = []
         parents: list[int] = []
         at = -1
-        for right in known[len(tokens) : len(tokens) + self.random.randint(1, 4)]:
+
+        def add(parent: int, token: int) -> None:
+            parents.append(parent)
+            made.append(token)
+
+        for right in known[len(tokens) : len(tokens) + self.random.randint(0, 4)]:
             for _ in range(self.random.randint(0, 1)):
-                parents.append(self.random.randint(-1, len(made) - 1))
-                made.append(self.random.randrange(self.vocab))
-            parents.append(at)
-            at = len(made)
-            made.append(right)
+                add(self.random.randint(-1, len(made) - 1), self.random.randrange(self.vocab))
+            add(at, right)
+            at = len(made) - 1
+        for _ in range(self.random.randint(0 if made else 1, 1)):
+            add(self.random.randint(-1, len(made) - 1), self.random.randrange(self.vocab))
         kept = min(max_nodes, len(made))
         return TokenTree(tokens=tuple(made[:kept]), parents=tuple(parents[:kept]), sources=("guided",) * kept)
 
@@ -126,8 +132,8 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
     return tokens
 
 
-# Plain decoding, trees that hold the right continuation, and the default strategy's own; so many requests at once.
-RUNS = tuple((strategy, at_once) for strategy in ("autoregressive", "guided", "blend") for at_once in (1, 3))
+# Plain decoding, trees of right and wrong continuations, and the default strategy's own; so many requests at once.
+RUNS = (("autoregressive", 1), ("autoregressive", 3), ("guided", 1), ("guided", 3), ("blend", 3))
 
 
 async def served(
@@ -176,23 +182,27 @@ def _nearly_tied(model: PreTrainedModel, tokens: list[int], one: int, other: int
 def bits(target: TransformersTarget) -> bool:
     """Whether rows have the same bits alone, in a chunk, in a tree and beside other requests."""
     source = random.Random(2)
-    text = tuple(source.randrange(target.vocab_size) for _ in range(90))
+    text = tuple(source.randrange(target.vocab_size) for _ in range(72))
     for name in ("alone", "chunk", "tree", "other"):
         assert target.open(name, 120)
-    alone = torch.cat([target.forward([_rows("alone", at, text[at : at + 1])])[0] for at in range(len(text))])
+    # Row by row at the beginning, and from behind every window to across the border of a tile.
+    sizes = (*[1] * 12, 44, *[1] * 16)
+    ends = itertools.accumulate(sizes)
+    steps = [_rows("alone", end - size, text[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    alone = torch.cat([target.forward([step])[0] for step in steps])
     parts = [_rows("chunk", 0, text[:37]), _rows("chunk", 37, text[37:])]
     chunks = torch.cat([target.forward([part])[0] for part in parts])
     target.forward([_rows("tree", 0, text[:60])])
-    target.forward([_rows("other", 0, text[:70])])
+    target.forward([_rows("other", 0, text[:59])])
     # Right nodes at 1, 3 and 4.
     tree = Rows(
         request_id="tree", context=60, tokens=(text[60], 5, text[61], 6, *text[62:64]), parents=(-1, -1, 0, 1, 3), logits=6
     )
-    beside, checked = target.forward([_rows("other", 70, text[70:81]), tree])
+    beside, checked = target.forward([_rows("other", 59, text[59:70]), tree])
     for name in ("alone", "chunk", "tree", "other"):
         target.close(name)
     return (
-        torch.equal(chunks, alone) and torch.equal(beside, alone[70:81]) and torch.equal(checked[[0, 2, 4, 5]], alone[60:64])
+        torch.equal(chunks, alone) and torch.equal(beside, alone[59:70]) and torch.equal(checked[[0, 2, 4, 5]], alone[60:64])
     )
 
 

@@ -35,11 +35,11 @@ from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, 
 from tests.mixture import make_mixture
 from tests.trained_heads import LAYERS, STREAM_FORMS, heads_beside
 
-# Answers to the second and the third one cross the border of a block, after four tokens and after fifteen.
+# Answers to the second and the third one cross the border of a block, after four tokens and after seven.
 PROMPTS = [
     [5, 6, 7, 8, 9, 5, 6, 7],
     [40, 41, 42] * 20,
-    [100 + i for i in range(110)] + [100, 101, 102],
+    [100 + i for i in range(118)] + [100, 101, 102],
     [17],
 ]
 ANSWER = 32
