@@ -110,7 +110,7 @@ class GuidedDrafter(RandomDrafter):
             parents.append(parent)
             made.append(token)
 
-        for right in known[len(tokens) : len(tokens) + self.random.randint(0, 4)]:
+        for right in known[len(tokens) : len(tokens) + max(0, self.random.randint(-1, 4))]:
             for _ in range(self.random.randint(0, 1)):
                 add(self.random.randint(-1, len(made) - 1), self.random.randrange(self.vocab))
             add(at, right)
@@ -138,38 +138,50 @@ RUNS = (("autoregressive", 1), ("autoregressive", 3), ("guided", 1), ("guided", 
 
 async def served(
     target: TransformersTarget, wanted: list[list[int]], expected: list[list[int]]
-) -> AsyncIterator[list[list[int]]]:
-    """The service's answers, for each of ``RUNS``."""
+) -> AsyncIterator[list[tuple[list[int], list[float]]]]:
+    """The service's answers, for each of ``RUNS``: tokens, and the log-probabilities of all but the default strategy's."""
     whole = [[*prompt, *answer] for prompt, answer in zip(wanted, expected, strict=True)]
     for strategy, at_once in RUNS:
         drafter = GuidedDrafter(target.vocab_size, whole) if strategy == "guided" else DrafterService(DrafterConfig())
         sources = ("guided",) if strategy == "guided" else STRATEGIES[strategy]
         plan = Plan(strategy=strategy, sources=sources, max_nodes=6, observe_top_k=6) if sources else PLAIN
-        made: list[list[int]] = []
+        made: list[tuple[list[int], list[float]]] = []
+        # Of the default strategy as users ask, who seldom want them.
+        logprobs = None if strategy == "blend" else 0
         async with decoding(target, InProcessDraftLink(drafter), max_batched_tokens=50) as loop:
             for start in range(0, len(wanted), at_once):
                 part = [
-                    request(f"r{start + i}", prompt, plan, max_tokens=ANSWER, ignore_eos=True)
+                    request(f"r{start + i}", prompt, plan, max_tokens=ANSWER, ignore_eos=True, logprobs=logprobs)
                     for i, prompt in enumerate(wanted[start : start + at_once])
                 ]
-                made += [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in part))]
+                made += [
+                    (tokens, [token.logprob for step in steps for token in step.logprobs])
+                    for tokens, _, steps in await asyncio.gather(*(collect(loop, one) for one in part))
+                ]
         yield made
 
 
-async def difference(target: TransformersTarget, model: PreTrainedModel) -> tuple[str, int]:
-    """What the service says otherwise than transformers' ``generate``; and how often at a near tie alone."""
+async def difference(target: TransformersTarget, model: PreTrainedModel, exact: bool) -> tuple[str, int]:
+    """What the service says otherwise than transformers' ``generate``; and how often at a near tie alone.
+
+    Args:
+        exact: log-probabilities must be the same bits, too, as those of plain decoding alone. A wrong state changes them
+            long before it changes a token.
+    """
     wanted = prompts(target.vocab_size)
     expected = [greedy(model, prompt) for prompt in wanted]
     ties = 0
     made_by_run = [made async for made in served(target, wanted, expected)]
     for run, made in zip(RUNS, made_by_run, strict=True):
-        for prompt, theirs, ours in zip(wanted, expected, made, strict=True):
-            if ours == theirs:
-                continue
-            at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
-            if at == len(ours) or not _nearly_tied(model, [*prompt, *theirs[:at]], ours[at], theirs[at]):
-                return f"other tokens than transformers from token {at} on ({run[0]}, {run[1]} at a time)", ties
-            ties += 1
+        place = f"({run[0]}, {run[1]} at a time)"
+        for prompt, theirs, (ours, chances), (_, alone) in zip(wanted, expected, made, made_by_run[0], strict=True):
+            if ours != theirs:
+                at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
+                if at == len(ours) or not _nearly_tied(model, [*prompt, *theirs[:at]], ours[at], theirs[at]):
+                    return f"other tokens than transformers from token {at} on {place}", ties
+                ties += 1
+            if exact and chances and chances != alone:
+                return f"other log-probabilities than those of plain decoding alone {place}", ties
     return "", ties
 
 
@@ -280,12 +292,13 @@ async def outcome(model_type: str, folder: Path) -> Outcome:
     if model is None:
         return Outcome(wrong="served, though transformers cannot make it")
     try:
-        wrong, ties = await difference(target, model)
+        exact = bits(target)
+        wrong, ties = await difference(target, model, exact)
         if wrong:
             return Outcome(wrong=wrong)
         layers = hidden_states(target, model)
         return Outcome(
-            exact=bits(target),
+            exact=exact,
             near_ties=ties,
             stages=stages(config, target),
             dtypes=tuple(dtypes(config)),
