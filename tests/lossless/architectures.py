@@ -8,6 +8,7 @@ Each type gets a tiny random model (``tiny_configs``), which is loaded, decoded 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -46,9 +47,9 @@ from tests.tiny import make_tiny_tokenizer
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
-ANSWER = 32
-# Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
-_LENGTHS = (41, 23, 67)
+ANSWER = 16
+# Longer than every window and chunk of a tiny model; the first answer crosses a tile of the key-value pool.
+_LENGTHS = (53, 23, 67)
 _NO_EMBEDDINGS_AMONG_STATES = ("falcon_mamba", "mamba", "mamba2", "rwkv")
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
 # how far logits spread.
@@ -88,7 +89,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 class GuidedDrafter(RandomDrafter):
-    """Trees that hold the right continuation for some tokens, among wrong siblings and cousins."""
+    """Trees that hold the right continuation for some tokens, or for none, among wrong siblings and cousins."""
 
     def __init__(self, vocab: int, answers: Sequence[Sequence[int]]) -> None:
         super().__init__(vocab=vocab)
@@ -104,13 +105,18 @@ class GuidedDrafter(RandomDrafter):
         made: list[int] = []
         parents: list[int] = []
         at = -1
-        for right in known[len(tokens) : len(tokens) + self.random.randint(1, 4)]:
+
+        def add(parent: int, token: int) -> None:
+            parents.append(parent)
+            made.append(token)
+
+        for right in known[len(tokens) : len(tokens) + max(0, self.random.randint(-1, 4))]:
             for _ in range(self.random.randint(0, 1)):
-                parents.append(self.random.randint(-1, len(made) - 1))
-                made.append(self.random.randrange(self.vocab))
-            parents.append(at)
-            at = len(made)
-            made.append(right)
+                add(self.random.randint(-1, len(made) - 1), self.random.randrange(self.vocab))
+            add(at, right)
+            at = len(made) - 1
+        for _ in range(self.random.randint(0 if made else 1, 1)):
+            add(self.random.randint(-1, len(made) - 1), self.random.randrange(self.vocab))
         kept = min(max_nodes, len(made))
         return TokenTree(tokens=tuple(made[:kept]), parents=tuple(parents[:kept]), sources=("guided",) * kept)
 
@@ -126,44 +132,56 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
     return tokens
 
 
-# Plain decoding, trees that hold the right continuation, and the default strategy's own; so many requests at once.
-RUNS = tuple((strategy, at_once) for strategy in ("autoregressive", "guided", "blend") for at_once in (1, 3))
+# Plain decoding, trees of right and wrong continuations, and the default strategy's own; so many requests at once.
+RUNS = (("autoregressive", 1), ("autoregressive", 3), ("guided", 1), ("guided", 3), ("blend", 3))
 
 
 async def served(
     target: TransformersTarget, wanted: list[list[int]], expected: list[list[int]]
-) -> AsyncIterator[list[list[int]]]:
-    """The service's answers, for each of ``RUNS``."""
+) -> AsyncIterator[list[tuple[list[int], list[float]]]]:
+    """The service's answers, for each of ``RUNS``: tokens, and the log-probabilities of all but the default strategy's."""
     whole = [[*prompt, *answer] for prompt, answer in zip(wanted, expected, strict=True)]
     for strategy, at_once in RUNS:
         drafter = GuidedDrafter(target.vocab_size, whole) if strategy == "guided" else DrafterService(DrafterConfig())
         sources = ("guided",) if strategy == "guided" else STRATEGIES[strategy]
         plan = Plan(strategy=strategy, sources=sources, max_nodes=6, observe_top_k=6) if sources else PLAIN
-        made: list[list[int]] = []
+        made: list[tuple[list[int], list[float]]] = []
+        # Of the default strategy as users ask, who seldom want them.
+        logprobs = None if strategy == "blend" else 0
         async with decoding(target, InProcessDraftLink(drafter), max_batched_tokens=50) as loop:
             for start in range(0, len(wanted), at_once):
                 part = [
-                    request(f"r{start + i}", prompt, plan, max_tokens=ANSWER, ignore_eos=True)
+                    request(f"r{start + i}", prompt, plan, max_tokens=ANSWER, ignore_eos=True, logprobs=logprobs)
                     for i, prompt in enumerate(wanted[start : start + at_once])
                 ]
-                made += [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in part))]
+                made += [
+                    (tokens, [token.logprob for step in steps for token in step.logprobs])
+                    for tokens, _, steps in await asyncio.gather(*(collect(loop, one) for one in part))
+                ]
         yield made
 
 
-async def difference(target: TransformersTarget, model: PreTrainedModel) -> tuple[str, int]:
-    """What the service says otherwise than transformers' ``generate``; and how often at a near tie alone."""
+async def difference(target: TransformersTarget, model: PreTrainedModel, exact: bool) -> tuple[str, int]:
+    """What the service says otherwise than transformers' ``generate``; and how often at a near tie alone.
+
+    Args:
+        exact: log-probabilities must be the same bits, too, as those of plain decoding alone. A wrong state changes them
+            long before it changes a token.
+    """
     wanted = prompts(target.vocab_size)
     expected = [greedy(model, prompt) for prompt in wanted]
     ties = 0
     made_by_run = [made async for made in served(target, wanted, expected)]
     for run, made in zip(RUNS, made_by_run, strict=True):
-        for prompt, theirs, ours in zip(wanted, expected, made, strict=True):
-            if ours == theirs:
-                continue
-            at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
-            if at == len(ours) or not _nearly_tied(model, [*prompt, *theirs[:at]], ours[at], theirs[at]):
-                return f"other tokens than transformers from token {at} on ({run[0]}, {run[1]} at a time)", ties
-            ties += 1
+        place = f"({run[0]}, {run[1]} at a time)"
+        for prompt, theirs, (ours, chances), (_, alone) in zip(wanted, expected, made, made_by_run[0], strict=True):
+            if ours != theirs:
+                at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
+                if at == len(ours) or not _nearly_tied(model, [*prompt, *theirs[:at]], ours[at], theirs[at]):
+                    return f"other tokens than transformers from token {at} on {place}", ties
+                ties += 1
+            if exact and chances and chances != alone:
+                return f"other log-probabilities than those of plain decoding alone {place}", ties
     return "", ties
 
 
@@ -176,23 +194,27 @@ def _nearly_tied(model: PreTrainedModel, tokens: list[int], one: int, other: int
 def bits(target: TransformersTarget) -> bool:
     """Whether rows have the same bits alone, in a chunk, in a tree and beside other requests."""
     source = random.Random(2)
-    text = tuple(source.randrange(target.vocab_size) for _ in range(90))
+    text = tuple(source.randrange(target.vocab_size) for _ in range(72))
     for name in ("alone", "chunk", "tree", "other"):
         assert target.open(name, 120)
-    alone = torch.cat([target.forward([_rows("alone", at, text[at : at + 1])])[0] for at in range(len(text))])
+    # Row by row at the beginning, and from behind every window to across the border of a tile.
+    sizes = (*[1] * 12, 44, *[1] * 16)
+    ends = itertools.accumulate(sizes)
+    steps = [_rows("alone", end - size, text[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    alone = torch.cat([target.forward([step])[0] for step in steps])
     parts = [_rows("chunk", 0, text[:37]), _rows("chunk", 37, text[37:])]
     chunks = torch.cat([target.forward([part])[0] for part in parts])
     target.forward([_rows("tree", 0, text[:60])])
-    target.forward([_rows("other", 0, text[:70])])
+    target.forward([_rows("other", 0, text[:59])])
     # Right nodes at 1, 3 and 4.
     tree = Rows(
         request_id="tree", context=60, tokens=(text[60], 5, text[61], 6, *text[62:64]), parents=(-1, -1, 0, 1, 3), logits=6
     )
-    beside, checked = target.forward([_rows("other", 70, text[70:81]), tree])
+    beside, checked = target.forward([_rows("other", 59, text[59:70]), tree])
     for name in ("alone", "chunk", "tree", "other"):
         target.close(name)
     return (
-        torch.equal(chunks, alone) and torch.equal(beside, alone[70:81]) and torch.equal(checked[[0, 2, 4, 5]], alone[60:64])
+        torch.equal(chunks, alone) and torch.equal(beside, alone[59:70]) and torch.equal(checked[[0, 2, 4, 5]], alone[60:64])
     )
 
 
@@ -270,12 +292,13 @@ async def outcome(model_type: str, folder: Path) -> Outcome:
     if model is None:
         return Outcome(wrong="served, though transformers cannot make it")
     try:
-        wrong, ties = await difference(target, model)
+        exact = bits(target)
+        wrong, ties = await difference(target, model, exact)
         if wrong:
             return Outcome(wrong=wrong)
         layers = hidden_states(target, model)
         return Outcome(
-            exact=bits(target),
+            exact=exact,
             near_ties=ties,
             stages=stages(config, target),
             dtypes=tuple(dtypes(config)),

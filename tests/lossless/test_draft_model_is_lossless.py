@@ -25,7 +25,7 @@ from speculation.types import EMPTY_TREE, Plan
 from tests.fakes import collect, request
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, draft, outcomes, plain, sampled_tree
 from tests.lossless.test_enumeration import EXACT, by_rejection
-from tests.lossless.test_strategies import PROMPTS, plain_answers, verifier
+from tests.lossless.test_strategies import ANSWER, PROMPTS, plain_answers, verifier
 from tests.patience import PATIENCE_S
 from tests.tiny import make_tiny_model
 
@@ -39,8 +39,8 @@ async def check(
 
     How often that is depends on how fast the machine loads and runs the draft model; nobody waits for it.
     """
-    expected = [tokens[:40] for tokens in await plain_answers(folder, sampling)]
-    options = {"max_tokens": 40, "ignore_eos": True, **sampling}
+    expected = await plain_answers(folder, sampling)
+    options = {"max_tokens": ANSWER, "ignore_eos": True, **sampling}
     done = 0
     async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0) as running, asyncio.timeout(PATIENCE_S):
         while done < accepted or running.loop.stats.nodes_by_source[NAME] < nodes:

@@ -29,7 +29,7 @@ from speculation.errors import ConfigurationError
 from speculation.sources import SOURCES, STRATEGIES
 from tests.fakes import PLAIN
 from tests.lossless.test_stages import passes
-from tests.lossless.test_strategies import PROMPTS, answers, plan_of, said, verifier
+from tests.lossless.test_strategies import ANSWER, PROMPTS, answers, plan_of, said, verifier
 from tests.mixture import make_mixture
 from tests.quantised import FORMS, configure, make_float_model, make_gpt_oss, quantise
 from tests.refusals import refuses
@@ -127,7 +127,7 @@ async def test_every_strategy_says_what_the_float_model_says(
     if not sampling:
         reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
         for prompt, answer in zip(PROMPTS, wanted, strict=True):
-            theirs = reference.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False, eos_token_id=None)
+            theirs = reference.generate(torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False, eos_token_id=None)
             assert theirs[0, len(prompt) :].tolist() == answer
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.test_heads_are_lossless import drafted
+from tests.lossless.test_heads_are_lossless import ANSWER, drafted
 from tests.lossless.test_strategies import plain_answers, plan_of, verifier
 from tests.recipe_runs import exported, smoke_run
 from tests.tiny import make_tiny_model
@@ -32,6 +32,6 @@ async def test_no_token_changes(recipe: str, source: str, tmp_path: Path) -> Non
     folder = exported(tmp_path / "run", target, tmp_path / "out")
     async with verifier(target, "real", "grpc", "fixed", draft_deadline_s=5.0, instead={source: folder}) as running:
         for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
-            expected = [tokens[:24] for tokens in await plain_answers(target, sampling)]
+            expected = [tokens[:ANSWER] for tokens in await plain_answers(target, sampling)]
             for sources in ((source,), ("suffix", "recycling", source)):
                 assert await drafted(running, plan_of(sources), sampling) == expected, sources
