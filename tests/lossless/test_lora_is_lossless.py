@@ -84,7 +84,7 @@ async def verifier(
 
 
 def asked(adapter: str, prompt: list[int], plan: Plan, **sampling: Any) -> GenerationRequest:
-    wanted = request(f"{adapter}/{len(prompt)}", prompt, plan, max_tokens=70, **{"ignore_eos": True, **sampling})
+    wanted = request(f"{adapter}/{len(prompt)}", prompt, plan, max_tokens=110, **{"ignore_eos": True, **sampling})
     return replace(wanted, adapter=adapter, tenant="t")
 
 
