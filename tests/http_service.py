@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -61,3 +62,12 @@ def http_served(folder: Path, *flags: str, config: HttpConfig | None = None) -> 
     finally:
         service.loop.call_soon_threadsafe(stop.set)
         thread.join(60)
+        _check_stopped(thread, service.loop)
+
+
+def _check_stopped(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
+    if thread.is_alive():
+        for task in asyncio.all_tasks(loop):
+            task.print_stack()
+        faulthandler.dump_traceback()
+        raise AssertionError("the service has not stopped: stderr says what it waits for")
