@@ -32,7 +32,7 @@ gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside t
 test:  ## Before a commit: all that a change breaks in the ordinary way; ten minutes on two cores
 	@MAKE="$(MAKE)" .ci/parts install test-quick+check+bench-smoke
 
-test-all: page-browser test test-rest  ## Everything: `test`, then all that takes longer; forty minutes
+test-all: page-browser test test-rest  ## Everything: `test`, then all that takes longer; about an hour
 
 test-rest:  ## What `test` leaves out: every architecture and layout, chaos, faults, deployments, the real model on all kernels
 	@MAKE="$(MAKE)" .ci/parts install test-exhaustive test-alone
