@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from cluster.build import Pipeline
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.api.http.server import HttpServer, serve_http
+from tests.patience import end_thread
 from tests.service import pipeline
 
 
@@ -60,14 +60,4 @@ def http_served(folder: Path, *flags: str, config: HttpConfig | None = None) -> 
     try:
         yield service
     finally:
-        service.loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        _check_stopped(thread, service.loop)
-
-
-def _check_stopped(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
-    if thread.is_alive():
-        for task in asyncio.all_tasks(loop):
-            task.print_stack()
-        faulthandler.dump_traceback()
-        raise AssertionError("the service has not stopped: stderr says what it waits for")
+        end_thread(thread, service.loop, stop)

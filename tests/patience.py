@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 
@@ -46,3 +48,14 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def end_thread(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Tell a service that runs in a loop and a thread of its own to end, and wait for it; fail, and say why, if it does not."""
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(60)
+    if thread.is_alive():
+        for task in asyncio.all_tasks(loop):
+            task.print_stack()
+        faulthandler.dump_traceback()
+        raise AssertionError("the service has not stopped: stderr says what it waits for")

@@ -73,6 +73,11 @@ class LoadShape:
     lead_s: float
 
 
+def client_of(address: str) -> outrider.AsyncClient:
+    """A client whose requests are told if they fail, not asked again. It belongs to the event loop in which it is made."""
+    return outrider.AsyncClient(address, retry=outrider.Retry(attempts=1))
+
+
 async def keep_in_flight(client: outrider.AsyncClient, supply: Supply, shape: LoadShape) -> LoadRecord:
     """Ask what ``supply`` gives, ``at_once`` at a time; what is under way at the end is cancelled.
 

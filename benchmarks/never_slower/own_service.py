@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import outrider
 from benchmarks.never_slower.held_service import GOING, HELD, written
+from benchmarks.never_slower.load import client_of
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from speculation.errors import ConfigurationError
@@ -51,17 +52,13 @@ class HeldService(Protocol):
     async def go(self) -> None:
         """Let it decode."""
 
-    async def close(self) -> None:
-        """End it."""
-
 
 class OwnService:
     """A service in a process of its own, with its own memory and its own idea of what things cost."""
 
     def __init__(self, process: Process, address: str) -> None:
         self.clock = TurnClock()
-        # A request that failed is told, not asked again.
-        self.client = outrider.AsyncClient(address, retry=outrider.Retry(attempts=1))
+        self.client = client_of(address)
         self._process = process
 
     @classmethod

@@ -22,7 +22,7 @@ from benchmarks.bench import environment
 from benchmarks.bench.records import Prompt
 from benchmarks.never_slower.cells import LONG, PLAIN, SHORT, GridCell, LoadTurn
 from benchmarks.never_slower.kinds import PromptPool
-from benchmarks.never_slower.load import answer_all
+from benchmarks.never_slower.load import answer_all, client_of
 from benchmarks.never_slower.own_service import OwnService
 from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import RequestLimits, RoundRequests
@@ -168,8 +168,7 @@ class NeverSlowerRun:
                 await service.close()
 
     async def _on_one_service(self, address: str, missing: Sequence[tuple[int, GridCell]]) -> None:
-        # A request that failed is told, not asked again.
-        async with outrider.AsyncClient(address, retry=outrider.Retry(attempts=1)) as client:
+        async with client_of(address) as client:
             await self._measure(OneService(client, len(self._config.plan.contestants)), missing)
 
     async def _measure(self, contestants: Contestants, missing: Sequence[tuple[int, GridCell]]) -> None:

@@ -144,8 +144,10 @@ class Reloading:
             raise Unavailable("the weights are being replaced at present; try again")
         if order.within_s:
             await self._pause(order)
-        await self._loop.hold.begin()
-        self._loop.pause.end()
+        try:
+            await self._loop.hold.begin()
+        finally:
+            self._loop.pause.end()
         return "held"
 
     def _go(self) -> None:

@@ -137,9 +137,6 @@ class HeldHere:
         self._hold.end()
         self.said.append("go")
 
-    async def close(self) -> None:
-        await self.client.close()
-
 
 @asynccontextmanager
 async def held_services(tiny: Path, count: int) -> AsyncIterator[list[HeldHere]]:

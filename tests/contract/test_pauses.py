@@ -111,6 +111,7 @@ def call(service: HttpService, path: str, key: str = "admin", method: str = "POS
     ("pause", "given", "resume"),
     [
         ("/pause?mode=keep&clear_cache=false", {}, "/resume"),
+        ("/pause?within_s=5&clear_cache=True", {}, "/resume"),
         ("/pause", {"json": {"mode": "keep"}}, "/resume"),
         ("/pause", {}, "/resume"),
         ("/pause_generation", {"json": {"mode": "in_place"}}, "/continue_generation"),
@@ -143,6 +144,8 @@ def test_by_the_sdk(service: HttpService) -> None:
         ("/pause?mode=keep", {"json": {"mode": "keep"}}, "mode"),
         ("/pause", {"json": {"within_s": 0}}, "within_s"),
         ("/pause?wait_for_inflight_requests=false", {}, "wait_for_inflight_requests"),
+        ("/pause?clear_cache=" + 9000 * "[", {}, "clear_cache"),
+        ("/pause?within_s=nan", {}, "within_s"),
         ("/pause_generation", {"json": {"mode": "abort"}}, "mode"),
         ("/resume", {"json": {"mode": "keep"}}, "mode"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 from services.api.config import HttpConfig
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
+from tests.patience import end_thread
 
 
 def ask(page: Any, message: str, *, strategy: str = "", seed: str = "", temperature: str = "0", length: str = "48") -> None:
@@ -86,5 +87,4 @@ def scripted_service(router: RouterPort, config: HttpConfig | None = None) -> It
     try:
         yield server.url
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
+        end_thread(thread, loop, stop)

@@ -397,23 +397,3 @@ async def test_seeds_matter() -> None:
         for seed in range(4)
     ]
     assert all(left != right for left, right in itertools.combinations(answers, 2))
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@simulated
-async def test_a_held_loop_begins_no_pass_and_goes_on_with_the_same_tokens(depth: int) -> None:
-    wanted = [request(name, [1, 2, n], max_tokens=40, ignore_eos=True) for n, name in enumerate("abc")]
-    expected = [(await answer("random", each))[0] for each in wanted]
-    target = ToyTarget(depth=depth)
-    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
-        tasks = [asyncio.create_task(collect(loop, each)) for each in wanted]
-        await asyncio.sleep(5 * PASS_S)
-        await loop.hold.begin()
-        late = asyncio.create_task(collect(loop, request("d", [1], max_tokens=3, ignore_eos=True)))
-        passes = loop.stats.times.steps
-        await asyncio.sleep(100 * PASS_S)
-        assert loop.stats.times.steps == passes > 0
-        assert not late.done() and loop.healthy
-        loop.hold.end()
-        assert [(await task)[0] for task in tasks] == expected
-        assert len((await late)[0]) == 3

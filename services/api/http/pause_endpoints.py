@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -70,8 +69,10 @@ def _is_bare(call: HttpCall) -> bool:
 
 
 def _value(text: str) -> object:
-    """A value of the query as JSON has it: true, 5, or a string."""
+    """A value of the query: true or false, which Python's clients write as True and False, a number, or a string."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
-        return json.loads(text)
+        return float(text)
     except ValueError:
         return text

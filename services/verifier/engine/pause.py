@@ -125,14 +125,25 @@ class Hold:
         self._still: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
-        """Return once no pass is under way, and what the last ones gave is on its way to the clients."""
+        """Return once no pass is under way, and what the last ones gave is on its way to the clients.
+
+        Raises:
+            Unavailable: ``end`` was called first.
+        """
         self.on, self._still = True, asyncio.get_running_loop().create_future()
         self._wake()
-        await self._still
+        try:
+            await self._still
+        except BaseException:
+            # Also where nobody waits for it any more.
+            self.end()
+            raise
 
     def end(self) -> None:
         """Let the loop go on."""
         self.on = False
+        if self._still is not None and not self._still.done():
+            self._still.set_exception(Unavailable("decoding was resumed before it stood still"))
         self._wake()
 
     def look(self, passes: int) -> None:
