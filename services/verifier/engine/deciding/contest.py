@@ -38,14 +38,15 @@ _MARGIN = {False: 0.0, True: 0.02}
 # more than a comparison of the past. So quiet must be faster by the second number to be tried, drafting by nothing; a text
 # that repeats itself ends quiet.
 _FEW, _MARGIN_OF_FEW = 4, {False: 0.05, True: 0.0}
-# Share of all time that trials may cost, and the most that is saved up for them, in plain steps.
-_SHARE, _MOST_SAVED = 0.005, 8.0
+# Share of all time that trials may cost; what there is for them at first and the most that is saved up, in plain steps.
+_SHARE, _SAVED, _MOST_SAVED = 0.005, 2.0, 8.0
 # Steps of a trial that count, of drafting and of quiet.
 _TRIAL = {True: 16, False: 6}
 # Steps until the first drafts are there; and most steps until the last ones are, after which a step counts as quiet anyway.
 _OPENING, _CLOSING = 3, 16
-# Fewest steps between two trials: those of ways that are equally fast cost nothing but the changes.
-_BETWEEN = 64
+# Fewest steps between two trials. Those of ways that are nearly as fast cost little each, but at first all that is saved up:
+# so each trial in vain doubles it, up to the second number.
+_BETWEEN, _MOST_BETWEEN = 64, 256
 # A trial is expected to cost at least this share of each of its steps.
 _LEAST_LOSS = 0.02
 
@@ -117,10 +118,12 @@ class Contest:
         # Share of steps with prompts.
         self._prompts = DecayingMean(0.0, newest=_PROMPTS_WEIGHT)
         # In plain steps.
-        self._account = _MOST_SAVED / 2
+        self._account = _SAVED
         # Steps of a trial that are left; 0: there is none.
         self._trial = 0
         self._tried = False
+        # Fewest steps until the next one.
+        self._between = _BETWEEN
         # Steps since the last change.
         self._since = 0
 
@@ -188,13 +191,15 @@ class Contest:
         if self._tried:
             # A trial that was not better by the margin ends where it began.
             self._tried = False
-            if here <= (1.0 + margin[self.drafting]) * there:
+            wasted = here <= (1.0 + margin[self.drafting]) * there
+            self._between = min(2 * self._between, _MOST_BETWEEN) if wasted else _BETWEEN
+            if wasted:
                 self._change(trial=0)
         elif known and there > (1.0 + margin[not self.drafting]) * here:
             self._change(trial=0)
         elif self.drafting and few and here > (1.0 - margin[False]) * there:
             return
-        elif self._since >= _BETWEEN or not known or (few and repeats):
+        elif self._since >= self._between or not known or (few and repeats):
             steps = _TRIAL[not self.drafting]
             cost = max(_LEAST_LOSS, 1.0 - there / here) * (steps + _OPENING)
             enough = any(self._rates[self.drafting].known((load, kind)) for kind in (False, True))
