@@ -57,6 +57,15 @@ def test_drafting_that_does_not_pay_costs_next_to_nothing(longer: float, request
     assert speed(World(requests=requests, more=lambda _: 0.02, longer=lambda _: longer)) >= 0.985
 
 
+@pytest.mark.parametrize("requests", [8, 24])
+@pytest.mark.parametrize("longer", [0.04, 0.06])
+def test_trials_of_a_way_that_is_nearly_as_fast_become_rare(longer: float, requests: int) -> None:
+    """Each costs little; as often as the first ones they cost 1 % of a service's first minute."""
+    world = World(requests=requests, more=lambda _: 0.02, longer=lambda _: longer + 0.02)
+    found = [step for seed in range(5) for step in played(world, 500, seed)]
+    assert sum(work for work, _, _ in found) / sum(took for _, took, _ in found) >= 0.992
+
+
 @pytest.mark.parametrize("requests", [1, 4, 8, 24])
 @pytest.mark.parametrize("more", [0.2, 0.6, 0.9])
 def test_drafting_that_pays_goes_on(more: float, requests: int) -> None:
