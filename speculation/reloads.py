@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ReloadStep = Literal["read", "pause", "replace", "keep", "undo", "hold", "go", "held"]
+ReloadStep = Literal["read", "pause", "replace", "keep", "undo", "hold", "join", "go", "held"]
 # What becomes of answers that are under way when weights are replaced.
 RunningAnswers = Literal["finish", "restart"]
 # When decoding is paused: they end first, or they stop between two tokens and go on afterwards.
@@ -19,8 +19,9 @@ class ReloadOrder:
     ``read``: load the weights in ``folder`` beside those that serve, and check them. ``pause``: let new requests wait until
     no answer is under way, for at most ``within_s`` seconds. ``replace``: compute by the new ones from now on. ``keep``: the
     old ones are dropped, and decoding goes on. ``undo``: all is as before ``read``; no error where nothing was done.
-    Three belong to no reload. ``hold``: decode nothing until ``go``; where ``within_s`` is above 0, answers under way end
-    first, within so many seconds. ``held``: whether it is so; the answer is "held" or empty.
+    Four belong to no reload. ``hold``: decode nothing until ``go``; where ``within_s`` is above 0, answers under way end
+    first, within so many seconds. ``join``: the same for a verifier that has heard of neither since its start; an error
+    where ``go`` has come; ``undo`` takes it back. ``held``: whether it is so; the answer is "held" or empty.
 
     Attributes:
         reload_id: names the reload in all of its steps.
@@ -37,4 +38,5 @@ class ReloadOrder:
     @property
     def patience_s(self) -> float:
         """Seconds after which a verifier that has not answered counts as lost."""
-        return {"read": 3600.0, "pause": self.within_s + 30.0, "hold": self.within_s + 30.0}.get(self.step, 60.0)
+        ended_s = self.within_s + 30.0
+        return {"read": 3600.0, "pause": ended_s, "hold": ended_s, "join": ended_s}.get(self.step, 60.0)

@@ -55,6 +55,9 @@ class Reloading:
         self._settled.set()
         # The last one that was kept, and the folder and the digest of its weights.
         self._kept = self._folder = self._digest = ""
+        # Whether a pause has begun or ended here, and the id of the one that was joined late.
+        self._has_paused = False
+        self._joined: str | None = None
         self._waiting: asyncio.TimerHandle | None = None
         self._undoing: asyncio.Task[None] | None = None
 
@@ -66,9 +69,11 @@ class Reloading:
             return "held" if self._loop.hold.on else ""
         async with self._one_step:
             if order.step == "undo":
+                if order.reload_id == self._joined:
+                    self._go()
                 await self._undo(order.reload_id)
                 return ""
-            if order.step == "hold":
+            if order.step in ("hold", "join"):
                 return await self._hold(order)
             if order.step == "read":
                 return await self._read(order)
@@ -140,6 +145,10 @@ class Reloading:
         return self._target.new_weights(config)
 
     async def _hold(self, order: ReloadOrder) -> str:
+        if order.step == "join" and self._loop.hold.on:
+            return "held"
+        if order.step == "join" and self._has_paused:
+            raise ConfigurationError("decoding was resumed")
         if self._open is not None:
             raise Unavailable("the weights are being replaced at present; try again")
         if order.within_s:
@@ -148,9 +157,11 @@ class Reloading:
             await self._loop.hold.begin()
         finally:
             self._loop.pause.end()
+        self._has_paused, self._joined = True, order.reload_id if order.step == "join" else None
         return "held"
 
     def _go(self) -> None:
+        self._has_paused, self._joined = True, None
         self._loop.hold.end()
         if self._open is None:
             # One that waits for answers to end.

@@ -13,10 +13,14 @@ import pytest
 import outrider
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
+from services.router import pauses
+from services.router.service import RouterService
 from speculation.errors import Unavailable
+from speculation.ports import VerifierPort
 from tests.http_service import HttpService, http_served
 from tests.patience import until
-from tests.weight_versions import Answered, Between, Versions, answered, serving, wanted
+from tests.service import pipeline
+from tests.weight_versions import COUNT, Answered, Between, Versions, answered, serving, wanted
 
 KEYS = {"admin": "a" * 20, "user": "u" * 20}
 QUIET_S = 0.15
@@ -73,6 +77,36 @@ async def test_what_cannot_be_paused_everywhere_goes_on_everywhere(versions: Ver
             await router.pause("keep", 1.0)
         assert not await router.paused()
         versions.check(0, await answered(router, wanted(0)), "a")
+
+
+async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
+    there: list[Between] = []
+
+    def between(_: int, verifier: VerifierPort) -> Between:
+        there.append(Between(verifier))
+        return there[-1]
+
+    async with (
+        serving(versions, "in process", "over gRPC", between=between) as router,
+        pipeline(versions.folder / "a") as second,
+        pipeline(versions.folder / "a") as third,
+    ):
+        await router.pause("wait", 60.0)
+        there[1].verifier = second.verifier
+        await until(lambda: second.verifier.loop.hold.on)
+        assert await router.paused()
+        late = [asyncio.create_task(answered(router, wanted(number))) for number in range(COUNT)]
+        await until(lambda: second.verifier.loop.waiting)
+        await asyncio.sleep(QUIET_S)
+        assert not any(task.done() for task in late)
+        # Another router resumes; the first one may find who comes then before it knows of it.
+        await RouterService(router._config, router._verifier).resume()
+        there[1].verifier = third.verifier
+        await asyncio.sleep(QUIET_S)
+        assert not third.verifier.loop.hold.on
+        for number, task in enumerate(late):
+            versions.check(number, await task, "a")
 
 
 async def test_answers_that_do_not_end_in_time_go_on(versions: Versions) -> None:

@@ -1052,7 +1052,9 @@ class ReloadRequest(_message.Message):
     reload_id: _builtins.str
     """Names the reload in all of its steps."""
     step: _builtins.str
-    """"read", "pause", "replace", "keep" or "undo"; of no reload: "hold" (decode nothing), "go" and "held" (whether it is so)."""
+    """"read", "pause", "replace", "keep" or "undo"; of no reload: "hold" (decode nothing), "join" (the same
+    for a verifier that has just started), "go" and "held" (whether it is so).
+    """
     folder: _builtins.str
     """Of the new weights, at the verifier."""
     running: _builtins.str
