@@ -64,7 +64,7 @@ def disco(
     if out.exists() or out.with_suffix(".json").exists():
         raise ConfigurationError("it or its .json file exists; name a new file", field="--out", value=out)
     check_labels(labels, temperature)
-    check_device(device)
+    check_device(device, "--device")
     loaded = load(flags=[*(settings or []), *([f"model={model}"] if model else [])])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     # The chain alone, as it is stopped.

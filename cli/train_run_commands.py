@@ -70,7 +70,7 @@ def run(
 
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     wanted = load_recipe(recipe, **({} if steps is None else {"steps": steps}))
-    check_device(device)
+    check_device(device, "--device")
     check_folder("--out", out)
     keep_freed_memory()
     manifest = read_data_manifest(data)
@@ -205,7 +205,7 @@ def evaluate(
     from training.snapshots import find_snapshot, read_snapshot, run_of
 
     sizes = tree_sizes(trees)
-    check_device(device)
+    check_device(device, "--device")
     keep_freed_memory()
     snapshot = find_snapshot(run_folder)
     state, tensors, _ = read_snapshot(snapshot)

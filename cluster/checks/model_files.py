@@ -88,7 +88,7 @@ def check_lengths(verifier: VerifierSettings, config: dict[str, Any]) -> None:
     tokens = verifier.known_cache_tokens
     if wanted is not None and tokens is not None and wanted > tokens:
         raise ConfigurationError(
-            f"kv_cache_tokens, {tokens}, must not be below it",
+            f"verifier.kv_cache_tokens, {tokens}, must not be below it",
             field="verifier.max_model_len",
             value=wanted,
         )

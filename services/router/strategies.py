@@ -99,23 +99,23 @@ def check_default(config: StrategyConfig) -> None:
             num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
-        raise ConfigurationError(field="strategy", value=config.strategy, allowed=_known(config.strategy))
+        raise ConfigurationError(field="router.strategy", value=config.strategy, allowed=_known(config.strategy))
     if (lack := _lacks(config.strategy, config)) is not None:
         raise ConfigurationError(
-            f"set {lack.setting}", field="strategy", value=config.strategy, given=f"which needs {lack.needs}"
+            f"set {lack.setting}", field="router.strategy", value=config.strategy, given=f"which needs {lack.needs}"
         )
     for_all = replace(config, trained=tuple(each for each in config.trained if not each.tenants and not each.when))
     if _lacks(config.strategy, for_all) is not None:
         raise ConfigurationError(
             "name one in drafter.models without tenants and when",
-            field="strategy",
+            field="router.strategy",
             value=config.strategy,
             given="whose models only some requests may use",
         )
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise ConfigurationError(
-            f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}", about="num_speculative_tokens"
+            field="router.num_speculative_tokens", value=nodes, allowed=f"from 0 to {limits.MAX_TREE_NODES}"
         )
 
 

@@ -160,7 +160,7 @@ BY_PLAN: dict[str, tuple[dict[str, Any], str]] = {
         {"componentTls": {"verifier": "v", "drafter": "d"}, "indexRedis": {"urlSecretName": "x"}}, "componentTls.retrieval is empty",
     ),
     "states of no index": ({"settings": {"retrieval": {"semantic": True}}}, "retrieval.semantic is true, but there is no index"),
-    "a strategy without an index": ({"settings": {"router": {"strategy": "rest"}}}, "strategy is rest, which needs"),
+    "a strategy without an index": ({"settings": {"router": {"strategy": "rest"}}}, "router.strategy is rest, which needs"),
     "a rule that trusts whom it does not": (
         {"settings": {"router": {"acceptance": "rejection"}, "drafter": {"trusted": False}}}, "drafter.trusted is false",
     ),

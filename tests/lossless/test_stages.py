@@ -96,7 +96,7 @@ def test_every_stage_gets_a_share_of_the_layers(model: Path) -> None:
 
 
 def test_more_stages_than_layers(model: Path) -> None:
-    with refuses(ConfigurationError, field="stages", value=6):
+    with refuses(ConfigurationError, field="verifier.stages", value=6):
         TransformersTarget(config(model, 6), launch_child)
 
 

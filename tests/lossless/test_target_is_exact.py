@@ -291,9 +291,9 @@ def test_models_that_cannot_be_served_are_refused_at_start(tmp_path: Path) -> No
     with refuses(ConfigurationError, field="config.json"):
         TransformersTarget(TargetConfig(model_path=str(tmp_path)))
     folder = make_tiny_model(tmp_path / "m")
-    with refuses(ConfigurationError, field="max_model_len", value=9999):
+    with refuses(ConfigurationError, field="verifier.max_model_len", value=9999):
         TransformersTarget(TargetConfig(model_path=str(folder), max_model_len=9999))
-    with refuses(ConfigurationError, field="max_model_len", value=512):
+    with refuses(ConfigurationError, field="verifier.max_model_len", value=512):
         TransformersTarget(TargetConfig(model_path=str(folder), max_model_len=512, kv_cache_tokens=128))
-    with refuses(ConfigurationError, field="device", value="cuda"):
+    with refuses(ConfigurationError, field="verifier.device", value="cuda"):
         TransformersTarget(TargetConfig(model_path=str(folder), device="cuda"))

@@ -15,6 +15,8 @@ from cli import bench_commands
 from cli.main import app
 from cli.scraping import Reading
 from cli.top import as_object
+from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 
 RUN = CliRunner()
 
@@ -76,3 +78,14 @@ def test_top_as_json_has_every_sample_now_and_its_growth() -> None:
             {"name": "ready", "labels": {}, "now": 1.0, "grown": 1.0},
         ],
     }
+
+
+def test_an_option_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    for command in (
+        ["run", "--recipe", "fspad", "--data", folder, "--vocabulary", folder, "--out", folder],
+        ["evaluate", folder, "--data", folder],
+        ["disco", "--data", folder, "--draft", folder, "--out", f"{folder}/made.safetensors"],
+    ):
+        with refuses(ConfigurationError, field="--device", value="tpu"):
+            RUN.invoke(app, ["train", *command, "--device", "tpu"], catch_exceptions=False)

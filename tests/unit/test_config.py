@@ -103,7 +103,7 @@ def test_settings_that_contradict_each_other() -> None:
     flags = ["router.acceptance=rejection", "drafter.trusted=false"]
     with refuses(ConfigurationError, field="router.acceptance", value="rejection"):
         build.router_config(load(None, flags, {}), ResolvedModel(name="m", path=Path("m")))
-    with refuses(ConfigurationError, field="strategy", value="magic", allowed="one of"):
+    with refuses(ConfigurationError, field="router.strategy", value="magic", allowed="one of"):
         build.router_config(load(None, ["router.strategy=magic"], {}), ResolvedModel(name="m", path=Path("m")))
 
 

@@ -72,7 +72,7 @@ def test_the_whole_way(tiny_model: Path) -> None:
 def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    with refuses(ConfigurationError, "device", device):
+    with refuses(ConfigurationError, "verifier.device", device):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device=device))
 
 
@@ -83,7 +83,7 @@ def test_a_driver_that_is_too_old_is_told(tiny_model: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", unavailable)
-    with refuses(ConfigurationError, field="device", value="cuda"):
+    with refuses(ConfigurationError, field="verifier.device", value="cuda"):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device="cuda"))
 
 

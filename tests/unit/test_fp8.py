@@ -50,7 +50,7 @@ def test_torchao_refuses_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchao_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with_capability(monkeypatch, 9, 0)
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with refuses(ConfigurationError, field="dtype", value="fp8"):
+    with refuses(ConfigurationError, field="verifier.dtype", value="fp8"):
         use_gpu_kernels(a_model(), BY_TORCH)
 
 

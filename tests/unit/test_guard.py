@@ -122,7 +122,7 @@ def test_a_norm_that_is_applied_twice_in_stages(tmp_path: Path, monkeypatch: pyt
     torch.manual_seed(0)
     NanoChatForCausalLM(NanoChatConfig(**SIZES, num_key_value_heads=2)).save_pretrained(tmp_path)
     part = ModelSlice(config_of(tmp_path, stages=2), stage)
-    with refuses(ConfigurationError, field="stages"):
+    with refuses(ConfigurationError, field="verifier.stages"):
         check_slice(part, 2)
 
 
@@ -136,7 +136,7 @@ def test_layers_that_are_given_more_than_hidden_states(tiny_model: Path) -> None
     part.model.get_decoder().layers[0].register_forward_pre_hook(
         lambda _, rows, named: (rows, {**named, "per_layer_input": torch.ones(1)}), with_kwargs=True
     )
-    with refuses(ConfigurationError, field="stages"):
+    with refuses(ConfigurationError, field="verifier.stages"):
         check_slice(part, 2)
 
 

@@ -202,7 +202,7 @@ def test_strategies_without_their_model(target: Path, folders: dict[str, Path]) 
     assert str(caught.value).endswith(f"is fspad: must be one of {usable}; this server has no checkpoint of fspad")
     with pytest.raises(ConfigurationError) as refused_default:
         strategies(target, folders["draft_model"], more=("router.strategy=eagle3",))
-    assert str(refused_default.value) == "strategy is eagle3, which needs a checkpoint of eagle3: set drafter.models"
+    assert str(refused_default.value) == "router.strategy is eagle3, which needs a checkpoint of eagle3: set drafter.models"
     assert strategies(target, folders["eagle3"], more=("router.strategy=eagle3",)).strategy == "eagle3"
 
 

@@ -133,9 +133,9 @@ def test_which_strategies_there_are() -> None:
     assert {"fspad", "draft_model"} <= set(served(CONFIG)) and "medusa" not in served(CONFIG)
     check_default(replace(CONFIG, strategy="fspad"))
     # The default is everybody's.
-    with refuses(ConfigurationError, field="strategy", value="draft_model"):
+    with refuses(ConfigurationError, field="router.strategy", value="draft_model"):
         check_default(replace(CONFIG, strategy="draft_model"))
-    with refuses(ConfigurationError, field="strategy", value="fspad"):
+    with refuses(ConfigurationError, field="router.strategy", value="fspad"):
         check_default(StrategyConfig(strategy="fspad", trained=(LAW,)))
 
 

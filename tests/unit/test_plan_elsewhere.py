@@ -79,7 +79,7 @@ def test_a_volume_that_is_elsewhere_is_left_unchecked(tiny_model: Path) -> None:
     ]  # fmt: skip
     # With a copy of the model there is one thing less.
     assert len(preflight_in_pods(settings, offer(), tiny_model).unchecked) == 2
-    with refuses(ConfigurationError, field="strategy", value="magic", allowed="one of"):
+    with refuses(ConfigurationError, field="router.strategy", value="magic", allowed="one of"):
         preflight_in_pods(load(flags=[*flags, "router.strategy=magic"], environ={}), offer())
 
 

@@ -154,13 +154,13 @@ def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> No
     assert caught.value.field == "speculation.strategy"
     known = f"one of {', '.join(sorted(STRATEGIES))}"
     assert caught.value.allowed == known
-    with refuses(ConfigurationError, field="strategy", allowed=known):
+    with refuses(ConfigurationError, field="router.strategy", allowed=known):
         check_default(StrategyConfig(strategy=strategy))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("ngram", "prompt_lookup"), ("EAGLE3", "eagle3"), ("NEXTN", "mtp")])
 def test_names_of_other_servers_are_told_by_ours(theirs: str, ours: str) -> None:
-    with refuses(ConfigurationError, field="strategy", value=theirs, allowed=f"{theirs} of other servers is {ours}"):
+    with refuses(ConfigurationError, field="router.strategy", value=theirs, allowed=f"{theirs} of other servers is {ours}"):
         check_default(StrategyConfig(strategy=theirs))
 
 
@@ -169,13 +169,13 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
         with refuses(InvalidArgument, field="speculation.strategy", allowed="this server has no retrieval index") as caught:
             make_plan(asking(strategy=strategy), StrategyConfig())
         assert strategy not in str(caught.value).partition("must be")[2].split(", ")
-        with refuses(ConfigurationError, field="strategy", says="needs an index"):
+        with refuses(ConfigurationError, field="router.strategy", says="needs an index"):
             check_default(StrategyConfig(strategy=strategy))
     with refuses(
         InvalidArgument, field="speculation.strategy", value="semantic", allowed="this server has no index of hidden states"
     ):
         make_plan(asking(strategy="semantic"), StrategyConfig(retrieval=True))
-    with refuses(ConfigurationError, field="strategy", value="semantic"):
+    with refuses(ConfigurationError, field="router.strategy", value="semantic"):
         check_default(StrategyConfig(strategy="semantic", retrieval=True))
     plan = make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True, semantic=True))
     assert plan.sources[-2:] == ("retrieval", "semantic")

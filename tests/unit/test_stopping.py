@@ -276,7 +276,7 @@ def test_a_classifier_serves_the_models_that_it_was_trained_on_only(tmp_path: Pa
         make_stop(config, other, target)
     with refuses(ConfigurationError, field="disco.safetensors", says="another target"):
         make_stop(config, draft_model, other)
-    with refuses(ConfigurationError, field="stop_policy", value="disco"):
+    with refuses(ConfigurationError, field="drafter.stop_policy", value="disco"):
         make_stop(StopConfig(policy="disco"), draft_model, target)
 
 

@@ -57,7 +57,7 @@ def check_stop(config: StopConfig) -> None:
 def _file_of(config: StopConfig) -> Path:
     if config.disco is None:
         raise ConfigurationError(
-            "stop_classifier must name a file of `outrider train disco`", field="stop_policy", value="disco"
+            "drafter.stop_classifier must name a file of `outrider train disco`", field="drafter.stop_policy", value="disco"
         )
     return config.disco
 

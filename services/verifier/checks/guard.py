@@ -318,4 +318,6 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
     elif others := sorted(extra - _FROM_POSITIONS):
         reason = f"its layers are also given {', '.join(others)}"
     if reason:
-        raise ConfigurationError(f"{_name(part.model)} cannot be split: {reason}; use stages: 1", about="stages")
+        raise ConfigurationError(
+            f"{_name(part.model)} cannot be split: {reason}; use verifier.stages: 1", about="verifier.stages"
+        )

@@ -88,7 +88,7 @@ def quantize(model: nn.Module, config: TargetConfig) -> None:
         )
     except ImportError as error:
         raise ConfigurationError(
-            "needs torchao: pip install 'outrider-server[int8]'", field="dtype", value=config.dtype
+            "needs torchao: pip install 'outrider-server[int8]'", field="verifier.dtype", value=config.dtype
         ) from error
     if config.dtype == "int8":
         quantize_(model, Int8WeightOnlyConfig())

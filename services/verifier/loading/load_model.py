@@ -261,7 +261,7 @@ def final_norm(decoder: nn.Module) -> str:
 
 def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
     field = "stages" if config.stages > 1 or config.tensor_parallel_size == 1 else "tensor_parallel_size"
-    return ConfigurationError(why, field=field, value=getattr(config, field))
+    return ConfigurationError(why, field=f"verifier.{field}", value=getattr(config, field))
 
 
 def hollow_model(config: TargetConfig) -> PreTrainedModel:

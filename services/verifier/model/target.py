@@ -352,15 +352,15 @@ def _check_device(config: TargetConfig) -> None:
     """
     kind = config.device.partition(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
-        raise ConfigurationError(field="device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
+        raise ConfigurationError(field="verifier.device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and (reason := no_gpu()):
-        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(
-            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="device", value=config.device
+            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="verifier.device", value=config.device
         )
     if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
-        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:
@@ -368,9 +368,13 @@ def _max_model_len(config: TargetConfig, model_config: object) -> int:
     most = native if config.sized_by_gpu else min(native, config.cache_tokens)
     wanted = config.max_model_len or most
     if wanted > native:
-        raise ConfigurationError(f"the model was made for at most {native} tokens", field="max_model_len", value=wanted)
+        raise ConfigurationError(
+            f"the model was made for at most {native} tokens", field="verifier.max_model_len", value=wanted
+        )
     if wanted > most:
         raise ConfigurationError(
-            f"kv_cache_tokens, {config.cache_tokens}, must not be below it", field="max_model_len", value=wanted
+            f"verifier.kv_cache_tokens, {config.cache_tokens}, must not be below it",
+            field="verifier.max_model_len",
+            value=wanted,
         )
     return wanted

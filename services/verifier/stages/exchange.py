@@ -330,7 +330,7 @@ def _listen(host: str) -> socket.socket:
         listener.bind((host, 0))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            field="stage_host",
+            field="verifier.stage_host",
             value=host,
             allowed=f"the address of one of this machine's interfaces, such as 127.0.0.1 ({error})",
         ) from error

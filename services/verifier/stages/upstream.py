@@ -344,5 +344,7 @@ def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages
         return NoStages()
     if launch is None:
         field = "stages" if config.stages > 1 else "tensor_parallel_size"
-        raise ConfigurationError("nothing here can start processes for them", field=field, value=getattr(config, field))
+        raise ConfigurationError(
+            "nothing here can start processes for them", field=f"verifier.{field}", value=getattr(config, field)
+        )
     return Upstream(config, launch)
