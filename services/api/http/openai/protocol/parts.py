@@ -13,6 +13,16 @@ from speculation.types import AcceptanceRule, Effort, Report
 
 Filled = Annotated[str, Field(min_length=1)]
 Schema = dict[str, Any]
+_LEAST_S, _MOST_S = limits.RELOAD_WITHIN_S
+Within = Annotated[
+    float | None,
+    Field(
+        ge=_LEAST_S,
+        le=_MOST_S,
+        description="seconds within which answers that are to end must have ended, else nothing changes; unset: "
+        f"{limits.RELOAD_S:g}",
+    ),
+]
 
 
 class StreamOptions(Declared):

@@ -8,10 +8,8 @@ from pydantic import Field
 
 from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyTrue
-from speculation import limits
+from services.api.http.openai.protocol.parts import Within
 from speculation.reloads import PauseMode
-
-_LEAST_S, _MOST_S = limits.RELOAD_WITHIN_S
 
 
 class PauseBody(Declared):
@@ -22,12 +20,7 @@ class PauseBody(Declared):
         description="what becomes of answers under way; wait: they end first; keep: they stop between two tokens, and go on "
         "after /resume; unset: wait",
     )
-    within_s: float | None = Field(
-        None,
-        ge=_LEAST_S,
-        le=_MOST_S,
-        description="seconds within which they must have ended (wait), else nothing is paused; unset: 600",
-    )
+    within_s: Within = None
     wait_for_inflight_requests: Annotated[OnlyTrue | None, NO_EFFECT] = Field(None, description="no request is dropped")
     clear_cache: Annotated[bool | None, NO_EFFECT] = Field(None, description="new weights void what the old ones computed")
 

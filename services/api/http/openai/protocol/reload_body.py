@@ -8,11 +8,8 @@ from pydantic import Field
 
 from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyFalse, OnlyTrue
-from services.api.http.openai.protocol.parts import Filled
-from speculation import limits
+from services.api.http.openai.protocol.parts import Filled, Within
 from speculation.reloads import RunningAnswers
-
-_LEAST_S, _MOST_S = limits.RELOAD_WITHIN_S
 
 
 class ReloadBody(Declared):
@@ -26,12 +23,7 @@ class ReloadBody(Declared):
         description="what becomes of answers under way; finish: they end with the old weights; restart: those that are sent "
         "as a whole begin once more with the new ones; unset: finish",
     )
-    within_s: float | None = Field(
-        None,
-        ge=_LEAST_S,
-        le=_MOST_S,
-        description="seconds within which they must have ended, else nothing is replaced; unset: 600",
-    )
+    within_s: Within = None
     load_format: Annotated[Literal["auto", "safetensors"] | None, NO_EFFECT] = Field(None, description="safetensors alone")
     flush_cache: Annotated[OnlyTrue | None, NO_EFFECT] = Field(None, description="caches of the old weights are void")
     abort_all_requests: Annotated[OnlyFalse | None, NO_EFFECT] = Field(None, description="no request is dropped")
