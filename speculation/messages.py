@@ -90,7 +90,7 @@ class Progress:
     ``saved_s``: seconds by which the step's tokens came sooner than by plain decoding of the same requests; may be negative.
     ``report``: where the plan asks for it.
     ``prompt_logprobs``: of the prompt's tokens but its first, with the answer's first token where they are wanted.
-    ``arithmetic``: the verifier's, see ``services.api.messages.ModelCard``; told with its first tokens of an answer.
+    ``arithmetic``: the verifier's, see ``services.api.model_card.ModelCard``; told with its first tokens of an answer.
     ``restarted``: the answer begins once more, with other weights; all that was told of it before is void.
     """
 
@@ -149,7 +149,7 @@ class DecodingCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; see ``services.api.messages.ModelCard`` for the rest.
+    """What a verifier serves and how busy it is; see ``services.api.model_card.ModelCard`` for the rest.
 
     ``drafters``: whether it is connected to them, by their names.
     """

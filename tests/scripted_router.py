@@ -8,15 +8,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.api.messages import (
-    ChatMessage,
-    ClientRequest,
-    Completion,
-    ModelCard,
-    TextChunk,
-    Timing,
-    TokenSpelling,
-)
+from services.api.messages import ChatMessage, ClientRequest, Completion, TextChunk, Timing, TokenSpelling
+from services.api.model_card import ModelCard
 from speculation.errors import OutriderError
 from speculation.messages import ServiceState
 from speculation.reloads import PauseMode, RunningAnswers

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.access.key_records import KeyRecord
-from services.api.messages import ChatMessage, ClientRequest, ModelCard
+from services.api.messages import ChatMessage, ClientRequest
+from services.api.model_card import ModelCard
 from speculation.errors import InvalidArgument
 from speculation.room import longest_answer
 

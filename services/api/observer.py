@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
+from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, TokenSpelling
+from services.api.model_card import ModelCard
 from speculation.messages import ServiceState
 from speculation.reloads import PauseMode, RunningAnswers
 

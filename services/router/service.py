@@ -20,13 +20,12 @@ from services.api.messages import (
     ChatMessage,
     ClientRequest,
     Completion,
-    ModelCard,
     TextChunk,
     TokenSpelling,
     continues_text,
     is_conversation,
 )
-from services.api.nameable import NameableDrafter
+from services.api.model_card import ModelCard, NameableDrafter
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.adapter_changes import AdapterChanges

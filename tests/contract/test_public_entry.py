@@ -26,7 +26,8 @@ from services.access.key_ring import KeyRing
 from services.api.config import PublicServerConfig
 from services.api.grpc import server as public_server
 from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer, serve_public
-from services.api.messages import ClientRequest, Completion, ModelCard, TextChunk
+from services.api.messages import ClientRequest, Completion, TextChunk
+from services.api.model_card import ModelCard
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.reloads import PauseMode, RunningAnswers

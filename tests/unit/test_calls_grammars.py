@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.tool_choice import ToolUse
-from services.api.messages import ModelCard, RequestedSampling
+from services.api.messages import RequestedSampling
+from services.api.model_card import ModelCard
 from services.grammars import check_sampling, engine_text
 from services.tool_formats.catalogue import FORMATS, NAMES
 from services.tool_formats.harmony import MARKS

@@ -12,7 +12,8 @@ import yaml
 
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
-from services.api.messages import ClientRequest, Completion, ModelCard, RequestedSampling, TextChunk, Timing
+from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
+from services.api.model_card import ModelCard
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.prometheus_sink import PrometheusSink
 from speculation.errors import (

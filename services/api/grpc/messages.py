@@ -16,12 +16,12 @@ from services.api.messages import (
     ClientRequest,
     Completion,
     HowAsked,
-    ModelCard,
     RequestedSampling,
     TextChunk,
     decoding_figures,
     system_prompt_of,
 )
+from services.api.model_card import ModelCard
 from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits

@@ -29,7 +29,8 @@ from services.api.http.openai.token_requests import read_detokenize, read_tokeni
 from services.api.http.openai.usage import server_version
 from services.api.http.ops_listener import TEXT
 from services.api.http.page import DOCS, page
-from services.api.messages import ModelCard, RouterPort, TokenSpelling
+from services.api.messages import RouterPort, TokenSpelling
+from services.api.model_card import ModelCard
 from services.api.readiness import LatelyReady, Well
 from services.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable

@@ -17,7 +17,8 @@ from services.api.http.messages.protocol import CountBody, MessagesBody
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.request import Asked
-from services.api.messages import ChatMessage, ModelCard
+from services.api.messages import ChatMessage
+from services.api.model_card import ModelCard
 from speculation.errors import InvalidArgument
 
 # What templates call the option whether the model thinks first.

@@ -10,7 +10,8 @@ from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.forced_calls import ForcedCalls, ListedCalls, NamedCall
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
-from services.api.messages import Completion, ModelCard
+from services.api.messages import Completion
+from services.api.model_card import ModelCard
 from services.tool_formats.answer_text import AnswerText
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.json_calls import long_id

@@ -12,7 +12,8 @@ from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint, metrics, usage
-from services.api.messages import Completion, ModelCard, TextChunk
+from services.api.messages import Completion, TextChunk
+from services.api.model_card import ModelCard
 from speculation.errors import OutriderError
 from speculation.types import FinishReason, TokenLogprobs
 

@@ -20,12 +20,12 @@ from services.api.messages import (
     ChatOptions,
     ClientRequest,
     Completion,
-    ModelCard,
     RequestedSampling,
     RouterPort,
     TextChunk,
     system_prompt_of,
 )
+from services.api.model_card import ModelCard
 from services.grammars import field_of
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind

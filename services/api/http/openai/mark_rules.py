@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from services.api.messages import ModelCard
+from services.api.model_card import ModelCard
 
 
 class MarkRules:

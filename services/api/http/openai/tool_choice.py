@@ -14,7 +14,7 @@ from services.api.http.openai.mark_rules import MarkRules
 from services.api.http.openai.protocol import tools
 from services.api.http.openai.protocol.chat_body import MAX_TOOLS
 from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
-from services.api.messages import ModelCard
+from services.api.model_card import ModelCard
 from services.tool_formats.catalogue import FORMATS
 from services.tool_formats.harmony import NAME as HARMONY
 from services.tool_formats.marks import Marks

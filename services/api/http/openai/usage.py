@@ -9,7 +9,8 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from services.api.messages import Completion, ModelCard, decoding_figures
+from services.api.messages import Completion, decoding_figures
+from services.api.model_card import ModelCard
 from speculation.types import SpeculationStats
 
 # The name of the source that drafts from a request's ``prediction``.
