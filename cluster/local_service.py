@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from cluster import build
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
-from cluster.public_entry import Addresses, open_entry
+from cluster.public_entry import Addresses, opened_entry
 from cluster.routing import routing
 from cluster.settings.config import Settings
 from speculation.ports import DraftLink
@@ -54,13 +54,12 @@ async def _serve(
     stop = asyncio.Event()
     try:
         elsewhere = bool(settings.router.verifiers)
-        async with routing(settings, model) if elsewhere else build.in_process(settings, model, between=between) as running:
-            entry = await open_entry(running.router, settings, running.observing)
-            try:
-                ready.set_result((entry.addresses, asyncio.get_running_loop(), stop))
-                await stop.wait()
-            finally:
-                await entry.stop()
+        async with (
+            routing(settings, model) if elsewhere else build.in_process(settings, model, between=between) as running,
+            opened_entry(running.router, settings, running.observing) as addresses,
+        ):
+            ready.set_result((addresses, asyncio.get_running_loop(), stop))
+            await stop.wait()
     except BaseException as error:
         if ready.done():
             raise

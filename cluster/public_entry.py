@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,6 +90,16 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         started.pop_all()
     begin_serving()
     return PublicEntry(grpc, serving_http, ops, closed_last)
+
+
+@asynccontextmanager
+async def opened_entry(router: RouterPort, settings: Settings, observing: Observing) -> AsyncIterator[Addresses]:
+    """As ``open_entry``, during the block; gives where they answer."""
+    entry = await open_entry(router, settings, observing)
+    try:
+        yield entry.addresses
+    finally:
+        await entry.stop()
 
 
 async def _claim(claims: AsyncExitStack, public: PublicServerConfig, http: HttpConfig | None, service: str) -> None:

@@ -38,7 +38,7 @@ from benchmarks.bench.environment import describe
 from cluster.build import in_process
 from cluster.models.target import resolve
 from cluster.process.terminal import stdout
-from cluster.public_entry import open_entry
+from cluster.public_entry import opened_entry
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling, RouterPort, TextChunk
 
@@ -142,17 +142,16 @@ async def ways(model_name: str, extra: Sequence[str], clients: Executor) -> Asyn
     flags = (f"model={model_name}", "server.port=0", "server.http_port=0", "server.ops_port=null", "metrics.export=none")
     settings = load(flags=[*flags, *extra])
     model = resolve(settings.model, settings.cache_dir)
-    async with in_process(settings, model) as pipeline:
-        entry = await open_entry(pipeline.router, settings, pipeline.observing)
-        try:
-            assert entry.addresses.http is not None
-            yield {
-                DIRECT: lambda tokens: ask_router(pipeline.router, tokens),
-                GRPC: sent(ask_grpc, entry.addresses.grpc),
-                HTTP: sent(ask_http, entry.addresses.http),
-            }
-        finally:
-            await entry.stop()
+    async with (
+        in_process(settings, model) as pipeline,
+        opened_entry(pipeline.router, settings, pipeline.observing) as addresses,
+    ):
+        assert addresses.http is not None
+        yield {
+            DIRECT: lambda tokens: ask_router(pipeline.router, tokens),
+            GRPC: sent(ask_grpc, addresses.grpc),
+            HTTP: sent(ask_http, addresses.http),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

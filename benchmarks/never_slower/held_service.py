@@ -27,24 +27,24 @@ def written(settings: Settings, model: ResolvedModel) -> str:
 
 async def _serve(first: str) -> None:
     from cluster.build import in_process
-    from cluster.public_entry import open_entry
+    from cluster.public_entry import opened_entry
 
     given = json.loads(first)
     settings = Settings.model_validate(given["settings"])
     start_logging(settings.logging)
-    async with in_process(settings, ResolvedModel(name=given["name"], path=Path(given["path"]))) as running:
-        entry = await open_entry(running.router, settings, running.observing)
-        try:
-            _say({"address": entry.addresses.grpc})
-            hold = running.verifier.loop.hold
-            while order := (await asyncio.to_thread(sys.stdin.readline)).strip():
-                if order == "hold":
-                    await hold.begin()
-                else:
-                    hold.end()
-                _say(HELD if order == "hold" else GOING)
-        finally:
-            await entry.stop()
+    model = ResolvedModel(name=given["name"], path=Path(given["path"]))
+    async with (
+        in_process(settings, model) as running,
+        opened_entry(running.router, settings, running.observing) as addresses,
+    ):
+        _say({"address": addresses.grpc})
+        hold = running.verifier.loop.hold
+        while order := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            if order == "hold":
+                await hold.begin()
+            else:
+                hold.end()
+            _say(HELD if order == "hold" else GOING)
 
 
 def _say(answer: object) -> None:

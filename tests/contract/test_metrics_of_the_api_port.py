@@ -9,7 +9,7 @@ import pytest
 
 from cluster.build import in_process
 from cluster.models.target import ResolvedModel
-from cluster.public_entry import open_entry
+from cluster.public_entry import opened_entry
 from cluster.settings.config import load
 from tests.service import tiny_settings
 
@@ -36,14 +36,15 @@ def counted(text: str) -> tuple[int, int, int, dict[int, int]] | None:
 async def test_it_tells_the_acceptance_of_a_run(tiny_model: Path, names: bool) -> None:
     flags = ["server.http_port=0", "server.ops_port=null", "server.metrics=true", f"metrics.vllm_names={str(names).lower()}"]
     settings = load(flags=tiny_settings(*flags), environ={})
-    async with in_process(settings, ResolvedModel(name="tiny", path=tiny_model)) as running:
-        entry = await open_entry(running.router, settings, running.observing)
-        async with httpx2.AsyncClient(base_url=entry.addresses.http or "", timeout=60) as client:
-            before = counted((await client.get("/metrics")).text)
-            body = {"prompt": [40, 41, 42] * 12, "max_tokens": 60, "ignore_eos": True, "speculation": {"strategy": "suffix"}}
-            answer = (await client.post("/v1/completions", json={**body, "temperature": 0})).json()
-            after = counted((await client.get("/metrics")).text)
-        await entry.stop()
+    async with (
+        in_process(settings, ResolvedModel(name="tiny", path=tiny_model)) as running,
+        opened_entry(running.router, settings, running.observing) as addresses,
+        httpx2.AsyncClient(base_url=addresses.http or "", timeout=60) as client,
+    ):
+        before = counted((await client.get("/metrics")).text)
+        body = {"prompt": [40, 41, 42] * 12, "max_tokens": 60, "ignore_eos": True, "speculation": {"strategy": "suffix"}}
+        answer = (await client.post("/v1/completions", json={**body, "temperature": 0})).json()
+        after = counted((await client.get("/metrics")).text)
     if not names:
         assert before is None and after is None
         return

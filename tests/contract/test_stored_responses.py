@@ -15,7 +15,7 @@ import pytest
 import outrider
 from cluster import build
 from cluster.observing import Observing
-from cluster.public_entry import open_entry
+from cluster.public_entry import opened_entry
 from cluster.settings.config import load
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
@@ -235,16 +235,15 @@ async def test_an_answer_in_progress_can_be_looked_at(tmp_path: Path) -> None:
 
 async def test_to_forget_a_tenant_forgets_its_responses() -> None:
     settings = load(flags=[*tiny_settings(), "server.http_port=0", "server.ops_port=null"], environ={})
-    entry = await open_entry(ScriptedRouter("words"), settings, Observing(settings, on_ray=False))
-    try:
-        async with httpx2.AsyncClient(base_url=str(entry.addresses.http), timeout=60) as client:
-            name = (await client.post(PATH, json=ASKED)).json()["id"]
-            assert (await client.get(f"{PATH}/{name}")).status_code == 200
-            async with outrider.AsyncClient(entry.addresses.grpc) as grpc:
-                await grpc.forget()
-            assert (await client.get(f"{PATH}/{name}")).status_code == 404
-    finally:
-        await entry.stop()
+    async with (
+        opened_entry(ScriptedRouter("words"), settings, Observing(settings, on_ray=False)) as addresses,
+        httpx2.AsyncClient(base_url=str(addresses.http), timeout=60) as client,
+    ):
+        name = (await client.post(PATH, json=ASKED)).json()["id"]
+        assert (await client.get(f"{PATH}/{name}")).status_code == 200
+        async with outrider.AsyncClient(addresses.grpc) as grpc:
+            await grpc.forget()
+        assert (await client.get(f"{PATH}/{name}")).status_code == 404
 
 
 def test_several_routers_keep_nothing() -> None:
