@@ -295,6 +295,10 @@ def test_streams_of_another_model_are_refused(model: Path, folder: Path, tmp_pat
 
 def test_models_that_cannot_take_stream_rows_are_refused(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
+    with refuses(ConfigurationError, field="streams", says="it has layers with a state"):
+        weights.check(1, with_states=True)
+    with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2):
+        weights.check(2, with_states=False)
     missing = replace(weights, adapters=tuple({"attn.c_proj": next(iter(layer.values()))} for layer in weights.adapters))
     with refuses(ConfigurationError, field="streams", says="LlamaDecoderLayer has no linear layer attn.c_proj"):
         TransformersTarget(config_of(model), None, missing)

@@ -137,7 +137,7 @@ class ModelSlice:
             assert self.library is not None
             self.adapters = LoraAdapters(self.model, adaptable, self.library, layers, self.shards)
         if streams is not None:
-            self._check_streams(streams, ranks)
+            streams.check(ranks, with_states=self.states is not None)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device, self.dtype)
         # Ranks exchange what they make within the graphs, so they are connected first.
         if self.shards is None:
@@ -154,24 +154,6 @@ class ModelSlice:
         self._graphs = None
         if self.device.type == "cuda" and self.dtype != torch.float32:
             self._graphs = self._captured(self._config)
-
-    def _check_streams(self, streams: StreamWeights, ranks: int) -> None:
-        """Check that streams can be computed in the target's own pass.
-
-        Raises:
-            ConfigurationError: they cannot, over ranks and where layers have states.
-        """
-        if self.states is not None:
-            raise ConfigurationError(
-                f"cannot serve the streams at {streams.where} in the target's pass: it has layers with a state",
-                about=streams.where,
-            )
-        if self.shards is not None:
-            raise ConfigurationError(
-                "streams in the target's pass need 1; use drafter.streaming_form: two_steps",
-                field="verifier.tensor_parallel_size",
-                value=ranks,
-            )
 
     @property
     def captured(self) -> bool:

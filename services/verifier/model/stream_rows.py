@@ -48,6 +48,24 @@ class StreamWeights:
     adapters: tuple[Mapping[str, LowRank], ...]
     pruning: Pruning | None = None
 
+    def check(self, ranks: int, *, with_states: bool) -> None:
+        """Check that they can be computed in the target's own pass.
+
+        Raises:
+            ConfigurationError: they cannot, over ranks and where layers have states.
+        """
+        if with_states:
+            raise ConfigurationError(
+                f"cannot serve the streams at {self.where} in the target's pass: it has layers with a state",
+                about=self.where,
+            )
+        if ranks > 1:
+            raise ConfigurationError(
+                "streams in the target's pass need 1; use drafter.streaming_form: two_steps",
+                field="verifier.tensor_parallel_size",
+                value=ranks,
+            )
+
 
 @dataclass(kw_only=True, slots=True)
 class _Under:
