@@ -195,7 +195,7 @@ def _replaying(
     from benchmarks.papers.engine import SETTINGS, PaperEngine
     from benchmarks.replay.on_target import replay_on_target
     from benchmarks.replay.replay import replay as replay_traces
-    from cluster.build import drafter_config, router_config
+    from cluster.component_configs import drafter_config, router_config
     from cluster.models.target import ResolvedModel, resolve
     from services.router.strategies import StrategyConfig, served, sources_of
 
@@ -335,8 +335,8 @@ def _with_room(settings: Settings, at_once: int) -> Settings:
 
 
 def _served(settings: Settings) -> tuple[str, ...]:
-    from cluster.build import router_config
     from cluster.checks.preflight import model_folder
+    from cluster.component_configs import router_config
     from cluster.models.target import ResolvedModel
     from services.router.strategies import served
 

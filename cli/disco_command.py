@@ -46,8 +46,8 @@ def disco(
     Examples are drafts behind the target's own text. The threshold and the most tokens are those that cost least on the
     validation split, where a pass of the draft model costs the ratio c of a pass of the target.
     """
-    from cluster.build import verifier_config
     from cluster.checks.host import check_device
+    from cluster.component_configs import verifier_config
     from cluster.models.drafters import by_kernels
     from cluster.models.target import resolve
     from cluster.settings.config import load

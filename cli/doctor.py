@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.markup import escape
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks import host
 from cluster.checks.preflight import model_folder, preflight
 from cluster.models.drafters import trained_config
@@ -181,9 +181,9 @@ def _disk(name: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _ports(name: str, settings: Settings) -> Iterator[Finding]:
-    server, http = settings.server, build.http_config(settings)
+    server, http = settings.server, component_configs.http_config(settings)
     looks: tuple[tuple[str, str, int | None, Callable[[], None]], ...] = (
-        ("public", "server.port", server.port, lambda: check_server(build.server_config(settings))),
+        ("public", "server.port", server.port, lambda: check_server(component_configs.server_config(settings))),
         ("http", "server.http_port", server.http, lambda: None if http is None else check_http(http)),
         ("ops", "server.ops_port", server.ops, lambda: bind_ops(server.ops_host, server.ops or 0).close()),
     )

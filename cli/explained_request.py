@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks.preflight import generation_config, model_folder
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
@@ -100,7 +100,7 @@ def explain(settings: Settings, file: Path, call: Sequence[str]) -> Explanation:
         )
     with reading(f"read {file}", about=file):
         body = parse_object(file.read_bytes())
-    config = build.router_config(settings, ResolvedModel(name=settings.model, path=folder))
+    config = component_configs.router_config(settings, ResolvedModel(name=settings.model, path=folder))
     request, facts = asyncio.run(_asked(settings, config, folder, body, _called(call)))
     rules = rules_of(config)
     strategy = config.strategy.for_request(facts)
@@ -121,7 +121,7 @@ async def _asked(
     settings: Settings, config: RouterConfig, folder: Path, body: dict[str, Any], called: dict[str, Any]
 ) -> tuple[ClientRequest, Facts]:
     """The request as a router would get it, and what its rules would see."""
-    model, found = text_config(build.read_model_config(folder)), generation_config(settings, folder)
+    model, found = text_config(component_configs.read_model_config(folder)), generation_config(settings, folder)
     bounds = [settings.verifier.known_cache_tokens, model.get("max_position_embeddings")]
     longest = min((each for each in bounds if each is not None), default=0)
     card = VerifierCard(

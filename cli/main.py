@@ -102,7 +102,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.build import http_config
+    from cluster.component_configs import http_config
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
     from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
@@ -330,7 +330,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     Raises:
         InvalidArgument: names the field, its value and what is allowed.
     """
-    from cluster import build
+    from cluster import component_configs
     from cluster.models.target import ResolvedModel
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
@@ -339,7 +339,9 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
 
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)
     wire = build_request(prompt, messages, None, options)
-    strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
+    strategy = component_configs.router_config(
+        settings, ResolvedModel(name=settings.model, path=Path(settings.model))
+    ).strategy
     request = decode_request(wire, tenant=None)
     make_plan(request, strategy.for_tenant(request.tenant))
     plan_comparisons(request, strategy)

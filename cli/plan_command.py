@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks.gpu_sizing import GPUS, GpuSplit, gpus_named, reasons, sentence, splits_of
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
@@ -170,11 +170,11 @@ def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
     model = ResolvedModel(name=settings.model, path=folder)
     ours = {} if verifier.tensor_parallel_size == 1 else {"attention_backend": "triton"}
     on_gpu = settings.model_copy(update={"verifier": verifier.model_copy(update={"device": "cuda", **ours})})
-    config = build.verifier_config(on_gpu, model).target
+    config = component_configs.verifier_config(on_gpu, model).target
     trained = trained_config(settings)
     beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
     drafters = sum(each.bytes_in(trained.dtype) for each in draft_models(settings, model).values()) if beside else 0
-    sizes = text_config(build.read_model_config(folder))
+    sizes = text_config(component_configs.read_model_config(folder))
     return splits_of(config, shape_of(config), GPUS[kind], count, sizes, drafters), count, kind
 
 

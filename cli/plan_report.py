@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.models_report import print_generation
-from cluster import build
+from cluster import component_configs
 from cluster.checks.listeners import listeners
 from cluster.checks.model_files import cache_bytes, expanded
 from cluster.checks.pods import Examined
@@ -56,7 +56,7 @@ def plan_object(examined: Examined) -> dict[str, Any]:
     size = None
     tokens = settings.verifier.known_cache_tokens
     if examined.folder is not None and tokens is not None:
-        size = cache_bytes(settings.verifier, build.read_model_config(examined.folder), tokens)
+        size = cache_bytes(settings.verifier, component_configs.read_model_config(examined.folder), tokens)
     return {
         "model": settings.model,
         "components": parts,
@@ -85,7 +85,7 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         kept_in: the volume of the pods that it would run in; None: it would run on this machine.
     """
     settings, folder = examined.settings, examined.folder
-    server, http = build.server_config(settings), build.http_config(settings)
+    server, http = component_configs.server_config(settings), component_configs.http_config(settings)
     table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
     for column in ("component", "replicas", "CPUs", "GPUs", "listens on", "does"):
         table.add_column(column, no_wrap=column == "listens on")
@@ -180,7 +180,7 @@ def _pool_size(settings: Settings, folder: Path | None) -> str:
     if tokens is None:
         share = f"verifier.gpu_memory_utilization: {verifier.gpu_memory_utilization:g}"
         return f"the tokens for which each GPU has room ({share}; `outrider plan --gpus` says how many)"
-    size = None if folder is None else cache_bytes(verifier, build.read_model_config(folder), tokens)
+    size = None if folder is None else cache_bytes(verifier, component_configs.read_model_config(folder), tokens)
     return f"{tokens:,} tokens" + ("" if size is None else f" ({size / 2**20:,.0f} MiB)")
 
 
@@ -218,7 +218,7 @@ def _kernels(settings: Settings, model: Path | None) -> str:
     """The kernels that an earlier start chose on this processor."""
     verifier = settings.verifier
     wanted = f"verifier.kernels: {verifier.kernels}, verifier.weights: {verifier.weights}"
-    folder = settings.cache_dir / build.KERNELS
+    folder = settings.cache_dir / component_configs.KERNELS
     known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"

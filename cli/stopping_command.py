@@ -44,7 +44,7 @@ def stopping(
     from benchmarks.stopping.lineup import StoppingBench, StoppingConfig, fastest_length, with_room
     from benchmarks.stopping.report import comparison_object, length_table, policy_table, summaries
     from benchmarks.stopping.run import Comparison, compare_policies
-    from cluster.build import verifier_config
+    from cluster.component_configs import verifier_config
     from cluster.models.drafters import draft_models, trained_config
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout

@@ -47,7 +47,7 @@ def tau(
     the requests' noise, which the data do not hold; a server's drafters know it, and do better there. A domain is a file of
     prompts (see outrider train data); passes over prompts are not counted.
     """
-    from cluster.build import drafter_config
+    from cluster.component_configs import drafter_config
     from cluster.models.drafters import draft_models
     from cluster.models.target import resolve
     from cluster.settings.config import load

@@ -72,8 +72,8 @@ def data(
     One of the first two answers to a prompt is greedy, all others are sampled at temperature 1. 3 % of the prompts are
     held out for validation. A run that was interrupted goes on where it stopped, with the same tokens.
     """
-    from cluster.build import verifier_config
     from cluster.checks.host import check_folder
+    from cluster.component_configs import verifier_config
     from cluster.models.target import resolve
     from cluster.settings.config import load
     from services.drafter.heads.files.target_shape import read_target_shape

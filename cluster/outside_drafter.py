@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
@@ -43,10 +43,10 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
     if settings.retrieval.enabled:
         from services.retrieval.service import RetrievalService
 
-        retrieval = RetrievalService(build.retrieval_config(settings, model))
+        retrieval = RetrievalService(component_configs.retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
     answers = None if retrieval is None else retrieval.answers
-    drafter = DrafterService(build.outside_drafter_config(settings, model), link, answers=answers)
+    drafter = DrafterService(component_configs.outside_drafter_config(settings, model), link, answers=answers)
     try:
         if retrieval is not None:
             await retrieval.start()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from cluster import build
+from cluster import component_configs
 from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
 from cluster.process.garbage import begin_serving, end_serving
@@ -63,7 +63,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     Raises:
         ConfigurationError: an address is taken, or the settings do not allow a server; nothing is left running.
     """
-    public, http = build.server_config(settings), build.http_config(settings)
+    public, http = component_configs.server_config(settings), component_configs.http_config(settings)
     # A single router, too: Serve starts the one that replaces it while it drains.
     shared = bool(service)
     public = replace(public, shared=shared and (public.shared or public.port != 0))

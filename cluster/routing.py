@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from cluster import build
+from cluster import component_configs
 from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
@@ -32,7 +32,7 @@ async def routing(settings: Settings, model: ResolvedModel) -> AsyncIterator[Rou
         ConfigurationError: the settings or the model's tokenizer cannot be used; says why.
     """
     config, observing, links = (
-        build.router_config(settings, model),
+        component_configs.router_config(settings, model),
         Observing(settings, on_ray=False),
         verifier_links(settings),
     )

@@ -28,7 +28,7 @@ from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.soak.component import TOKEN, ComponentSpec
 from benchmarks.soak.component_process import ComponentProcess
 from benchmarks.soak.free_port import free_port
-from cluster import build
+from cluster import build, component_configs
 from cluster.models.target import ResolvedModel, resolve
 from cluster.process.terminal import stderr, stdout
 from cluster.ray.stage_actors import launch_child
@@ -130,11 +130,14 @@ async def service(
     settings = load(flags=flags)
     async with drafter(model, flags, core) as port:
         origins = await build.origins(settings, model, DelayedLink(port, delay_s))
-        verifier = VerifierService(build.verifier_config(settings, model), origins, launch_child)
+        verifier = VerifierService(component_configs.verifier_config(settings, model), origins, launch_child)
         try:
             await verifier.start()
             verifier.loop.stats.times = CountedTimes()
-            yield RouterService(build.router_config(settings, model), InProcessVerifierLink(verifier)), verifier.loop.stats
+            yield (
+                RouterService(component_configs.router_config(settings, model), InProcessVerifierLink(verifier)),
+                verifier.loop.stats,
+            )
         finally:
             await verifier.stop()
 

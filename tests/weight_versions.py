@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from cluster.build import router_config
 from cluster.chosen_verifier import ChosenVerifier
+from cluster.component_configs import router_config
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import resolve
 from cluster.settings.config import load
 from services.api.messages import ChatMessage
@@ -40,7 +40,7 @@ class Model:
     def __init__(self) -> None:
         settings = load()
         found = resolve(settings.model, settings.cache_dir, say=console.print)
-        self.config = build.verifier_config(settings, found)
+        self.config = component_configs.verifier_config(settings, found)
         self.tokens = Tokens(str(found.path))
         self.worker = OneThread(max_workers=1)
         self.target = self.worker.submit(TransformersTarget, self.config.target).result()

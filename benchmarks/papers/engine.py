@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.bench.records import Request
 from benchmarks.papers.changing_drafter import ChangingDrafter
 from benchmarks.papers.labelled_guesses import LabelledGuesses
-from cluster.build import drafter_config, verifier_config
+from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.drafters import draft_models, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import build
+from cluster import build, component_configs
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
 from cluster.settings.component_tls import caller_tls, server_tls
@@ -79,7 +79,7 @@ async def _retrieval(place: _Place) -> object:
     from services.links.grpc_retrieval import serve_retrieval
     from services.retrieval.service import RetrievalService
 
-    service = RetrievalService(build.retrieval_config(place.settings, place.model))
+    service = RetrievalService(component_configs.retrieval_config(place.settings, place.model))
     await service.start()
     tls = server_tls(place.settings, "retrieval")
     return await serve_retrieval(place.observing.retrieval(service), place.spec.address, TOKEN, tls)
@@ -94,7 +94,7 @@ async def _drafter(place: _Place) -> object:
     if place.spec.upstream:
         link = GrpcRetrievalLink(place.spec.resolve, TOKEN, caller_tls(place.settings, "drafter"))
         await link.start()
-    service = DrafterService(build.drafter_config(place.settings, place.model), link)
+    service = DrafterService(component_configs.drafter_config(place.settings, place.model), link)
     await service.start()
     silence_s, tls = place.settings.drafter.session_silence_s, server_tls(place.settings, "drafter")
     return await serve_drafter(place.observing.drafter(service), place.spec.address, TOKEN, silence_s, tls)
@@ -107,7 +107,7 @@ async def _verifier(place: _Place) -> object:
 
     link = GrpcDraftLink(place.spec.resolve, TOKEN, caller_tls(place.settings, "verifier"))
     origins = await build.origins(place.settings, place.model, link)
-    config = build.verifier_config(place.settings, place.model)
+    config = component_configs.verifier_config(place.settings, place.model)
     service = VerifierService(config, origins, metrics=place.observing.metrics)
     await service.start()
     tls = server_tls(place.settings, "verifier")
@@ -122,7 +122,9 @@ async def _router(place: _Place) -> object:
 
     tls = caller_tls(place.settings, "router")
     links = [GrpcVerifierLink(f"127.0.0.1:{port}", TOKEN, tls) for port in place.spec.upstream]
-    service = RouterService(build.router_config(place.settings, place.model), ChosenVerifier(links), place.observing.metrics)
+    service = RouterService(
+        component_configs.router_config(place.settings, place.model), ChosenVerifier(links), place.observing.metrics
+    )
     observed = place.observing.router(service, place.model.name)
     return await open_entry(observed, place.settings, place.observing)
 

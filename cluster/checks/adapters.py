@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.model_files.peft_config import read_peft_config
@@ -18,7 +18,7 @@ def check_adapters(settings: Settings, model: ResolvedModel, *, here: bool) -> N
     Raises:
         ConfigurationError: a name is no name or the model's own, or a folder holds no adapter that can be served; says why.
     """
-    own = build.names_of(settings, model)
+    own = component_configs.names_of(settings, model)
     for name, folder in settings.verifier.lora_modules.items():
         try:
             check_name(name, own)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks import model_files
 from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
 from cluster.checks.offered import GroupOffer, Offer, amount
@@ -286,7 +286,7 @@ def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> It
 
 def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[ConfigurationError]:
     verifier, group = settings.verifier, offer.groups.verifier
-    config = build.read_model_config(model.path)
+    config = component_configs.read_model_config(model.path)
     weights = model_files.count_weights(check_weights(model.path, config))
     drafting = memory_here(settings, model)
     beside = settings.drafter.models_in == "verifier"

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from cluster import build
+from cluster import component_configs
 from cluster.checks import host, model_files
 from cluster.checks.adapters import check_adapters
 from cluster.checks.shared_secrets import check_shared_secrets
@@ -70,10 +70,10 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     """
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
     _check_stop(settings)
-    server, http = build.server_config(settings), build.http_config(settings)
-    build.router_config(settings, named)
-    build.drafter_config(settings, named)
-    build.verifier_config(settings, named)
+    server, http = component_configs.server_config(settings), component_configs.http_config(settings)
+    component_configs.router_config(settings, named)
+    component_configs.drafter_config(settings, named)
+    component_configs.verifier_config(settings, named)
     settings.retrieval.check_place()
     twice = [address for address, count in Counter(settings.router.verifiers).items() if count > 1]
     if twice:
@@ -189,13 +189,13 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     verifier, folder = settings.verifier, model.path
     with reading(f"load the model at {folder}", about=folder):
         config = check_config(folder)
-        check_split(verifier.stages, verifier.tensor_parallel_size, text_config(build.read_model_config(folder)))
+        check_split(verifier.stages, verifier.tensor_parallel_size, text_config(component_configs.read_model_config(folder)))
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)
     check_adapters(settings, model, here=here and not settings.router.verifiers)
     # Models that draft for another target are found now that this one is.
-    build.router_config(settings, model)
+    component_configs.router_config(settings, model)
     # Tokenisers that need transformers are left to the router.
     open_file(folder)
     _check_index(settings, folder)
@@ -216,7 +216,7 @@ def _check_index(settings: Settings, model: Path | None) -> None:
     if not settings.retrieval.enabled:
         return
     if model is not None:
-        build.retrieval_config(settings, ResolvedModel(name=settings.model, path=model))
+        component_configs.retrieval_config(settings, ResolvedModel(name=settings.model, path=model))
     elif settings.retrieval.index is not None:
         from retrieval_index.manifest import read_manifest
 
@@ -232,7 +232,7 @@ def generation_config(settings: Settings, folder: Path | None = None) -> Generat
     folder = folder or model_folder(settings)
     if folder is None:
         return None
-    vocabulary = text_config(build.read_model_config(folder)).get("vocab_size")
+    vocabulary = text_config(component_configs.read_model_config(folder)).get("vocab_size")
     verifier = settings.verifier
     return read_generation_config(
         folder,

@@ -25,7 +25,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
-from cluster import build
+from cluster import build, component_configs
 from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
@@ -137,7 +137,7 @@ class DrafterDeployment(_DraftServer):
                     answers = GrpcAnswersLink(link, settings.internal_token)
                 self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
             self._busy = BusyCores()
-            self._drafter = DrafterService(build.drafter_config(settings, model), link, answers=answers)
+            self._drafter = DrafterService(component_configs.drafter_config(settings, model), link, answers=answers)
             await self._drafter.start()
             host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
             observing, tls = self._observing, server_tls(settings, "drafter")
@@ -164,7 +164,7 @@ class RetrievalDeployment(_DraftServer):
             from services.retrieval.service import RetrievalService
 
             self._busy = BusyCores()
-            self._retrieval = RetrievalService(build.retrieval_config(settings, model))
+            self._retrieval = RetrievalService(component_configs.retrieval_config(settings, model))
             await self._retrieval.start()
             host = settings.retrieval.host
             observing = Observing(settings, on_ray=True, component="retrieval")
@@ -193,7 +193,7 @@ class VerifierDeployment(_Process):
             self._outside = settings.drafter.address
             link = self._link_to(drafter, settings)
             settings = with_own_stage_host(settings)
-            config, own = build.verifier_config(settings, model), settings.verifier
+            config, own = component_configs.verifier_config(settings, model), settings.verifier
             launch = None
             if own.processes > 1:
                 from cluster.ray.stage_actors import launcher_in
@@ -299,7 +299,7 @@ class RouterDeployment(_Process):
             self._link = ChosenVerifier(verifier_links(settings)) if outside else ServeVerifierLink(verifier, drafter)
             self._lag = LoopLag()
             router = observing.router(
-                RouterService(build.router_config(settings, model), self._link, observing.metrics), model.name
+                RouterService(component_configs.router_config(settings, model), self._link, observing.metrics), model.name
             )
             # Open the public ports only once requests can be answered.
             await _answered(router)

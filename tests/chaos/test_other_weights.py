@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 import outrider
-from cluster import build
+from cluster import build, component_configs
 from cluster.chosen_verifier import ChosenVerifier
 from cluster.settings.config import load
 from services.api.config import PublicServerConfig
@@ -83,10 +83,10 @@ class Both:
 @asynccontextmanager
 async def verifier(model: Path) -> AsyncIterator[Served]:
     settings = load(flags=tiny_settings(), environ={})
-    drafter, sink = DrafterService(build.drafter_config(settings, tiny(model))), PrometheusSink()
+    drafter, sink = DrafterService(component_configs.drafter_config(settings, tiny(model))), PrometheusSink()
     await drafter.start()
     origins = await build.origins(settings, tiny(model), InProcessDraftLink(drafter))
-    service = VerifierService(build.verifier_config(settings, tiny(model)), origins, metrics=sink)
+    service = VerifierService(component_configs.verifier_config(settings, tiny(model)), origins, metrics=sink)
     await service.start()
     server, port = await serve_verifier(service, "127.0.0.1:0", TOKEN)
     served = Served(service, sink, (await service.describe()).arithmetic, server, port)
@@ -102,7 +102,7 @@ async def two_verifiers(models: tuple[Path, Path], *flags: str) -> AsyncIterator
     settings = load(flags=tiny_settings(*flags), environ={})
     async with verifier(models[0]) as one, verifier(models[1]) as other:
         links = [GrpcVerifierLink(f"127.0.0.1:{each.port}", TOKEN) for each in (one, other)]
-        router = RouterService(build.router_config(settings, tiny(models[0])), ChosenVerifier(links))
+        router = RouterService(component_configs.router_config(settings, tiny(models[0])), ChosenVerifier(links))
         server = await serve_public(router, PublicServerConfig(port=0))
         try:
             yield server.address, (one, other)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from retrieval_index.embedded import embedded_redis
@@ -56,11 +56,11 @@ def test_both_write_to_one_folder(tiny_model: Path, tmp_path: Path) -> None:
             flags=["cache_dir=/shared", "retrieval.redis_url=redis://127.0.0.1:1", *flags, "drafter.keep_calibration=true"],
             environ={},
         )
-        calibration = build.drafter_config(settings, model).calibration
+        calibration = component_configs.drafter_config(settings, model).calibration
         assert calibration is not None and calibration.is_relative_to(root)
-        assert build.retrieval_config(settings, model).cache_dir == root / "indexes"
+        assert component_configs.retrieval_config(settings, model).cache_dir == root / "indexes"
         # What the target's process measures stays where it was.
-        assert build.verifier_config(settings, model).costs_dir == Path("/shared/costs")
+        assert component_configs.verifier_config(settings, model).costs_dir == Path("/shared/costs")
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import redis
 
-from cluster import build
+from cluster import component_configs
 from cluster.settings.config import load
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.http.responses.responses_in_redis import COMMANDS, ResponsesInRedis
@@ -197,7 +197,7 @@ async def test_redis_comes_back(tmp_path: Path) -> None:
 
 def test_settings() -> None:
     def bounds(*flags: str, **environ: str) -> StoredResponses:
-        config = build.http_config(load(flags=list(flags), environ=environ))
+        config = component_configs.http_config(load(flags=list(flags), environ=environ))
         assert config is not None
         return config.responses
 

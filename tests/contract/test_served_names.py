@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from cluster.build import public_name
+from cluster.component_configs import public_name
 from cluster.models.target import ResolvedModel
 from outrider import Client, NotFound
 from tests.http_service import http_served

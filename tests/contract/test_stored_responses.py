@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 import outrider
-from cluster import build
+from cluster import component_configs
 from cluster.observing import Observing
 from cluster.public_entry import opened_entry
 from cluster.settings.config import load
@@ -248,7 +248,7 @@ async def test_to_forget_a_tenant_forgets_its_responses() -> None:
 
 def test_several_routers_keep_nothing() -> None:
     def most(*flags: str) -> int:
-        config = build.http_config(load(flags=list(flags), environ={}))
+        config = component_configs.http_config(load(flags=list(flags), environ={}))
         assert config is not None
         return config.responses.most
 

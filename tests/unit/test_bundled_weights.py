@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import drafters
-from cluster import build
+from cluster import component_configs
 from cluster.models import drafters as draft_models
 from cluster.models.named_models import router_drafters
 from cluster.models.target import BUILT_IN, ResolvedModel
@@ -102,7 +102,7 @@ def test_a_default_server_loads_what_its_blend_uses() -> None:
     settings = load(environ={})
     model = ResolvedModel(name=settings.model, path=Path("/no/such/folder"))
     found = draft_models.draft_models(settings, model)
-    trained = build.drafter_config(settings, model).trained
+    trained = component_configs.drafter_config(settings, model).trained
     assert set(trained.checkpoints) == set(found)
     blend = make_plan(
         ClientRequest(input="x", sampling=RequestedSampling(), strategy="blend"),
@@ -112,11 +112,11 @@ def test_a_default_server_loads_what_its_blend_uses() -> None:
     assert draft_models.memory_here(settings, model) == found["fspad"].bytes_in("float32")
     # So is the model of the default strategy.
     default = load(flags=["router.strategy=medusa"], environ={})
-    assert set(build.drafter_config(default, model).trained.at_start) == {"fspad", "medusa"}
+    assert set(component_configs.drafter_config(default, model).trained.at_start) == {"fspad", "medusa"}
     # What somebody names, is wanted.
     folders = ", ".join(str(each.folder) for each in found.values())
     named = load(flags=[f"drafter.models=[{folders}]"], environ={})
-    assert set(build.drafter_config(named, model).trained.at_start) == set(found)
+    assert set(component_configs.drafter_config(named, model).trained.at_start) == set(found)
     assert draft_models.memory_here(named, model) == sum(each.bytes_in("float32") for each in found.values())
 
 

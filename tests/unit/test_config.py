@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import ResolvedModel, resolve
 from cluster.settings.components import VerifierSettings
 from cluster.settings.config import load
@@ -97,14 +97,16 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_settings_that_contradict_each_other() -> None:
     with refuses(ConfigurationError, field="drafter.prompt_lookup_min", value=9):
-        build.drafter_config(load(None, ["drafter.prompt_lookup_min=9"], {}), ResolvedModel(name="m", path=Path("m")))
+        component_configs.drafter_config(
+            load(None, ["drafter.prompt_lookup_min=9"], {}), ResolvedModel(name="m", path=Path("m"))
+        )
     with refuses(ConfigurationError, field="server.tls_certificate and server.tls_key"):
-        build.server_config(load(None, ["server.tls_key=/tmp/x"], {}))
+        component_configs.server_config(load(None, ["server.tls_key=/tmp/x"], {}))
     flags = ["router.acceptance=rejection", "drafter.trusted=false"]
     with refuses(ConfigurationError, field="router.acceptance", value="rejection"):
-        build.router_config(load(None, flags, {}), ResolvedModel(name="m", path=Path("m")))
+        component_configs.router_config(load(None, flags, {}), ResolvedModel(name="m", path=Path("m")))
     with refuses(ConfigurationError, field="router.strategy", value="magic", allowed="one of"):
-        build.router_config(load(None, ["router.strategy=magic"], {}), ResolvedModel(name="m", path=Path("m")))
+        component_configs.router_config(load(None, ["router.strategy=magic"], {}), ResolvedModel(name="m", path=Path("m")))
 
 
 def test_lists_may_be_given_as_flags() -> None:

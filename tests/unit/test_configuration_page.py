@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings import reference
 from cluster.settings.components import DrafterSettings, RetrievalSettings, RouterSettings, VerifierSettings
@@ -98,7 +98,7 @@ def test_what_is_built_has_the_values_that_were_set() -> None:
     ]
     settings = load(None, [f"verifier.{flag}" for flag in flags], {})
     model = ResolvedModel(name="m", path=Path("m"))
-    verifier = build.verifier_config(settings, model)
+    verifier = component_configs.verifier_config(settings, model)
     assert (verifier.loop.max_num_seqs, verifier.max_nodes, verifier.budget, verifier.loop.max_wait_s) == (
         3,
         7,
@@ -110,9 +110,9 @@ def test_what_is_built_has_the_values_that_were_set() -> None:
     assert verifier.loop.max_batched_tokens == 256
     on_gpu = ["verifier.device=cuda:1", "verifier.dtype=bfloat16"]
     for further, most in (([], 2048), (["verifier.max_batched_tokens=77"], 77)):
-        other = build.verifier_config(load(None, [*on_gpu, *further], {}), model)
+        other = component_configs.verifier_config(load(None, [*on_gpu, *further], {}), model)
         assert (other.loop.max_batched_tokens, other.target.pass_rows) == (most, 16 * 65 + most)
-    assert verifier.target.kernels_dir == settings.cache_dir / build.KERNELS and verifier.costs_dir is not None
+    assert verifier.target.kernels_dir == settings.cache_dir / component_configs.KERNELS and verifier.costs_dir is not None
     flags = [
         "router.migration_timeout_s=5",
         "router.num_speculative_tokens=9",
@@ -120,9 +120,12 @@ def test_what_is_built_has_the_values_that_were_set() -> None:
         "server.privacy_tokens=4",
     ]
     settings = load(None, flags, {})
-    router = build.router_config(settings, model)
+    router = component_configs.router_config(settings, model)
     assert (router.migration_timeout_s, router.strategy.num_speculative_tokens, router.model_path) == (5, 9, "m")
-    assert build.server_config(settings).privacy.strict and build.server_config(settings).privacy.tokens == 4
+    assert (
+        component_configs.server_config(settings).privacy.strict
+        and component_configs.server_config(settings).privacy.tokens == 4
+    )
 
 
 def test_what_the_code_reads_of_a_section_is_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.public_entry import how_to_try
 from cluster.settings.config import load
 from services.api.config import HttpConfig
@@ -14,7 +14,7 @@ from tests.refusals import refuses
 
 
 def made(*flags: str) -> HttpConfig | None:
-    return build.http_config(load(flags=list(flags), environ={}))
+    return component_configs.http_config(load(flags=list(flags), environ={}))
 
 
 def test_where_it_listens() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cli.plan_report import examined_here, print_examined
-from cluster.build import verifier_config
+from cluster.component_configs import verifier_config
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.machine import processor

@@ -16,7 +16,7 @@ import asyncio, sys
 from pathlib import Path
 
 import cluster.app, cluster.ray.deployments
-from cluster import build
+from cluster import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.drafter.service import DrafterService
@@ -25,9 +25,9 @@ from services.router.service import RouterService
 
 async def start():
     settings, model = load(flags=["server.port=0"], environ={}), ResolvedModel(name="tiny", path=Path(sys.argv[1]))
-    drafter = DrafterService(build.drafter_config(settings, model))
+    drafter = DrafterService(component_configs.drafter_config(settings, model))
     await drafter.start()
-    RouterService(build.router_config(settings, model), None, DROPPED)
+    RouterService(component_configs.router_config(settings, model), None, DROPPED)
 
 asyncio.run(start())
 print(sorted({"torch", "transformers", "scipy", "cluster.public_entry", "services.api.http.server"} & sys.modules.keys()))

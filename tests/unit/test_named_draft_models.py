@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.models import drafters as draft_models
 from cluster.models.drafters import bundled
 from cluster.models.target import ResolvedModel
@@ -55,10 +55,10 @@ def test_two_of_one_kind_with_names(tmp_path: Path, target: Path, folders: dict[
         "eagle@code": tmp_path / "other",
         "draft_model@small": folders["draft_model"],
     }
-    config = build.drafter_config(settings, model)
+    config = component_configs.drafter_config(settings, model)
     assert set(config.trained.at_start) == set(found)
     assert isinstance(make_source("eagle@code", config), FeatureSource)
-    known = {each.name: each for each in build.router_config(settings, model).strategy.trained}
+    known = {each.name: each for each in component_configs.router_config(settings, model).strategy.trained}
     assert set(known) == {"eagle", "code", "small"}
     assert (known["code"].source, known["code"].tenants, known["code"].layers) == ("eagle@code", ("acme",), (-1,))
 
@@ -114,8 +114,8 @@ def test_weights_that_come_with_outrider(
     assert drafting(settings_of(target), "a-model") == []
     assert drafting(settings_of(target, folders["eagle"]), "a-model") == ["eagle"]
     model = ResolvedModel(name="a-model", path=target)
-    assert not build.drafter_config(settings, model).trained.asked_for
-    assert build.drafter_config(settings_of(target, folders["eagle"]), model).trained.asked_for
+    assert not component_configs.drafter_config(settings, model).trained.asked_for
+    assert component_configs.drafter_config(settings_of(target, folders["eagle"]), model).trained.asked_for
 
 
 def test_eagles_own_tree_can_be_set(target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_eagles_own_tree_can_be_set(target: Path, folders: dict[str, Path], monk
         ["drafter.speculative_num_steps=1"],
     ):
         settings = load(flags=[f"model={target}", f"drafter.models=[{folders['eagle']}]", *own], environ={})
-        make_source("eagle", build.drafter_config(settings, ResolvedModel(name="tiny", path=target)))
+        make_source("eagle", component_configs.drafter_config(settings, ResolvedModel(name="tiny", path=target)))
     assert forms == [TreeForm(), TreeForm(width=10, dynamic=60), TreeForm(steps=0)]
 
 
@@ -177,7 +177,7 @@ def plan_of(config: StrategyConfig, strategy: str) -> Plan:
 
 def strategies(target: Path, *folders: Path, more: tuple[str, ...] = ()) -> StrategyConfig:
     settings = settings_of(target, *folders, more=more)
-    return build.router_config(settings, ResolvedModel(name="tiny", path=target)).strategy
+    return component_configs.router_config(settings, ResolvedModel(name="tiny", path=target)).strategy
 
 
 def test_the_layers_that_a_model_reads_reach_the_plan(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:
@@ -222,7 +222,7 @@ def test_the_blend_takes_all_models_that_are_named(target: Path, folders: dict[s
 
 def test_models_go_where_the_settings_say(target: Path, folders: dict[str, Path]) -> None:
     model = ResolvedModel(name="tiny", path=target)
-    in_drafter = build.drafter_config(settings_of(target, *folders.values()), model).trained
+    in_drafter = component_configs.drafter_config(settings_of(target, *folders.values()), model).trained
     assert in_drafter.checkpoints == folders and in_drafter.target == target
     elsewhere = settings_of(target, *folders.values(), more=("drafter.models_in=verifier",))
-    assert build.drafter_config(elsewhere, model).trained.checkpoints == {}
+    assert component_configs.drafter_config(elsewhere, model).trained.checkpoints == {}

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.settings.config import load
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
@@ -61,7 +61,9 @@ async def test_other_paths_and_methods_are_refused_as_ever() -> None:
 
 
 async def test_a_setting_turns_it_off() -> None:
-    assert (built := build.http_config(load(flags=["server.page=false"], environ={}))) is not None and not built.page
+    assert (
+        built := component_configs.http_config(load(flags=["server.page=false"], environ={}))
+    ) is not None and not built.page
     async with served(HttpConfig(port=0, page=False)) as client:
         answer = await client.get("/")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

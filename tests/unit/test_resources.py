@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.app import build as build_application
 from cluster.models.target import ResolvedModel
 from cluster.ray.application import application
@@ -161,6 +161,8 @@ def test_stages_find_each_other_at_the_nodes_own_address(tiny_model: Path, monke
 
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
     given = deployments.with_own_stage_host(settings("verifier.stages=2", "verifier.stage_host=0.0.0.0"))
-    assert build.verifier_config(given, ResolvedModel(name="tiny", path=tiny_model)).target.stage_host == "10.1.2.3"
+    assert (
+        component_configs.verifier_config(given, ResolvedModel(name="tiny", path=tiny_model)).target.stage_host == "10.1.2.3"
+    )
     named = settings("verifier.stages=2", "verifier.stage_host=192.168.0.1")
     assert deployments.with_own_stage_host(named).verifier.stage_host == "192.168.0.1"

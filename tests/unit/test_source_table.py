@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from cluster import build
+from cluster import component_configs
 from cluster.models.drafters import by_kernels
 from cluster.models.target import ResolvedModel
 from cluster.settings.components import DrafterSettings
@@ -101,7 +101,7 @@ def test_every_setting_of_the_drafter_arrives() -> None:
     # Refused without the weights that they are for; tests/unit/test_draft_models.py and test_uno.py set them beside these.
     del marks["speculative_num_draft_tokens"], marks["uno_branches"]
     flags = [f"drafter.{name}={other[kind](default)}" for name, (kind, default) in marks.items() if kind in other]
-    config = build.drafter_config(load(None, [*flags, "drafter.keep_calibration=false"], {}), MODEL)
+    config = component_configs.drafter_config(load(None, [*flags, "drafter.keep_calibration=false"], {}), MODEL)
 
     def compare(given: object, plain: object) -> int:
         changed = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.build import drafter_config, verifier_config
+from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.target import ResolvedModel
 from services.drafter.catalogue import make_source
 from services.drafter.heads.files.kinds import inspect
