@@ -152,6 +152,8 @@ class Reloading:
         if self._open is not None:
             raise Unavailable("the weights are being replaced at present; try again")
         if order.within_s:
+            # What an earlier pause has kept ends, too.
+            self._loop.hold.end()
             await self._pause(order)
         try:
             await self._loop.hold.begin()

@@ -66,6 +66,21 @@ async def test_answers_end_and_new_ones_wait_for_other_weights(versions: Version
         versions.check(2, await late, "b")
 
 
+async def test_answers_that_were_kept_end_where_a_second_pause_waits_for_them(versions: Versions) -> None:
+    async with serving(versions, "in process") as router:
+        told = Answered()
+        kept = asyncio.create_task(answered(router, wanted(0), told))
+        await until(lambda: told.tokens)
+        await router.pause("keep", 1.0)
+        late = asyncio.create_task(answered(router, wanted(1)))
+        await asyncio.sleep(0)
+        await router.pause("wait", 10.0)
+        versions.check(0, await kept, "a")
+        assert await router.paused() and not late.done()
+        await router.resume()
+        versions.check(1, await late, "a")
+
+
 async def test_what_cannot_be_paused_everywhere_goes_on_everywhere(versions: Versions) -> None:
     async def refuse(step: str) -> None:
         if step == "hold":
@@ -162,6 +177,8 @@ def test_by_the_sdk(service: HttpService) -> None:
     with outrider.Client(service.grpc) as client:
         client.pause(mode="keep")
         assert call(service, "/is_paused", method="GET").json() == {"is_paused": True}
+        # It is no reason to restart a process, nor to send requests elsewhere.
+        assert [call(service, path, method="GET").status_code for path in ("/health", "/ready")] == [200, 200]
         client.resume()
         assert client.generate("fox", max_tokens=2).token_ids
         for given, field in (({"mode": "abort"}, "mode"), ({"within_s": 0.0}, "within_s")):
