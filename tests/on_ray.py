@@ -14,6 +14,8 @@ from typing import Any
 _HOST = """
 import json, sys
 from pathlib import Path
+from cluster.process.garbage import begin_starting
+begin_starting()
 from cluster.settings.config import load
 from cluster.models.target import ResolvedModel
 from cluster.ray.on_ray import running_on_ray

@@ -1,5 +1,5 @@
-"""LoRA adapters with a verifier of two stages of two ranks that Ray has placed: the same tokens with and without an adapter, and a stage
-that is killed comes back. With two verifiers: test_many_of_each.py.
+"""LoRA adapters with two verifiers on Ray: both have one or none has it. And with one verifier of two stages of two ranks that Ray has
+placed: the same tokens with and without an adapter, and a stage that is killed comes back.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here"),
 ]
 
+PROMPT = tuple(range(40, 120))
+OPTIONS: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
 # Its tokens come again, so there are drafts for all of the answer.
 LONG: dict[str, Any] = {
     "token_ids": [40, 41, 42] * 12,
@@ -40,34 +43,53 @@ LONG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def folder(tiny_model: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("adapters")
     for seed in (1, 2):
-        make_adapter(tmp_path / f"{seed}", tiny_model, seed=seed, targets=WITH_ENDS)
-    return tmp_path
+        make_adapter(made / f"{seed}", tiny_model, seed=seed, targets=WITH_ENDS)
+    return made
 
 
-@pytest.fixture
-def http_port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def running(tiny_model: Path, folder: Path, http_port: int) -> Iterator[Service]:
-    flags = [
-        f"server.http_port={http_port}", f"verifier.lora_folders=[{folder}]", f"verifier.lora_modules={{one: {folder}/1}}",
-        "verifier.stages=2", "verifier.tensor_parallel_size=2", "verifier.num_cpus=0.25",
+@contextmanager
+def serving(model: Path, folder: Path, *flags: str) -> Iterator[tuple[Service, str]]:
+    port = free_port()
+    common = [
+        f"server.http_port={port}", f"verifier.lora_folders=[{folder}]", "verifier.num_cpus=0.25",
         f"server.port={free_port()}", "server.ops_port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096",
         "verifier.threads=1", "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.drain_s=1",
         "server.drain_delay_s=0.5",
     ]  # fmt: skip
-    service = Service(tiny_model, flags, stderr=subprocess.PIPE)
-    yield service
-    service.stop()
+    running = Service(model, [*common, *flags], stderr=subprocess.PIPE)
+    yield running, f"http://127.0.0.1:{port}"
+    running.stop()
 
 
 def post(url: str, path: str, **body: str) -> httpx2.Response:
     return httpx2.post(f"{url}{path}", json=body, timeout=120)
+
+
+def test_both_verifiers_have_it_or_none(tiny_model: Path, folder: Path) -> None:
+    with serving(tiny_model, folder, "verifier.replicas=2") as (running, url):
+        check_both(running, url, folder)
+
+
+def check_both(running: Service, url: str, folder: Path) -> None:
+    loaded = post(url, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "1"))
+    assert loaded.status_code == 200, loaded.text
+    with Client(running.address) as client:
+        # The beginning says which verifier gets a request.
+        prompts = [(start, *PROMPT) for start in range(20, 36)]
+        texts = [client.generate(token_ids=prompt, model="one", **OPTIONS).token_ids for prompt in prompts]
+        plain = [client.generate(token_ids=prompt, **OPTIONS).token_ids for prompt in prompts]
+        assert all(one != other for one, other in zip(texts, plain, strict=True))
+        assert min(stats["times"]["steps"] for stats in running.ask_all("verifier", "loop_stats")) > 0
+    gone = post(url, "/v1/unload_lora_adapter", lora_name="one")
+    assert gone.status_code == 200, gone.text
+    refused = post(url, "/v1/completions", prompt="a", model="one")
+    assert refused.status_code == 404
+    missing = post(url, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "nothing there"))
+    assert missing.status_code == 400, missing.text
 
 
 def stages() -> list[psutil.Process]:
@@ -89,12 +111,12 @@ async def in_one_process(model: Path, folder: Path) -> dict[str, tuple[int, ...]
     return found
 
 
-def test_over_stages_and_ranks(tiny_model: Path, folder: Path, running: Service, http_port: int) -> None:
+def test_over_stages_and_ranks(tiny_model: Path, folder: Path) -> None:
     """Answers are those of one process, and go on when a process of the target is killed, which then has the adapters again."""
     wanted = asyncio.run(in_one_process(tiny_model, folder))
     assert len(set(wanted.values())) == 3
-    url = f"http://127.0.0.1:{http_port}"
-    with Client(running.address) as client:
+    flags = ("verifier.stages=2", "verifier.tensor_parallel_size=2", f"verifier.lora_modules={{one: {folder}/1}}")
+    with serving(tiny_model, folder, *flags) as (running, url), Client(running.address) as client:
         # Two ranks of each stage, one of which is the verifier itself.
         assert len(stages()) == 3
         loaded = post(url, "/v1/load_lora_adapter", lora_name="two", lora_path=str(folder / "2"))

@@ -27,11 +27,14 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mar
 # router's process. A line "verifiers" asks how many there are.
 _HOST = """
 import json, os, sys, time
+from cluster.process.garbage import begin_starting
+begin_starting()
 from cluster.ray.on_ray import ENVIRONMENT
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("RAY_AUTH_TOKEN", "of this test alone" * 2)
 import ray
+from cluster.ray.starting import wait_until_running
 from ray import serve
 ray.init(address="local", include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", num_cpus=4)
 serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
@@ -44,9 +47,7 @@ for line in sys.stdin:
         continue
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(json.loads(line)))
     time.sleep(1)
-    while (status := serve.status().applications["outrider"].status) != "RUNNING":
-        assert status == "DEPLOYING", serve.status()
-        time.sleep(0.2)
+    wait_until_running("outrider")
     print(serve.get_deployment_handle("router", "outrider").process_id.remote().result(), flush=True)
 serve.shutdown()
 ray.shutdown()
@@ -115,13 +116,13 @@ def test_verifiers_come_and_go_with_the_load_and_no_stream_is_lost(service: Depl
     assert service.verifiers() == {"RUNNING": 1}
     load = Load(service.address, expected, clients=8, pause_s=0)
     try:
-        wait_until(lambda: service.verifiers().get("RUNNING", 0) == 3)
+        wait_until(lambda: service.verifiers().get("RUNNING", 0) == 3, every_s=1)
     finally:
         load.stop()
     # One client alone keeps no three verifiers busy; its streams move when theirs goes.
     rest = Load(service.address, expected, clients=1)
     try:
-        wait_until(lambda: service.verifiers() == {"RUNNING": 1})
+        wait_until(lambda: service.verifiers() == {"RUNNING": 1}, every_s=1)
     finally:
         rest.stop()
     assert rest.answers > 0

@@ -1,7 +1,6 @@
 """Two routers, verifiers and drafters on a real local Ray, with mutual TLS: what goes where, and what is lost when they go.
 
-What is changed while they run, an adapter or all weights, is changed at both verifiers. One service for all tests, since so many
-processes take a while to start.
+And weights that are replaced are replaced at both verifiers. One service for all tests, since so many processes take a while to start.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 import trustme
 
 import outrider
 from outrider import Client
-from services.verifier.kernels.native.library import library
 from tests.checked_load import OPTIONS, Load, plain_answers, prompt, wait_until
 from tests.component_certificates import tls_flags, write_certificates
-from tests.lora import WITH_ENDS, make_adapter
 from tests.new_weights import other_weights
 from tests.on_ray import Service
 from tests.patience import PATIENCE_S
@@ -32,29 +28,18 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
-# Drafted for as the service likes best.
-DEFAULT = {name: value for name, value in OPTIONS.items() if name != "strategy"}
-# Products with adapters are our own kernels'.
-ADAPTERS = library("auto") is not None
-
 
 @pytest.fixture(scope="module")
 def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the model, as "a"; of the same with other weights, as "b"; and of an adapter, as "one"."""
+    """Of the model, as "a", and of the same with other weights, as "b"."""
     made = tmp_path_factory.mktemp("weights").resolve()
     shutil.copytree(tiny_model, made / "a")
     other_weights(tiny_model, made / "b")
-    make_adapter(made / "one", tiny_model, seed=1, targets=WITH_ENDS)
     return made
 
 
 @pytest.fixture(scope="module")
-def http_port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path, http_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     certificates, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
     for role in ("verifier", "drafter"):
         write_certificates(certificates, authority, role)
@@ -64,8 +49,7 @@ def service(folder: Path, http_port: int, tmp_path_factory: pytest.TempPathFacto
         "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.num_cpus=0.25", "router.replicas=2",
         "verifier.replicas=2", "drafter.replicas=2", "verifier.drain_s=1", "server.drain_delay_s=0.5",
         # A service of somebody else may run on this machine.
-        "server.ops_port=0", f"server.http_port={http_port}", f"verifier.weights_from=['{folder}']",
-        *([f"verifier.lora_folders=['{folder}']"] if ADAPTERS else []),
+        "server.ops_port=0", f"verifier.weights_from=['{folder}']",
     ]  # fmt: skip
     running = Service(folder / "a", flags, stderr=subprocess.PIPE)
     yield running
@@ -120,31 +104,6 @@ def test_forgetting_reaches_all_and_says_who_did_not_answer(service: Service) ->
             os.kill(victim, signal.SIGCONT)
 
 
-def post(port: int, path: str, **body: str) -> httpx2.Response:
-    return httpx2.post(f"http://127.0.0.1:{port}{path}", json=body, timeout=120)
-
-
-@pytest.mark.skipif(not ADAPTERS, reason="no kernels of our own can be compiled here")
-def test_both_verifiers_have_an_adapter_or_none(service: Service, http_port: int, folder: Path) -> None:
-    loaded = post(http_port, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "one"))
-    assert loaded.status_code == 200, loaded.text
-    before = steps(service)
-    with Client(service.address) as client:
-        # The beginning says which verifier gets a request.
-        prompts = [(start, *range(40, 120)) for start in range(20, 36)]
-        greedy = DEFAULT | {"max_tokens": 30, "temperature": 0.0}
-        adapted = [client.generate(token_ids=prompt, **greedy | {"model": "one"}).token_ids for prompt in prompts]
-        assert all(new > old for old, new in zip(before, steps(service), strict=True))
-        plain = [client.generate(token_ids=prompt, **greedy).token_ids for prompt in prompts]
-    assert all(one != other for one, other in zip(adapted, plain, strict=True))
-    gone = post(http_port, "/v1/unload_lora_adapter", lora_name="one")
-    assert gone.status_code == 200, gone.text
-    refused = post(http_port, "/v1/completions", prompt="a", model="one")
-    assert refused.status_code == 404
-    missing = post(http_port, "/v1/load_lora_adapter", lora_name="one", lora_path=str(folder / "nothing there"))
-    assert missing.status_code == 400, missing.text
-
-
 @pytest.fixture(scope="module")
 def expected(service: Service) -> dict[int, tuple[int, ...]]:
     return plain_answers(service.address)
@@ -185,8 +144,9 @@ NUMBERS = range(8)
 
 
 def answer(client: Client, number: int) -> tuple[str, tuple[int, ...]]:
-    """Whose weights have decoded it, and its tokens."""
-    said = client.generate(token_ids=prompt(number), seed=number, **DEFAULT | {"max_tokens": 100})
+    """Whose weights have decoded it, and its tokens; drafted for as the service likes best."""
+    options = {name: value for name, value in OPTIONS.items() if name != "strategy"} | {"max_tokens": 100}
+    said = client.generate(token_ids=prompt(number), seed=number, **options)
     return said.arithmetic, said.token_ids
 
 
