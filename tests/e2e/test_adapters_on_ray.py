@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": T
 # Its tokens come again, so there are drafts for all of the answer.
 LONG: dict[str, Any] = {
     "token_ids": [40, 41, 42] * 12,
-    "max_tokens": 150,
+    "max_tokens": 60,
     "temperature": 1.0,
     "seed": 9,
     "ignore_eos": True,
