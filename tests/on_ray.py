@@ -14,6 +14,8 @@ from typing import Any
 _HOST = """
 import json, sys
 from pathlib import Path
+from cluster.process.garbage import begin_starting
+begin_starting()
 from cluster.settings.config import load
 from cluster.models.target import ResolvedModel
 from cluster.ray.on_ray import running_on_ray
@@ -33,7 +35,7 @@ with running_on_ray(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))
         if deployment == "redeploy":
             from cluster.ray.application import application
             from cluster.ray.internal_token import with_token
-            changed = with_token(load(flags=json.loads(sys.argv[2]) + [method], environ={}))
+            changed = with_token(load(flags=json.loads(sys.argv[2]) + json.loads(line.partition(" ")[2]), environ={}))
             model = ResolvedModel(name="tiny", path=Path(sys.argv[1]))
             serve.run_many([serve.RunTarget(target=application(changed, model), name="outrider", route_prefix=None)])
             print("true", flush=True)
@@ -94,9 +96,9 @@ class Service:
         states: dict[str, dict[str, int]] = self.ask("states", "outrider")
         return states
 
-    def redeploy(self, flag: str) -> None:
-        """Replace all replicas, a few at a time, by ones with another setting."""
-        assert self.ask("redeploy", flag)
+    def redeploy(self, *flags: str) -> None:
+        """Replace all replicas, a few at a time, by ones with other settings."""
+        assert self.ask("redeploy", json.dumps(flags))
 
     def _read(self) -> Any:
         assert self.process.stdout is not None

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from cluster.models.target import ResolvedModel
+from cluster.process.garbage import begin_starting
 from cluster.process.logs import quiet_libraries, start_logging
 from cluster.settings.config import Settings
 from speculation.errors import ConfigurationError
@@ -53,6 +54,7 @@ def _say(answer: object) -> None:
 
 def main() -> None:
     """Run it."""
+    begin_starting()
     quiet_libraries()
     try:
         asyncio.run(_serve(sys.stdin.readline()))

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster import build, component_configs
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.process.garbage import begin_starting
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings, load
 
@@ -197,6 +198,7 @@ _ORDERS: dict[str, Callable[[Observing], None]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Serve what the one argument says."""
+    begin_starting()
     asyncio.run(serve(ComponentSpec.read(arguments[0])))
 
 

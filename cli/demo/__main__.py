@@ -11,12 +11,14 @@ from rich.console import Console
 from cli.demo import acts
 from cli.demo.measuring import measure_all
 from cli.demo.on_ray import RayService
+from cluster.process.garbage import begin_starting
 from cluster.process.signals import stop_on_signals
 from cluster.process.terminal import end_with
 
 
 def main() -> None:
     """Run the demo."""
+    begin_starting()
     stop_on_signals()
     try:
         _run(Console(highlight=False))

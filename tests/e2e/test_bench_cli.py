@@ -50,7 +50,7 @@ def crashing_python(tmp_path: Path) -> Path:
     return script
 
 
-def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_python: Path) -> None:
+def test_a_whole_run(outrider_here: Command, tiny_model: Path, tmp_path: Path, prompts: Path, crashing_python: Path) -> None:
     out = tmp_path / "out"
     done = bench(
         "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "2", "--concurrency", "1,2",
@@ -81,12 +81,10 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
         assert [token["id"] for token in line["run"]["tokens"]] == line["output_ids"]
         assert sum(each["committed"] for each in line["run"]["passes"]) == len(line["output_ids"])
     assert "crashed" in (out / "report.md").read_text()
-    compared = bench("compare", str(out), str(out))
+    compared = outrider_here("bench", "compare", str(out), str(out))
     assert compared.returncode == 0
     assert "same within the spread" in compared.stdout
-    replayed = subprocess.run(
-        [OUTRIDER, "replay", str(out), "--budgets", "8"], capture_output=True, text=True, timeout=60, check=False
-    )
+    replayed = outrider_here("replay", str(out), "--budgets", "8")
     assert replayed.returncode == 0, replayed.stderr
     # The same drafter on the same answers saves the same passes, with a model or without.
     measured = next(r for r in results["summary"] if (r["contestant"], r["concurrency"]) == ("prompt_lookup", 1))

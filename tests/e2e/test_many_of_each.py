@@ -1,13 +1,15 @@
 """Two routers, verifiers and drafters on a real local Ray, with mutual TLS: what goes where, and what is lost when they go.
 
-One service for all tests, since so many processes take a while to start.
+And weights that are replaced are replaced at both verifiers. One service for all tests, since so many processes take a while to start.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import outrider
 from outrider import Client
 from tests.checked_load import OPTIONS, Load, plain_answers, prompt, wait_until
 from tests.component_certificates import tls_flags, write_certificates
+from tests.new_weights import other_weights
 from tests.on_ray import Service
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
@@ -27,7 +30,16 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mar
 
 
 @pytest.fixture(scope="module")
-def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model, as "a", and of the same with other weights, as "b"."""
+    made = tmp_path_factory.mktemp("weights").resolve()
+    shutil.copytree(tiny_model, made / "a")
+    other_weights(tiny_model, made / "b")
+    return made
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     certificates, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
     for role in ("verifier", "drafter"):
         write_certificates(certificates, authority, role)
@@ -37,9 +49,9 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.num_cpus=0.25", "router.replicas=2",
         "verifier.replicas=2", "drafter.replicas=2", "verifier.drain_s=1", "server.drain_delay_s=0.5",
         # A service of somebody else may run on this machine.
-        "server.ops_port=0",
+        "server.ops_port=0", f"verifier.weights_from=['{folder}']",
     ]  # fmt: skip
-    running = Service(tiny_model, flags, stderr=subprocess.PIPE)
+    running = Service(folder / "a", flags, stderr=subprocess.PIPE)
     yield running
     running.stop()
 
@@ -126,6 +138,56 @@ def test_a_rolling_redeployment_costs_no_stream(service: Service, expected: dict
     finally:
         load.stop()
     assert not load.failures
+
+
+NUMBERS = range(8)
+
+
+def answer(client: Client, number: int) -> tuple[str, tuple[int, ...]]:
+    """Whose weights have decoded it, and its tokens; drafted for as the service likes best."""
+    options = {name: value for name, value in OPTIONS.items() if name != "strategy"} | {"max_tokens": 100}
+    said = client.generate(token_ids=prompt(number), seed=number, **options)
+    return said.arithmetic, said.token_ids
+
+
+def test_two_verifiers_change_their_weights_together_and_a_third_takes_them(
+    service: Service, tiny_model: Path, folder: Path
+) -> None:
+    with Client(service.address) as client:
+        first, _ = answer(client, 0)
+        known = {(first, number): answer(client, number)[1] for number in NUMBERS}
+        with pytest.raises(outrider.InvalidArgument):
+            client.reload(str(tiny_model))
+        over, found = threading.Event(), list[tuple[int, tuple[str, tuple[int, ...]]]]()
+
+        def ask(number: int) -> None:
+            with Client(service.address) as own:
+                while not over.is_set():
+                    found.append((number, answer(own, number)))
+
+        asking = [threading.Thread(target=ask, args=(number,)) for number in NUMBERS]
+        for thread in asking:
+            thread.start()
+        try:
+            second = client.reload(str(folder / "b")).arithmetic
+            wait_until(lambda: {number for number, said in list(found) if said[0] == second} == set(NUMBERS))
+        finally:
+            over.set()
+            for thread in asking:
+                thread.join()
+        known |= {(second, number): answer(client, number)[1] for number in NUMBERS}
+        assert first != second
+        for number, (named, tokens) in found:
+            assert tokens == known[named, number]
+        # The one that takes the place of a dead one serves what the other one serves.
+        os.kill(service.ask("verifier", "process_id"), signal.SIGKILL)
+        replaced = [str(folder / "b")]
+        wait_until(lambda: [each[:1] for each in service.ask_all("verifier", "replaced_weights")] == [replaced, replaced])
+        for number in NUMBERS:
+            assert answer(client, number) == (second, known[second, number])
+        assert client.reload(str(folder / "a"), running="restart").arithmetic == first
+        for number in NUMBERS:
+            assert answer(client, number) == (first, known[first, number])
 
 
 def test_the_death_of_ray_ends_the_service(service: Service) -> None:

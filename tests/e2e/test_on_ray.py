@@ -1,6 +1,7 @@
-"""The service on a real local Ray: four processes, gRPC between them, and what happens when one of them dies.
+"""The service on a real local Ray: four processes, gRPC between them, and what happens when one of them dies, also on the page in a
+real browser.
 
-One service for all tests, since a Ray and its replicas take half a minute to start. An index is published in the last test.
+One service for all tests, since a Ray and its replicas take half a minute to start. An index is published in the last test but one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from retrieval_index.store import IndexStore
 from tests.checked_load import wait_until
 from tests.indexes import build_of
 from tests.on_ray import Service
+from tests.page import conftest as pages
+from tests.page.asking import answer_of, send, whole_answer
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
@@ -78,6 +81,9 @@ def client(service: Service) -> Iterator[Client]:
     with Client(service.address) as connected:
         yield connected
 
+
+# Fixtures of a page in a browser.
+browser, complaints, serve, open_page = pages.browser, pages.complaints, pages.serve, pages.open_page
 
 PROMPT = "the quick brown fox and the quick brown dog"
 
@@ -331,3 +337,23 @@ def test_an_index_comes_into_use_changes_and_survives(
         assert client.generate(strategy=strategy, seed=2, **SAMPLED).token_ids == plain[2].token_ids
     wait_until(partial(found, 2))
     assert service.ask("retrieval", "process_id") != victim
+
+
+def test_a_killed_verifier_shows_on_the_page_and_heals(open_page: pages.Open, service: Service, http_port: int) -> None:
+    url, message = f"http://127.0.0.1:{http_port}", "one two three one two three"
+    whole = whole_answer(url, message, temperature=0, max_tokens=400)
+    assert whole["usage"]["completion_tokens"] > 100
+    page = open_page(url)
+    page.set_default_timeout(180_000)
+    page.locator("#health.good").wait_for()
+    assert "1 verifier running" in page.locator("#parts li").all_inner_texts()
+    victim = service.ask("verifier", "process_id")
+    send(page, message, strategy="autoregressive", length="400")
+    page.locator(".answer.busy .token").first.wait_for()
+    os.kill(victim, signal.SIGKILL)
+    page.locator("#health:is(.bad, .warn)").wait_for()
+    page.locator("#health.good").wait_for()
+    page.locator(".answer.busy").wait_for(state="detached")
+    # The answer under way has moved to the next verifier, with the same tokens.
+    assert answer_of(page) == whole["choices"][0]["message"]["content"]
+    assert service.ask("verifier", "process_id") != victim

@@ -83,10 +83,11 @@ def open_page(browser: Any, complaints: Complaints, serve: Serve) -> Iterator[Op
     def opened(url: str, *, width: int = 1280, height: int = 860, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
+        # Of every page in it.
+        context.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        context.on("weberror", lambda thrown: complaints.append(f"uncaught: {thrown.error}"))
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
         page.goto(url)
         return page
 
