@@ -41,7 +41,7 @@ class ThreadedGroup:
     """Takes the place of ``ProcessGroupNCCL``; the tensors are on the CPU."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(days=1))
+        self._group = ways.gloo_group(store, rank, size, timedelta(days=1))
         self.aborted, self.gathered = False, 0
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:

@@ -87,6 +87,14 @@ def test_weights_as_stored_in_stages(tmp_path: Path) -> None:
         target.shutdown()
 
 
+def test_threads_of_gloo_give_way(split: TransformersTarget) -> None:
+    """This process's, which sends; the thread that made them is as it was."""
+    assert split.vocab_size
+    threads = {int(task.name): (task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+    policies = {os.sched_getscheduler(thread) for thread, name in threads.items() if name == "gloo_tcp_loop"}
+    assert policies == {os.SCHED_BATCH} and os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_every_stage_gets_a_share_of_the_layers(model: Path) -> None:
     for stages in range(1, LAYERS + 1):
         shares = split_layers(config(model, stages))

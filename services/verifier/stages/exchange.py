@@ -13,14 +13,24 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
 from services.verifier.stages.settling import IDLE_S, JOIN_TIMEOUT, process_name, told_by
-from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, RankGroup, Way, identity, two_on_one, way_of
+from services.verifier.stages.ways import (
+    GLOO,
+    NCCL,
+    GlooWay,
+    NcclWay,
+    RankGroup,
+    Way,
+    gloo_group,
+    identity,
+    two_on_one,
+    way_of,
+)
 from speculation.errors import ConfigurationError, TargetLost
 
 log = logging.getLogger(__name__)
@@ -76,8 +86,7 @@ class Exchange:
     ) -> None:
         self.rank, self.size, self._ranks = rank, size, ranks
         self._timeout = timeout
-        # Its own methods are missing in torch's types.
-        group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        group = gloo_group(store, rank, size, timeout)
         self._orders, self._shards = GlooWay(group), GlooWay(group, tag=1)
         self._activations: Way = NcclWay(store, rank, size, device) if way == NCCL else self._orders
         self.rank_group = RankGroup(store, *divmod(rank, ranks), ranks) if way == NCCL and ranks > 1 else None

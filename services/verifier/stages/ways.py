@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -127,6 +128,27 @@ class RankGroup:
     def close(self) -> None:
         """As ``NcclWay.close``."""
         self._group.abort()
+
+
+def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group of gloo's, whose threads do not take a processor from another thread as soon as they wake.
+
+    While a sender holds a connection's lock, gloo's thread asks for it without a pause. Woken by what was just sent, it
+    would take the sender's processor, and ask until its turn is over: half of a target's processor time where cores are few.
+    """
+    # Both are the calling thread's own; its threads begin with them.
+    ordinary = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
+    try:
+        if ordinary:
+            # Some sandboxes forbid it.
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        # Its own methods are missing in torch's types.
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    finally:
+        if ordinary:
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def nccl_group(store: Store, rank: int, size: int) -> Any:
