@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster import build
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.process.garbage import begin_starting
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings, load
 
@@ -137,6 +138,7 @@ _START: dict[str, Callable[[_Place], Awaitable[object]]] = {
 
 async def serve(spec: ComponentSpec) -> None:
     """Serve until the input ends."""
+    begin_starting()
     settings = load(Path(spec.config) if spec.config else None, [*spec.flags, f"server.port={spec.port}"])
     name, folder = spec.model
     observing = Observing(settings, on_ray=False)
