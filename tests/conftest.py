@@ -62,7 +62,6 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
@@ -95,6 +94,9 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
 
 # Libraries complain of what is left at the process's end. Before that, pytest collects ten times.
 atexit.register(gc.unfreeze)
+# Nobody reads what xdist's processes would complain of then, and each would take its million objects apart for seconds.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)
 
 
 # A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.

@@ -140,6 +140,7 @@ _START: dict[str, Callable[[_Place], Awaitable[object]]] = {
 
 async def serve(spec: ComponentSpec) -> None:
     """Serve until the input ends."""
+    begin_starting()
     settings = load(Path(spec.config) if spec.config else None, [*spec.flags, f"server.port={spec.port}"])
     name, folder = spec.model
     observing = Observing(settings, on_ray=False)

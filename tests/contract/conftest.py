@@ -22,3 +22,10 @@ def both_entries(tiny_model: Path) -> Iterator[HttpService]:
 def versions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Versions:
     """Two versions of a model's weights; their plain answers are made once."""
     return asyncio.run(make_versions(tiny_model, tmp_path_factory.mktemp("versions")))
+
+
+@pytest.fixture(autouse=True)
+def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP clients trust whom a test names. To read all authorities of the machine takes each of them 20 ms."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))

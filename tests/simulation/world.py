@@ -245,7 +245,7 @@ def happened(schedule: Schedule) -> Result:
 def undisturbed() -> Iterator[None]:
     """No collection of garbage in mid-run, which would end coroutines of dead processes; and no logs."""
     assets()
-    collects, hook = gc.isenabled(), sys.unraisablehook
+    collects, hook, frozen = gc.isenabled(), sys.unraisablehook, gc.get_freeze_count()
     gc.disable()
     # What was there before is looked at no more: it takes longer than a run.
     gc.freeze()
@@ -258,6 +258,8 @@ def undisturbed() -> Iterator[None]:
         gc.collect()
         sys.unraisablehook = hook
         logging.disable(logging.NOTSET)
-        gc.unfreeze()
+        # Under pytest all modules are frozen, and stay so.
+        if not frozen:
+            gc.unfreeze()
         if collects:
             gc.enable()
