@@ -18,6 +18,7 @@ from outrider.client import Client, Stream
 from outrider.errors import (
     Cancelled,
     DeadlineExceeded,
+    FailedPrecondition,
     InternalError,
     InvalidArgument,
     NotFound,
@@ -55,6 +56,7 @@ __all__ = [
     "Comparison",
     "DeadlineExceeded",
     "DroppedNodes",
+    "FailedPrecondition",
     "Generation",
     "InternalError",
     "InvalidArgument",

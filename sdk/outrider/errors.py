@@ -4,7 +4,8 @@
 
     OutriderError
     ├── InvalidArgument      a parameter is wrong; .field, .value, .allowed say which and why
-    │   └── NotFound         no such model
+    │   ├── NotFound         no such model
+    │   └── FailedPrecondition  it would be right elsewhere: this service's settings or models do not allow it
     ├── Unauthenticated      no API key, or an unknown one
     ├── PermissionDenied     the API key may not do this
     ├── ResourceExhausted    the server is full; .retry_after_s says when to try again
@@ -59,6 +60,10 @@ class NotFound(InvalidArgument):
     """No such model."""
 
 
+class FailedPrecondition(InvalidArgument):
+    """It would be right elsewhere: this service's settings or models do not allow it, such as weights of another shape."""
+
+
 class Unauthenticated(OutriderError):
     """No API key, or an unknown one."""
 
@@ -105,6 +110,7 @@ _WITH_FIELD: dict[grpc.StatusCode, type[InvalidArgument]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
     grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
 }
 _PLAIN: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,

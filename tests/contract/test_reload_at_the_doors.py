@@ -114,6 +114,17 @@ def test_bad_calls_of_the_sdk_are_refused_by_name(service: HttpService) -> None:
             assert caught.value.field == field
 
 
+def test_weights_of_another_shape_are_refused_as_such(service: HttpService, folder: Path) -> None:
+    shutil.copytree(folder / "a", folder / "c")
+    config = json.loads((folder / "c" / "config.json").read_text())
+    (folder / "c" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
+    before = said(service)
+    with outrider.Client(service.grpc) as client, pytest.raises(outrider.FailedPrecondition, match="layer 2"):
+        client.reload(str(folder / "c"))
+    assert post(service, PATH, model_path=str(folder / "c")).status_code == 400
+    assert said(service) == before
+
+
 class Restarting(ScriptedRouter):
     """Says something, then begins once more with another version's words."""
 
