@@ -92,6 +92,13 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
             gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests failed that were run once more: whoever looks for the cause has nothing else."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"the first time: {report.nodeid}", "_")
+        terminalreporter.line(report.longreprtext)
+
+
 # Libraries complain of what is left at the process's end. Before that, pytest collects ten times.
 atexit.register(gc.unfreeze)
 # Nobody reads what xdist's processes would complain of then, and each would take its million objects apart for seconds.

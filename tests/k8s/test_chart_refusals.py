@@ -172,7 +172,7 @@ BY_PLAN: dict[str, tuple[dict[str, Any], str]] = {
         verifier(max_model_len=100_000), "verifier.max_model_len is 100000: the model was made for at most 512 tokens",
     ),
     "longer texts than the cache": (
-        verifier(max_model_len=500, kv_cache_tokens=128), "verifier.max_model_len is 500: kv_cache_tokens, 128, must not be below it",
+        verifier(max_model_len=500, kv_cache_tokens=128), "verifier.max_model_len is 500: verifier.kv_cache_tokens, 128, must not be below it",
     ),
 }  # fmt: skip
 
