@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.finalizers import no_finalizers
 from tests.grouping import GroupScheduling
 from tests.room_for_calls import with_room
 
@@ -52,18 +53,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Import the tests without garbage collection.
+    """Import the tests, which pytest parses.
 
-    pytest parses each file. In Python 3.11 the depth of that is counted for all threads together, so whatever else is parsed
-    when the collector runs finalizers in between makes it raise "AST constructor recursion depth mismatch". Afterwards they and
-    all that they import, some million objects, are no garbage: a collection during a test need not look at them.
+    Afterwards they and all that they import, some million objects, are no garbage: a collection during a test need not look
+    at them.
     """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
+    with no_finalizers():
+        try:
+            yield
+        finally:
+            gc.freeze()
 
 
 def pytest_runtestloop(session: pytest.Session) -> object:
@@ -83,13 +82,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     """The same where a test has failed, since pytest parses the files of its traceback."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with no_finalizers():
         return (yield)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -31,8 +31,10 @@ def main() -> None:
             if order["do"] == "load":
                 # Imports leave next to no garbage, and looking for it is a fifth of their time.
                 gc.disable()
-                peer = importlib.import_module(sys.argv[1]).Peer(order["spec"])
-                gc.enable()
+                try:
+                    peer = importlib.import_module(sys.argv[1]).Peer(order["spec"])
+                finally:
+                    gc.enable()
                 reply = peer.versions()
             elif order["do"] == "logits":
                 reply = peer.logits(order["tokens"], order["ids"])

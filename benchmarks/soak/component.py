@@ -199,7 +199,6 @@ _ORDERS: dict[str, Callable[[Observing], None]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Serve what the one argument says."""
-    begin_starting()
     asyncio.run(serve(ComponentSpec.read(arguments[0])))
 
 

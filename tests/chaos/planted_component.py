@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from benchmarks.soak import component
 from cluster.chosen_verifier import ChosenVerifier
-from cluster.process.garbage import begin_starting
 from speculation.messages import Finished, GenerationRequest, Progress
 
 # Of so many pieces one has a wrong token.
@@ -51,5 +50,4 @@ async def _main(spec: component.ComponentSpec) -> None:
 
 
 if __name__ == "__main__":
-    begin_starting()
     asyncio.run(_main(component.ComponentSpec.read(sys.argv[1])))

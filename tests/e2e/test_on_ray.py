@@ -33,6 +33,7 @@ from tests.indexes import build_of
 from tests.on_ray import Service
 from tests.page import conftest as pages
 from tests.page.asking import answer_of, send, whole_answer
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
@@ -41,12 +42,6 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mar
 def redis() -> Iterator[str]:
     with embedded_redis() as url:
         yield url
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -191,9 +191,10 @@ class Contest:
         if self._tried:
             # A trial that was not better by the margin ends where it began.
             self._tried = False
-            wasted = here <= (1.0 + margin[self.drafting]) * there
-            self._between = min(2 * self._between, _MOST_BETWEEN) if wasted else _BETWEEN
-            if wasted:
+            if here > (1.0 + margin[self.drafting]) * there:
+                self._between = _BETWEEN
+            else:
+                self._between = min(2 * self._between, _MOST_BETWEEN)
                 self._change(trial=0)
         elif known and there > (1.0 + margin[not self.drafting]) * here:
             self._change(trial=0)
