@@ -5,7 +5,7 @@ A new source is one entry here, one file in ``services/drafter/sources``, and on
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,10 @@ class SourceSpec:
     prompt_features: bool = False
     retrieval: bool = False
     samples: bool = False
+
+
+# The group of the drafts of all sources that run no model.
+TEXT = "text"
 
 
 def _model(name: str, *, nodes: int = 32, layers: tuple[int, ...] = ()) -> SourceSpec:
@@ -114,6 +118,18 @@ def runs_model(source: str) -> bool:
     """Whether a source runs a model."""
     spec = spec_of(source)
     return spec is not None and spec.kind == "model"
+
+
+def draft_groups(sources: Iterable[str]) -> tuple[str, ...]:
+    """The groups in which a drafter sends the drafts of sources (``Draft.group``): one for all texts, and one for each model.
+
+    Example:
+        >>> draft_groups(("suffix", "eagle3", "recycling"))
+        ('eagle3', 'text')
+    """
+    names = tuple(sources)
+    models = tuple(name for name in names if runs_model(name))
+    return models if len(models) == len(names) else (*models, TEXT)
 
 
 def blended(trained: Collection[str], *, named: bool) -> tuple[str, ...]:

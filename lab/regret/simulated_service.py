@@ -13,7 +13,7 @@ from lab.regret.recorded_target import Likeliest, LikeliestElsewhere, RecordedTa
 from lab.regret.simulated_clock import SimulatedWorker
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.config import DrafterConfig
-from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.links.in_process import InProcessDraftLink
 from services.router.strategies import StrategyConfig, make_plan
 from services.verifier.engine.config import LoopConfig
@@ -35,6 +35,7 @@ from speculation.messages import (
     StepReport,
 )
 from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.sources import TEXT
 from speculation.types import EMPTY_TREE, Plan, SamplingParams, TokenTree
 
 # By how much passes of the same rows differ, as a share of their time (standard deviation).

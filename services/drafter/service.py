@@ -20,7 +20,7 @@ from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.outcome_ranks import OutcomeRanks
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
 from services.drafter.sessions.shared_answers import SharedAnswers
-from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
 from services.drafter.sessions.thread import DraftingThread
 from services.drafter.sources.suffix import NAME as SUFFIX
@@ -39,7 +39,7 @@ from speculation.messages import (
 )
 from speculation.ports import AnswerStore, Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.sources import SOURCES, kind_of, runs_model
+from speculation.sources import SOURCES, TEXT, kind_of, runs_model
 from speculation.types import EMPTY_TREE, Features, TokenTree
 
 log = logging.getLogger(__name__)

@@ -172,6 +172,30 @@ def test_what_is_missing_is_known_by_group() -> None:
         assert math.isclose(left, took, abs_tol=1e-3)
 
 
+def test_a_group_is_missing_before_its_first_draft() -> None:
+    box = Box()
+    box.mailbox.opened(3, now=0.0, groups=("model", "text"))
+    assert box.mailbox.missing(TEXT) == {"model": 0.0, "text": 0.0}
+    box.put(chain([4], "x"), group="text", more=True)
+    assert box.mailbox.missing(TEXT) == {"model": 0.0}
+    box.live.commit((4,))
+    box.mailbox.asked(4, now=1.0)
+    assert box.mailbox.missing(box.live.tokens) == {"model": 1.0, "text": 1.0}
+    box.mailbox.leave_out({"model"})
+    box.mailbox.asked(4, now=2.0)
+    assert box.mailbox.missing(box.live.tokens) == {"text": 2.0}
+
+
+def test_nobody_waits_for_the_usual_groups_of_who_has_others() -> None:
+    box = Box()
+    box.mailbox.opened(3, now=0.0, groups=("model", "text"))
+    box.put(chain([4], "x"), group="mine", more=True)
+    assert box.mailbox.missing(TEXT) == {}
+    box.live.commit((4,))
+    box.mailbox.asked(4, now=1.0)
+    assert box.mailbox.missing(box.live.tokens) == {"mine": 1.0}
+
+
 def test_none_is_asked_of_who_has_not_answered() -> None:
     box = Box()
     box.mailbox.opened(3, now=0.0)

@@ -24,9 +24,6 @@ from speculation.messages import Continuation, OpenSession, RetrievalQuery, Step
 from speculation.sources import SOURCES, runs_model
 from speculation.types import EMPTY_TREE, TokenTree
 
-# The group's name in ``Draft.group``.
-TEXT = "text"
-
 # Most nodes that a source of trees proposes to the blend, which takes the best of them.
 _PROPOSED = 32
 

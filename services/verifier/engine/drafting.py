@@ -27,7 +27,7 @@ from speculation import limits
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
-from speculation.sources import spec_of
+from speculation.sources import draft_groups, spec_of
 from speculation.tree import validate
 from speculation.types import Features, Plan, Verdict
 
@@ -195,8 +195,9 @@ class Drafting:
 
         if origin.name not in request.mailboxes:
             request.mailboxes[origin.name] = Mailbox(request.prefixes, experience)
-        origin.link.open(request.opening(origin.serves(request.sources), trusted=origin.trusted, asks=asks))
-        request.mailboxes[origin.name].opened(len(request.tokens), now(), asks=asks)
+        sources = origin.serves(request.sources)
+        origin.link.open(request.opening(sources, trusted=origin.trusted, asks=asks))
+        request.mailboxes[origin.name].opened(len(request.tokens), now(), asks=asks, groups=draft_groups(sources))
         if origin.wants_features(request.message.plan, request.sources):
             self._send_features(origin, request, self._features.of(request.id))
 

@@ -121,14 +121,19 @@ class Mailbox:
         self._brought = 0
         # By group, for every group that has sent a draft.
         self._worth: dict[str, Worth] = {}
+        # Groups that are to draft here, unless the origin names its groups otherwise; and with those that have drafted.
+        self._expected: tuple[str, ...] = ()
+        self._groups: tuple[str, ...] = ("",)
         self._none_for = -1
         self._reopened_for = -1
         # What ``find`` found, and for how many tokens; None: anew.
         self._found: tuple[int, list[ReadyDraft]] | None = None
 
-    def opened(self, length: int, now: float, *, asks: bool = True) -> None:
-        """Note that a session was opened with ``length`` tokens, and whether a first draft was asked for."""
+    def opened(self, length: int, now: float, *, asks: bool = True, groups: Sequence[str] = ()) -> None:
+        """Note that a session was opened with ``length`` tokens, for sources of these groups; whether a draft was asked for."""
         self._opened_at = length
+        self._expected = tuple(groups)
+        self._regroup()
         self.held.drop()
         self.pace.restart()
         if asks:
@@ -162,7 +167,7 @@ class Mailbox:
         """What another draft is expected to gain."""
         like_last, passes = -math.inf, 1
         drafted: list[tuple[Worth, float]] = []
-        for group in self._worth or ("",):
+        for group in self._groups:
             wait_s = 0.0 if self.ahead else self._experience(group).typical_s
             drafted.append((self.worth(group), wait_s))
             like_last = max(like_last, prices.gain_s(self._brought, wait_s))
@@ -184,6 +189,9 @@ class Mailbox:
         worth = self._worth.get(draft.group)
         if worth is None:
             worth = self._worth[draft.group] = experience.worth.copy()
+            if draft.group not in self._expected:
+                self._expected = ()
+            self._regroup()
         self.ahead = self.ahead or bool(draft.assumed)
         self._busy_at = len(tokens)
         if self._prefixes.known(draft):
@@ -230,7 +238,7 @@ class Mailbox:
             length: committed tokens now.
             reopen: whether the drafter wants its session reopened. If not, it drafts no more for this request.
         """
-        for group in self._worth or ("",):
+        for group in self._groups:
             self._experience(group).spoke()
         self.none_for(length)
         if not reopen:
@@ -251,6 +259,8 @@ class Mailbox:
         """Drop the drafts of these groups, and expect no more of them."""
         for group in groups:
             self._worth.pop(group, None)
+        self._expected = tuple(group for group in self._expected if group not in groups)
+        self._regroup()
         self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
         self._found = None
         self.start_over()
@@ -261,7 +271,10 @@ class Mailbox:
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
         there = {found.draft.group for found in self.find(tokens) if not found.late}
-        return {group: at for group in self._worth or ("",) if group not in there}
+        return {group: at for group in self._groups if group not in there}
+
+    def _regroup(self) -> None:
+        self._groups = tuple({**dict.fromkeys(self._worth), **dict.fromkeys(self._expected)}) or ("",)
 
     def worth(self, group: str) -> Worth:
         """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""
