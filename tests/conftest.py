@@ -100,7 +100,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     atexit.register(os._exit, 0)
 
 
-# A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.
+# A test that fails is run once more where machines are shared (.ci/tests). These are if they took too long, and not if they have
+# said anything: whatever the machine does, no token may be wrong.
 _FINAL = re.compile(r"tests/(lossless/|contract/test_[a-z]+_links)")
 
 
@@ -110,7 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: Counter[str] = Counter()
     for item in items:
         if _FINAL.match(item.nodeid):
-            item.add_marker(pytest.mark.flaky(reruns=0))
+            reruns = item.config.getoption("reruns") or 0
+            item.add_marker(pytest.mark.flaky(reruns=reruns, only_rerun=TimeoutError, rerun_except=AssertionError))
         if (one_in := item.get_closest_marker("examples")) is not None:
             test = item.nodeid.partition("[")[0]
             if cases[test] % one_in.args[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
@@ -56,6 +57,15 @@ def end_thread(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: 
     thread.join(60)
     if thread.is_alive():
         for task in asyncio.all_tasks(loop):
-            task.print_stack()
+            _print_stack(task)
         faulthandler.dump_traceback()
         raise AssertionError("the service has not stopped: stderr says what it waits for")
+
+
+def _print_stack(task: asyncio.Task[object]) -> None:
+    """Say what a task waits for. Unlike ``task.print_stack`` it goes down to the innermost coroutine, compiled ones included."""
+    print(task, file=sys.stderr)
+    waiting: object = task.get_coro()
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        print(f"  {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}", file=sys.stderr)
+        waiting = getattr(waiting, "cr_await", None)

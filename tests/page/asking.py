@@ -18,10 +18,12 @@ from tests.patience import end_thread
 
 
 def ask(page: Any, message: str, *, strategy: str = "", seed: str = "", temperature: str = "0", length: str = "48") -> None:
-    """Send a message and wait for the end of its answer."""
+    """Send a message, and wait until its answer has ended and all of it is shown."""
     send(page, message, strategy=strategy, seed=seed, temperature=temperature, length=length)
     page.locator(".answer .under").last.wait_for()
     page.locator(".answer.busy").wait_for(state="detached")
+    # What is beside the answer is drawn some time later.
+    page.evaluate("new Promise(done => { const look = () => inspector.drawn ? setTimeout(look, 5) : done(); look(); })")
 
 
 def send(page: Any, message: str, *, strategy: str = "", seed: str = "", temperature: str = "0", length: str = "48") -> None:
