@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -18,8 +18,9 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable
-from speculation.types import Plan
-from tests.fakes import PLAIN, ToyTarget, collect, origin, request
+from speculation.messages import Draft, DraftFailure
+from speculation.types import EMPTY_TREE, Plan
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, origin, request
 from tests.simulated import SimulatedWorker, SlowDrafter, run
 
 # A pass over one row, and what each further row adds: so dear that no random draft pays.
@@ -39,28 +40,52 @@ class Counting(ToyTarget):
         super().begin(batch)
 
 
+class TextAndModel(RandomDrafter):
+    """Says at once that its texts have found nothing, and sends its model's draft some passes later."""
+
+    async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
+        found = await super()._draft(session_id, max_nodes)
+        return replace(found, tree=EMPTY_TREE, group="text", more=max_nodes > 0) if isinstance(found, Draft) else found
+
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        await asyncio.sleep(5 * PASS_S)
+        found = await super()._draft(session_id, 6)
+        if isinstance(found, Draft):
+            yield replace(found, group="draft_model")
+
+
 @dataclass
 class Run:
     took: dict[str, float]
     stats: LoopStats
 
 
-async def answered(plans: dict[str, Plan], *, draft_s: float, mood: str = "random", **limits: float) -> Run:
-    """Answers at once, one for each plan."""
+async def answered(
+    plans: dict[str, Plan],
+    *,
+    draft_s: float = 0.0,
+    drafter: RandomDrafter | None = None,
+    tokens: int = TOKENS,
+    **limits: float,
+) -> Run:
+    """Answers of so many tokens at once, one for each plan; without a ``drafter``, drafts are wrong and take ``draft_s``."""
     target, clock = Counting(), asyncio.get_running_loop()
     budget = MeasuredBudget(
         CostTable(by_rows={1: PASS_S, 64: PASS_S + 63 * ROW_S}, per_request=0.0, per_key=0.0), max_nodes=6
     )
-    drafter = SlowDrafter(lambda: draft_s, mood)
     config = LoopConfig(draft_deadline_s=0.025, **limits)  # type: ignore[arg-type]
     loop = DecodingLoop(
-        target, [origin(InProcessDraftLink(drafter))], budget, config, SimulatedWorker(lambda: target.seconds)
+        target,
+        [origin(InProcessDraftLink(drafter or SlowDrafter(lambda: draft_s, "random")))],
+        budget,
+        config,
+        SimulatedWorker(lambda: target.seconds),
     )
     await loop.start()
 
     async def ended(name: str, plan: Plan) -> tuple[str, float]:
-        answer, _, _ = await collect(loop, request(name, [1, 2, 3], plan, max_tokens=TOKENS, ignore_eos=True))
-        assert len(answer) == TOKENS
+        answer, _, _ = await collect(loop, request(name, [1, 2, 3], plan, max_tokens=tokens, ignore_eos=True))
+        assert len(answer) == tokens
         return name, clock.time()
 
     took = dict(await asyncio.gather(*(ended(name, plan) for name, plan in plans.items())))
@@ -81,6 +106,14 @@ def test_each_step_has_its_draft_alone(draft_s: float) -> None:
     assert nodes(paper) >= 2.5 * paper.stats.drafts_used
     measured = run(answered({"a": MEASURED}, draft_s=draft_s))
     assert nodes(measured) < 0.1 * nodes(paper)
+
+
+def test_the_first_step_of_an_answer_has_its_models_draft_too() -> None:
+    """The text's draft, which is there at once, is not all that there will be."""
+    plan = Plan(strategy="test", sources=("suffix", "draft_model"), max_nodes=12, effort="paper")
+    stats = run(answered({"a": plan}, drafter=TextAndModel(mood="good"), tokens=8)).stats
+    # One token from the prompt's pass, which waits for nobody; then six that were guessed, and the next.
+    assert stats.by_strategy["test"].passes == 2 and stats.deadline_misses == 0
 
 
 def test_a_drafter_that_never_answers_is_waited_for_a_few_times_only() -> None:
