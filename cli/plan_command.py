@@ -16,6 +16,7 @@ from cluster.checks.gpu_sizing import GPUS, GpuSplit, gpus_named, reasons, sente
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.components import VerifierSettings
 from cluster.settings.config import Settings, load
 from services.model_files.folder import text_config
 from speculation.errors import ConfigurationError
@@ -158,12 +159,9 @@ def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
             "--gpus reads config.json, so name a folder that is here", field="model", value=settings.model
         )
     verifier = settings.verifier
-    if verifier.processes not in (1, count):
-        raise ConfigurationError(
-            f"with --gpus {gpus}, times tensor_parallel_size it must be {count}, or both 1 to have them chosen",
-            field="verifier.stages",
-            value=verifier.stages,
-        )
+    # One of each, the default, asks for nothing.
+    replicas = None if verifier.fewest == 1 else verifier.fewest
+    _check_product(gpus, count, verifier, replicas)
     # torch is loaded here, not for other plans.
     from services.verifier.loading.model_size import shape_of
 
@@ -175,12 +173,35 @@ def split(settings: Settings, gpus: str) -> tuple[list[GpuSplit], int, str]:
     beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
     drafters = sum(each.bytes_in(trained.dtype) for each in draft_models(settings, model).values()) if beside else 0
     sizes = text_config(component_configs.read_model_config(folder))
-    return splits_of(config, shape_of(config), GPUS[kind], count, sizes, drafters), count, kind
+    return splits_of(config, shape_of(config), GPUS[kind], count, sizes, drafters, replicas), count, kind
+
+
+def _check_product(gpus: str, count: int, verifier: VerifierSettings, replicas: int | None) -> None:
+    """Check that what the settings say of replicas, ranks and stages uses all GPUs.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    each, left = divmod(count, replicas or 1)
+    if left:
+        raise ConfigurationError(
+            f"with --gpus {gpus} it must divide {count}, or be 1 to have it chosen",
+            field="verifier.replicas",
+            value=replicas,
+        )
+    fits = count % verifier.processes == 0 if replicas is None else verifier.processes in (1, each)
+    if not fits:
+        rule = f"divide {count}" if replicas is None else f"be {each}"
+        raise ConfigurationError(
+            f"with --gpus {gpus}, times tensor_parallel_size it must {rule}, or both be 1 to have them chosen",
+            field="verifier.stages",
+            value=verifier.stages,
+        )
 
 
 def sizes_object(settings: Settings, gpus: str) -> dict[str, Any]:
     """The plan for other programs: bytes and seconds."""
     splits, count, kind = split(settings, gpus)
     best = splits[0]
-    found = {"ranks": best.ranks, "stages": best.stages, **asdict(best.plan)}
+    found = {"replicas": best.replicas, "ranks": best.ranks, "stages": best.stages, **asdict(best.plan)}
     return {"model": settings.model, "gpus": count, "kind": kind, **found, "splits": [asdict(each) for each in splits]}

@@ -121,7 +121,7 @@ def runs_model(source: str) -> bool:
 
 
 def draft_groups(sources: Iterable[str]) -> tuple[str, ...]:
-    """The groups in which a drafter sends the drafts of sources (``Draft.group``): one for all texts, and one for each model.
+    """The groups in which a drafter sends drafts of sources (``Draft.group``): one for all texts, and one for each model.
 
     Example:
         >>> draft_groups(("suffix", "eagle3", "recycling"))

@@ -2,7 +2,8 @@
 
 A pass cannot be faster than the memory gives the weights and the cached keys and values, nor than the matrix units multiply
 (the roofline). The layers are split over the GPUs as pipeline stages, which one pass goes through one after the other, or
-each layer over ranks, which exchange what they make. Of a mixture a pass reads the experts that its rows choose.
+each layer over ranks, which exchange what they make; or several replicas share the requests. Of a mixture a pass reads the
+experts that its rows choose.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ GPUS = {
 }
 # Ranks whose GPUs share a fast link.
 _MOST_RANKS = 8
+# Splits whose passes differ by no more than this are equally fast on paper.
+_SAME = 1.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,48 +152,91 @@ def _gathering(config: TargetConfig, shape: Shape, kind: GpuKind, rows: int) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSplit:
-    """A target on all GPUs, as ``ranks`` of each of ``stages``."""
+    """A target on all GPUs: ``replicas``, each of which has ``ranks`` of each of ``stages``; ``plan`` is one replica's."""
 
     ranks: int
     stages: int
     plan: GpuPlan
+    replicas: int = 1
 
     def __str__(self) -> str:
-        """Such as 4 ranks x 2 stages."""
-        return f"{self.ranks} rank{'s' * (self.ranks > 1)} x {self.stages} stage{'s' * (self.stages > 1)}"
+        """Such as 4 ranks x 2 stages, or 8 replicas of one GPU."""
+        if self.replicas > 1 and self.ranks == self.stages == 1:
+            return f"{self.replicas} replicas of one GPU"
+        one = f"{self.ranks} rank{'s' * (self.ranks > 1)} x {self.stages} stage{'s' * (self.stages > 1)}"
+        return one if self.replicas == 1 else f"{self.replicas} replicas of {one}"
+
+    @property
+    def one(self) -> float:
+        """Tokens per second of one request, at most."""
+        return 1 / self.plan.step_s
+
+    @property
+    def many(self) -> float:
+        """Tokens per second of all replicas with ``MANY_ROWS`` requests each, at most."""
+        return self.replicas * MANY_ROWS / self.plan.many_s
 
 
 def splits_of(
-    config: TargetConfig, shape: Shape, kind: GpuKind, count: int, sizes: Mapping[str, Any], drafters: float = 0.0
+    config: TargetConfig,
+    shape: Shape,
+    kind: GpuKind,
+    count: int,
+    sizes: Mapping[str, Any],
+    drafters: float = 0.0,
+    replicas: int | None = None,
 ) -> list[GpuSplit]:
-    """All ways to split a target over ``count`` GPUs by which it fits, the fastest for one request first.
+    """All ways to use ``count`` GPUs by which the target fits, the fastest for one request first.
+
+    Of those that are as fast the first is the one that makes most of many requests.
 
     Args:
-        config: whose stages and ranks are all, if it has more than one; else they are chosen.
+        config: whose stages and ranks are a replica's, if it has more than one; else they are chosen.
         sizes: fields of the model's configuration.
         drafters: see ``size_up``.
+        replicas: None: they are chosen as well.
 
     Raises:
         ConfigurationError: it fits in no way; says what would.
     """
-    wanted = [config.tensor_parallel_size] if config.processes > 1 else range(1, min(count, _MOST_RANKS) + 1)
     found, refusal = [], None
-    for ranks in wanted:
-        stages = count // ranks
-        if count % ranks or (stages > shape.layers and stages > 1):
+    for copies, ranks, stages in _divided(config, count, replicas):
+        if stages > max(1, shape.layers):
             continue
         split = replace(config, stages=stages, tensor_parallel_size=ranks)
         try:
             _check_ranks(split, sizes)
-            found.append(GpuSplit(ranks=ranks, stages=stages, plan=size_up(split, shape, kind, drafters)))
+            plan = size_up(split, shape, kind, drafters)
+            found.append(GpuSplit(ranks=ranks, stages=stages, replicas=copies, plan=plan))
         except ConfigurationError as error:
-            # Of one rank, which may have any stages, it says most.
+            # Of one replica with one rank, which may have any stages, it says most.
             refusal = refusal or error
     if not found:
         raise refusal or ConfigurationError(
             f"the model has {shape.layers} layers, for a stage each", field="--gpus", value=count
         )
-    return sorted(found, key=lambda split: split.plan.step_s)
+    same = _SAME * min(split.plan.step_s for split in found)
+
+    def slower(split: GpuSplit) -> tuple[float, float]:
+        # To a tenth of a millisecond: more is not known on paper.
+        return 0.0 if split.plan.step_s <= same else round(split.plan.step_s, 4), -split.many
+
+    return sorted(found, key=slower)
+
+
+def _divided(config: TargetConfig, count: int, replicas: int | None) -> Iterator[tuple[int, int, int]]:
+    """Replicas, ranks and stages that use ``count`` GPUs, few replicas and few ranks first."""
+    for copies in range(1, count + 1) if replicas is None else (replicas,):
+        each, left = divmod(count, copies)
+        if left:
+            continue
+        if config.processes > 1:
+            if config.processes == each:
+                yield copies, config.tensor_parallel_size, config.stages
+            continue
+        for ranks in range(1, min(each, _MOST_RANKS) + 1):
+            if each % ranks == 0:
+                yield copies, ranks, each // ranks
 
 
 def _check_ranks(config: TargetConfig, sizes: Mapping[str, Any]) -> None:
@@ -213,19 +259,28 @@ def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
     """Why the first split was chosen, and what it asks of the settings."""
     best = splits[0]
     if len(splits) > 1:
-        others = ", ".join(f"{each}: {1 / each.plan.step_s:.0f} and {MANY_ROWS / each.plan.many_s:,.0f}" for each in splits)
-        yield f"chosen as the fastest for one request of what fits; tokens/s of one and of {MANY_ROWS} by {others}"
+        others = ", ".join(f"{each}: {each.one:.0f} and {each.many:,.0f}" for each in splits if _has_its_use(each, splits))
+        yield (
+            f"chosen as the fastest for one request of what fits; tokens/s of one, and of {MANY_ROWS} in each replica, by "
+            f"{others}"
+        )
     if best.ranks > 1:
         yield (
             f"of a pass, {1e3 * best.plan.gather_s:.1f} ms are the ranks' exchanges: {1e6 * _GATHER_S:.0f} us each and what "
             "their bytes take"
         )
-    settings = [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
+    settings = [f"verifier.replicas: {best.replicas}"] if best.replicas > 1 else []
+    settings += [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
     if best.ranks > 1:
         settings += [f"verifier.tensor_parallel_size: {best.ranks}"]
         settings += ["verifier.attention_backend: triton"]
     if settings:
         yield f"settings: {', '.join(settings)}, and verifier.num_gpus: 1"
+
+
+def _has_its_use(split: GpuSplit, splits: Sequence[GpuSplit]) -> bool:
+    """Whether no other is faster for many requests and as fast for one."""
+    return not any(other.many > split.many and _SAME * other.one >= split.one for other in splits)
 
 
 def sentence(best: GpuSplit, count: int, name: str) -> str:
@@ -236,8 +291,9 @@ def sentence(best: GpuSplit, count: int, name: str) -> str:
     parts += [f"{found.drafters / _GB:.1f} of drafters"] if found.drafters else []
     parts += [f"{found.graphs / _GB:.1f} of graphs, buffers and CUDA"]
     split = f" as {best}" if count > 1 else ""
+    together = f"{MANY_ROWS} together" if best.replicas == 1 else f"{best.replicas} x {MANY_ROWS} together"
     return (
         f"{count} x {name}{split}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass "
         f"takes at least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives "
-        f"one request at most {1 / found.step_s:.0f} tokens/s, {MANY_ROWS} together {MANY_ROWS / found.many_s:,.0f}"
+        f"one request at most {best.one:.0f} tokens/s, {together} {best.many:,.0f}"
     )

@@ -74,7 +74,7 @@ def config_of(folder: Path) -> TargetConfig:
 
 HEAD = [
     "model", "dtype", "GPUs", "ranks x stages", "weights", "cache", "tokens of cache", "states", "ms", "ms, 64",
-    "tokens/s, one", "tokens/s, 64", "one, by stages alone",
+    "tokens/s, one", "tokens/s, 64 each", "one, by stages alone", "instead, for many",
 ]  # fmt: skip
 ROWS: list[tuple[str, Dtype, int, str]] = [
     ("8B", "bfloat16", 1, "H100"), ("8B", "bfloat16", 2, "H100"), ("8B", "bfloat16", 8, "H100"), ("8B", "fp8", 1, "H100"),
@@ -101,12 +101,13 @@ def table_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> lis
         splits = splits_of(config, shape_at(config.model_path, dtype), GPUS[kind], count, sizes)
     except ConfigurationError as error:
         return [name, dtype, f"{count} x {kind}", str(error).partition("; ")[2]]
-    best, alone = splits[0], next((each.plan for each in splits if each.ranks == 1), None)
-    plan = best.plan
+    best, alone = splits[0], next((each for each in splits if each.ranks == each.replicas == 1), None)
+    plan, most = best.plan, max(splits, key=lambda each: each.many)
+    of = f"{best.replicas} of " if best.replicas > 1 else ""
     return [
-        name, dtype, f"{count} x {kind}", f"{best.ranks} x {best.stages}", f"{plan.weights / 1e9:.1f}", f"{plan.cache / 1e9:.1f}",
-        f"{plan.cache_tokens:,}", f"{plan.states / 1e9:.1f}" if plan.states else "", f"{1e3 * plan.step_s:.1f}", f"{1e3 * plan.many_s:.1f}", f"{1 / plan.step_s:.0f}",
-        f"{64 / plan.many_s:,.0f}", "" if alone is None else f"{1 / alone.step_s:.0f}",
+        name, dtype, f"{count} x {kind}", f"{of}{best.ranks} x {best.stages}", f"{plan.weights / 1e9:.1f}", f"{plan.cache / 1e9:.1f}",
+        f"{plan.cache_tokens:,}", f"{plan.states / 1e9:.1f}" if plan.states else "", f"{1e3 * plan.step_s:.1f}", f"{1e3 * plan.many_s:.1f}", f"{best.one:.0f}",
+        f"{best.many:,.0f}", "" if alone is None else f"{alone.one:.0f}", "" if most is best else f"{most}: {most.one:.0f}, {most.many:,.0f}",
     ]  # fmt: skip
 
 
@@ -125,7 +126,8 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     given = [f"model={make('70B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
     settings = load(None, given)
     splits, count, kind = split(settings, "8xH100")
-    assert [(each.ranks, each.stages) for each in splits] == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    ways = [(each.replicas, each.ranks, each.stages) for each in splits]
+    assert ways == [(1, 8, 1), (2, 4, 1), (1, 4, 2), (2, 2, 2), (1, 2, 4), (2, 1, 4), (1, 1, 8)]
     best = splits[0].plan
     # An eighth of 139 GB at the datasheet's bandwidth, and four gathers of 5 us in each of 80 layers; those of embeddings,
     # which all give whole, and of logits besides.
@@ -136,30 +138,40 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     assert best.many_s - best.step_s == pytest.approx(63 * 2 * numbers / 3.7e11, rel=0.01)
     assert sentence(splits[0], count, kind).startswith("8 x H100 as 8 ranks x 1 stage, on paper: 17.6 GB of weights")
     why, gathers, wanted = reasons(splits)
-    assert "tokens/s of one and of 64 by 8 ranks x 1 stage: 147 and 7,676, 4 ranks x 2 stages: 83 and " in why
-    assert why.endswith("1 rank x 8 stages: 24 and 1,542")
+    # Stages are worth it where ranks cannot be.
+    assert why.endswith(
+        "tokens/s of one, and of 64 in each replica, by 8 ranks x 1 stage: 147 and 7,676, 2 replicas of 4 ranks x 1 stage: "
+        "83 and 9,472"
+    )
     assert "1.6 ms are the ranks' exchanges: 5 us each" in gathers
     assert "verifier.tensor_parallel_size: 8, verifier.attention_backend: triton" in wanted
-    assert sizes_object(settings, "8xH100")["ranks"] == 8
+    found = sizes_object(settings, "8xH100")
+    assert (found["replicas"], found["ranks"], found["stages"]) == (1, 8, 1)
     # 64 heads have no equal shares for three; more than eight GPUs have no common fast link.
     assert [str(each) for each in split(settings, "3xH100")[0]] == ["1 rank x 3 stages"]
-    assert split(settings, "16xH100")[0][0].stages == 2
-    assert [each.ranks for each in split(load(None, [*given, "verifier.dtype=fp8"]), "8xH100")[0]] == [8, 4, 2, 1]
+    assert str(split(settings, "16xH100")[0][0]) == "2 replicas of 8 ranks x 1 stage"
+    halved = split(load(None, [*given, "verifier.dtype=fp8"]), "8xH100")[0]
+    assert [each.ranks for each in halved if each.replicas == 1] == [8, 4, 2, 1]
     # What the settings say is not chosen anew.
     said = load(None, [*given, "verifier.stages=2", "verifier.tensor_parallel_size=4"])
     assert [str(each) for each in split(said, "8xH100")[0]] == ["4 ranks x 2 stages"]
+    assert [str(each) for each in split(said, "16xH100")[0]] == ["2 replicas of 4 ranks x 2 stages"]
+    said = load(None, [*given, "verifier.replicas=2"])
+    assert [str(each) for each in split(said, "8xH100")[0]] == [
+        f"2 replicas of {each}" for each in ("4 ranks x 1 stage", "2 ranks x 2 stages", "1 rank x 4 stages")
+    ]
     # A model whose layers no code cuts has stages.
     folder = make("8B")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo", "architectures": ["OlmoForCausalLM"]}))
-    assert [each.ranks for each in split(load(None, [f"model={folder}", *given[1:]]), "2xH100")[0]] == [1]
+    assert {each.ranks for each in split(load(None, [f"model={folder}", *given[1:]]), "2xH100")[0]} == {1}
 
 
 def test_a_mixture_is_read_as_its_rows_choose(make: Make) -> None:
     """One row reads 3 of 30.5 billion parameters: what two ranks save in reading, their exchanges take."""
     given = [f"model={make('Qwen3-30B-A3B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=16384"]
     splits, _, _ = split(load(None, given), "2xH100")
-    staged, shared = splits
+    copied, staged, shared = splits
     assert (staged.stages, shared.ranks) == (2, 2)
     always = 48 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * 128) + 151936 * 2048
     experts = 48 * 128 * 3 * 768 * 2048
@@ -174,10 +186,11 @@ def test_a_mixture_is_read_as_its_rows_choose(make: Make) -> None:
     router = 48 * 2048 * 128
     halved = 2 * ((always + experts / 16 - router) / 2 + router) / 3.35e12
     assert shared.plan.step_s - shared.plan.gather_s == pytest.approx(halved, rel=5e-4)
-    # 64 rows read nearly all experts, so that ranks are worth it: the choice is one request's, but both are said.
+    # 64 rows read nearly all experts, so that ranks are worth it more than stages; and copies more than both.
     assert 1.5 * shared.plan.many_s < staged.plan.many_s
     why, *_ = reasons(splits)
-    assert why.endswith("1 rank x 2 stages: 551 and 3,603, 2 ranks x 1 stage: 530 and 6,307")
+    assert why.endswith("by 2 replicas of one GPU: 551 and 7,206")
+    assert copied.plan.step_s == pytest.approx(staged.plan.step_s)
 
 
 def test_states_are_said_apart(make: Make) -> None:
@@ -255,7 +268,10 @@ def test_what_a_plan_says(make: Make) -> None:
         ("8B", "2xB100", [], ("--gpus", "2xB100")),
         ("8B", "0xH100", [], ("--gpus", "0xH100")),
         ("8B", "2xH100", ["verifier.stages=3"], ("verifier.stages", 3)),
-        ("8B", "37xH100", [], ("--gpus", 37)),
+        ("8B", "74xH100", ["verifier.replicas=2"], ("--gpus", 74)),
+        ("8B", "8xH100", ["verifier.stages=3"], ("verifier.stages", 3, "it must divide 8")),
+        ("8B", "8xH100", ["verifier.replicas=3"], ("verifier.replicas", 3)),
+        ("8B", "8xH100", ["verifier.replicas=2", "verifier.stages=2"], ("verifier.stages", 2, "it must be 4")),
         ("8B", "3xH100", ["verifier.tensor_parallel_size=3"], ("verifier.tensor_parallel_size", 3)),
         (
             "8B",
