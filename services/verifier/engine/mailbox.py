@@ -130,7 +130,7 @@ class Mailbox:
         self._found: tuple[int, list[ReadyDraft]] | None = None
 
     def opened(self, length: int, now: float, *, asks: bool = True, groups: Sequence[str] = ()) -> None:
-        """Note that a session was opened with ``length`` tokens for sources in ``groups``, and whether it asked for a draft."""
+        """Note that a session was opened with ``length`` tokens for sources in ``groups``; ``asks``: for a draft as well."""
         self._opened_at = length
         self._expected = tuple(groups)
         self._regroup()
