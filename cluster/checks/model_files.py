@@ -142,7 +142,7 @@ def check_fits(
         f"cache (verifier.kv_cache_tokens: {tokens}) in each of {parts} {what}, "
         f"{max(0.0, share) / _GIB:.1f} GiB are free{beside}; "
         + (
-            f"kv_cache_tokens: {fitting} would fit"
+            f"verifier.kv_cache_tokens: {fitting} would fit"
             if fitting
             else "use another dtype, more stages on other machines, or a smaller model"
         ),

@@ -46,4 +46,4 @@ class RouterConfig:
             ge=0,
             le=86_400,
         ),
-    ] = 60.0
+    ] = 300.0

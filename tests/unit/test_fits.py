@@ -48,17 +48,21 @@ def test_a_model_that_fits() -> None:
     [
         (
             14.0,
-            ("model", None, "kv_cache_tokens: 32768; dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs"),
+            (
+                "model",
+                None,
+                "fit: verifier.kv_cache_tokens: 32768; verifier.dtype: bfloat16; verifier.dtype: int8; verifier.s",
+            ),
         ),
-        (8.0, ("model", None, "dtype: bfloat16; stages: 2, on other machines or GPUs")),
-        (4.0, ("model", None, "stages: 5, on other machines or GPUs")),
-        (1.0, ("model", None, "no one of dtype, stages and kv_cache_tokens helps alone")),
+        (8.0, ("model", None, "verifier.dtype: bfloat16; verifier.stages: 2, on other machines or GPUs")),
+        (4.0, ("model", None, "verifier.stages: 5, on other machines or GPUs")),
+        (1.0, ("model", None, "no one of verifier.dtype, stages and kv_cache_tokens helps alone")),
     ],
 )
 def test_one_that_does_not(free: float, refusal: tuple[object, ...]) -> None:
     with refuses(ConfigurationError, *refusal) as caught:
         check_fits(CONFIG, SHAPE, free * GIB)
-    assert "11.0 GiB of weights (float32) and 4.0 GiB of cache (kv_cache_tokens: 65536)" in str(caught.value)
+    assert "11.0 GiB of weights (float32) and 4.0 GiB of cache (verifier.kv_cache_tokens: 65536)" in str(caught.value)
     assert f"{free:.1f} GiB are free" in str(caught.value)
 
 
@@ -182,7 +186,7 @@ def test_a_gpu_says_how_many_tokens_its_cache_holds(monkeypatch: pytest.MonkeyPa
     assert with_cache_of(config, replace(shape, cache_values_per_token=0), 62 * GIB, least=512).cache_tokens == 512
     with refuses(ConfigurationError, "model", None, "dtype: int8"):
         with_cache_of(config, shape, 6 * GIB)
-    with refuses(ConfigurationError, "model", None, "(kv_cache_tokens: 2000000)"):
+    with refuses(ConfigurationError, "model", None, "(verifier.kv_cache_tokens: 2000000)"):
         with_cache_of(config, shape, 62 * GIB, least=2_000_000)
 
 

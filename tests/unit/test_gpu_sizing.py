@@ -206,9 +206,7 @@ def test_states_are_said_apart(make: Make) -> None:
     found = only.plan
     assert found.weights + found.cache + found.states + found.graphs + found.free == pytest.approx(80e9)
     assert f"{found.states / 1e9:.1f} of states of requests, prefixes and branches" in sentence(only, count, kind)
-    with refuses(
-        ConfigurationError, "model", None, "128 prefixes (mamba_block_size), 9.1 GiB of captured passes and buffers, in"
-    ):
+    with refuses(ConfigurationError, "model", None, "128 prefixes (verifier.mamba_block_size), 9.1 GiB of captured passes"):
         split(load(None, given), "1xH100")
 
 
@@ -245,13 +243,18 @@ def test_what_a_plan_says(make: Make) -> None:
 @pytest.mark.parametrize(
     ("model", "gpus", "settings", "refusal"),
     [
-        ("70B", "1xH100", [], ("model", None, "one of these would fit: stages: 3")),
-        ("70B", "2xH100", [], ("model", None, "fit: kv_cache_tokens: 8192; dtype: int8; dtype: fp8; stages: 3, on other")),
+        ("70B", "1xH100", [], ("model", None, "one of these would fit: verifier.stages: 3")),
+        (
+            "70B",
+            "2xH100",
+            [],
+            ("model", None, "fit: verifier.kv_cache_tokens: 8192; verifier.dtype: int8; verifier.dtype: fp8; verifier.s"),
+        ),
         (
             "70B",
             "2xA100",
             [],
-            ("model", None, "fit: kv_cache_tokens: 8192; dtype: int8; dtype: fp8; stages: 3, on other machines or GPUs"),
+            ("model", None, "verifier.dtype: int8; verifier.dtype: fp8; verifier.stages: 3, on other machines or GPUs"),
         ),
         (
             "70B",
@@ -263,7 +266,7 @@ def test_what_a_plan_says(make: Make) -> None:
             "405B",
             "8xH100",
             [],
-            ("model", None, "one of these would fit: dtype: int8; dtype: fp8; stages: 14, on other machines or GPUs"),
+            ("model", None, "would fit: verifier.dtype: int8; verifier.dtype: fp8; verifier.stages: 14, on other machines"),
         ),
         ("8B", "2xB100", [], ("--gpus", "2xB100")),
         ("8B", "0xH100", [], ("--gpus", "0xH100")),

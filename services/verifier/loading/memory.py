@@ -249,19 +249,19 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     every = next((count for count in rarer if fits(replace(config, mamba_block_size=count))), None)
     smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
     dtypes = [dtype for dtype in smaller if fits(replace(config, dtype=dtype))]
-    ways = [f"kv_cache_tokens: {tokens}"] if tokens else []
-    ways += [f"dtype: {dtype}" for dtype in dtypes]
-    ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
-    ways += [f"max_num_seqs: {requests}"] if requests else []
-    ways += [f"mamba_block_size: {every}"] if every else []
+    ways = [f"verifier.kv_cache_tokens: {tokens}"] if tokens else []
+    ways += [f"verifier.dtype: {dtype}" for dtype in dtypes]
+    ways += [f"verifier.stages: {stages}, on other machines or GPUs"] if stages else []
+    ways += [f"verifier.max_num_seqs: {requests}"] if requests else []
+    ways += [f"verifier.mamba_block_size: {every}"] if every else []
     further = graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
     states = shape.states(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
-        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.cache_tokens})"
+        f"{shape.cache(config) / _GIB:.1f} GiB of cache (verifier.kv_cache_tokens: {config.cache_tokens})"
         + (
-            f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (max_num_seqs) and "
-            f"{kept_states(config)} prefixes (mamba_block_size)"
+            f", {states / _GIB:.1f} GiB of states of {state_slots(config)} requests (verifier.max_num_seqs) and "
+            f"{kept_states(config)} prefixes (verifier.mamba_block_size)"
             if states
             else ""
         )
@@ -272,7 +272,7 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
         + (
             f"one of these would fit: {'; '.join(ways)}"
             if ways
-            else "no one of dtype, stages and kv_cache_tokens helps alone"
+            else "no one of verifier.dtype, stages and kv_cache_tokens helps alone"
         ),
         about="model",
     )
