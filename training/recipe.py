@@ -272,4 +272,5 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
         return {"field": "kind", "value": "missing", "allowed": _KINDS}
     if error["type"] == "union_tag_invalid":
         return {"field": "kind", "value": error["ctx"]["tag"], "allowed": _KINDS}
-    return {"field": key, "value": repr(error["input"]), "why": error["msg"]} if key else {"why": str(error["msg"])}
+    why = str(error["msg"]).removeprefix("Value error, ")
+    return {"field": key, "value": repr(error["input"]), "why": why} if key else {"why": why}

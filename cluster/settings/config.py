@@ -192,5 +192,8 @@ def _refused(problem: ErrorDetails) -> ConfigurationError:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return ConfigurationError(unknown(Settings, problem["loc"]), about=key)
-    shown = "hidden" if key in _SECRETS else repr(problem["input"])
-    return ConfigurationError(problem["msg"], field=key, value=shown)
+    why = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error" and isinstance(problem["input"], dict):
+        # Settings of a section that do not go together: it begins with the name of the first.
+        return ConfigurationError(f"{key}.{why}", about=key)
+    return ConfigurationError(why, field=key, value="hidden" if key in _SECRETS else repr(problem["input"]))
