@@ -1,4 +1,4 @@
-"""A drafter's checkpoint at another hidden size: the same layout, shapes that follow the target's, random weights, stored alike.
+"""A drafter's checkpoint at another hidden size: same layout, shapes that follow the target's, random weights, stored alike.
 
 Heads read the target's states and multiply by its output rows, so that they grow with it. A draft model of its own does not.
 """
@@ -90,10 +90,10 @@ def write_scaled(checkpoint: Checkpoint, old: Size, new: Size, target_layers: in
                 tensors[name] = weight
                 continue
             shape = tuple(dimensions.get(size, size) for size in weight.shape)
-            drawn: Weight = _drawn(shape, name, generator)
-            if isinstance(weight, StoredBlocks) and shape[-1] % BLOCK == 0:
-                drawn = quantized(drawn)
-            tensors[_LAYER.sub(lambda found: f"layers.{int(found[1]) + moved}.", name)] = drawn
+            drawn = _drawn(shape, name, generator)
+            in_blocks = isinstance(weight, StoredBlocks) and shape[-1] % BLOCK == 0
+            renamed = _LAYER.sub(lambda found: f"layers.{int(found[1]) + moved}.", name)
+            tensors[renamed] = quantized(drawn) if in_blocks else drawn
     folder.mkdir(parents=True)
     save_blocks(tensors, folder)
     (folder / "config.json").write_text(json.dumps(_scaled_config(config, new, target_layers), indent=1))

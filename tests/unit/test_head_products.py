@@ -28,7 +28,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.types import Features, TokenTree
 from tests import block_checkpoints, head_checkpoints
-from tests.head_checkpoints import HIDDEN, LAYERS
+from tests.head_checkpoints import HIDDEN, LAYERS, HeadCheckpoint
 from tests.mtp_layers import alone
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
@@ -39,15 +39,21 @@ TEXT = (17, 5, 40, 41, 8, 9, 250)
 NODES = 12
 # Makes a checkpoint for a target in a folder.
 Write = Callable[[Path, Path], Path]
-BLOCKS = {
+BLOCKS: dict[str, Callable[[], HeadCheckpoint]] = {
     "dflash": block_checkpoints.dflash,
     "dspark": lambda: block_checkpoints.dspark(kind="gated"),
     "domino": block_checkpoints.domino,
     "dflash2": block_checkpoints.dflash2,
 }
+
+
+def written(make: Callable[[], HeadCheckpoint]) -> Write:
+    return lambda target, folder: make().write(folder)
+
+
 # By the source that reads it.
 KINDS: dict[str, tuple[str, Write]] = {
-    **{kind: ("dflash", lambda target, folder, make=make: make().write(folder)) for kind, make in BLOCKS.items()},
+    **{kind: ("dflash", written(make)) for kind, make in BLOCKS.items()},
     "eagle": ("eagle", lambda target, folder: make_head(target, folder, "eagle")),
     "eagle3 with rows of its own": ("eagle3", lambda target, folder: head_checkpoints.eagle3().write(folder)),
     "fspad": ("fspad", lambda target, folder: make_head(target, folder, "fspad")),
