@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import ipaddress
 import re
@@ -9,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.models.drafters import by_kernels, draft_models, observed_layers, uno_folder, with_checkpoints
+from cluster.models.drafters import (
+    by_kernels,
+    draft_models,
+    linear_kernels,
+    observed_layers,
+    uno_folder,
+    with_checkpoints,
+)
 from cluster.models.named_models import router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
@@ -62,7 +70,20 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
         )
     kept = _written(settings) / "drafting" / _as_name(settings.model)
     found = draft_models(settings, model) if models else {}
-    trained = replace(config.trained, target=model.path, draft_kernels=by_kernels)
+    rounded = config.trained.dtype == "int8"
+    if rounded and config.trained.device != "cpu":
+        raise ConfigurationError(
+            field="drafter.dtype",
+            value="int8",
+            given=f"but drafter.device is {config.trained.device}",
+            allowed="float32, bfloat16 or float16 on a GPU",
+        )
+    trained = replace(
+        config.trained,
+        target=model.path,
+        draft_kernels=functools.partial(by_kernels, dtype="int8") if rounded else by_kernels,
+        linear_kernels=linear_kernels,
+    )
     return replace(
         config,
         trained=with_checkpoints(trained, settings, found),

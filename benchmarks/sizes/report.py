@@ -28,8 +28,8 @@ ASSUMED = (
 _HOW = (
     f"larger targets: {LAYERS} layers of their shapes with random bfloat16 weights, and one, for passes of "
     f"{ROWS[0]} to {ROWS[-1]} rows; what a layer takes, times their number, and the output layer. Heads: their own shapes "
-    "at the target's width, random weights, float32. A draft model stays as it is, since it reads nothing of the target. In "
-    "brackets: the most nodes of a tree with which it is fastest"
+    "at the target's width, random weights, stored as the head's own are. A draft model stays as it is, since it reads "
+    "nothing of the target. In brackets: the most nodes of a tree with which it is fastest"
 )
 WORDS = {
     "tau": "tokens per pass behind an answer's first token, with trees of so many nodes, every draft waited for",

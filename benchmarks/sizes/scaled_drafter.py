@@ -1,4 +1,4 @@
-"""A drafter's checkpoint at another hidden size: the same layout, shapes that follow the target's, random weights.
+"""A drafter's checkpoint at another hidden size: same layout, shapes that follow the target's, random weights, stored alike.
 
 Heads read the target's states and multiply by its output rows, so that they grow with it. A draft model of its own does not.
 """
@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.inflate import Size
 from benchmarks.sizes.stack import LAYERS
 from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.heads.streams.config import KIND
-from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.files import WeightFiles, save_blocks
 from services.model_files.weights.headers import read_shapes
-from services.model_files.weights.stored_blocks import StoredBlocks
+from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, quantized
 from speculation.errors import ConfigurationError
 
 _SPREAD = 0.02
@@ -82,7 +81,7 @@ def write_scaled(checkpoint: Checkpoint, old: Size, new: Size, target_layers: in
     dimensions = scaled_dimensions(old, new, vocabularies, rank)
     # Streams are counted as the target's layers are, whose last ones they run through.
     moved = LAYERS - target_layers if config.get("model_type") == KIND else 0
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Weight] = {}
     with WeightFiles(checkpoint.folder) as files:
         for name in sorted(files.names):
             weight = files.get(name)
@@ -91,9 +90,12 @@ def write_scaled(checkpoint: Checkpoint, old: Size, new: Size, target_layers: in
                 tensors[name] = weight
                 continue
             shape = tuple(dimensions.get(size, size) for size in weight.shape)
-            tensors[_LAYER.sub(lambda found: f"layers.{int(found[1]) + moved}.", name)] = _drawn(shape, name, generator)
+            drawn = _drawn(shape, name, generator)
+            in_blocks = isinstance(weight, StoredBlocks) and shape[-1] % BLOCK == 0
+            renamed = _LAYER.sub(lambda found: f"layers.{int(found[1]) + moved}.", name)
+            tensors[renamed] = quantized(drawn) if in_blocks else drawn
     folder.mkdir(parents=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_blocks(tensors, folder)
     (folder / "config.json").write_text(json.dumps(_scaled_config(config, new, target_layers), indent=1))
     if (checkpoint.folder / "training.json").is_file():
         shutil.copyfile(checkpoint.folder / "training.json", folder / "training.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -17,13 +18,16 @@ class KernelLM:
 
     Args:
         kept: the tokens whose logits are computed, ascending; None: all.
+        dtype: int8 rounds the weights to eight bits; otherwise they are as stored.
 
     Raises:
         ConfigurationError: the kernels do not compute the model in ``folder``; says why.
     """
 
-    def __init__(self, folder: Path, target: Path, kept: Sequence[int] | None) -> None:
-        self._model = SideModel(folder, target, kept)
+    def __init__(
+        self, folder: Path, target: Path, kept: Sequence[int] | None, dtype: Literal["float32", "int8"] = "float32"
+    ) -> None:
+        self._model = SideModel(folder, target, kept, dtype=dtype)
 
     def new_rows(self) -> _OwnedRows:
         return _OwnedRows(self._model)

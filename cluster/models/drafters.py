@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import drafters
 from cluster.models.named_models import NamedModel, read_models
@@ -20,6 +21,7 @@ from speculation.sources import kind_of, source_of
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
+    from services.drafter.heads.products import MakeProduct
     from services.verifier.model.stream_rows import StreamWeights
 
 log = logging.getLogger(__name__)
@@ -230,15 +232,29 @@ def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) ->
     )
 
 
-def by_kernels(folder: Path, target: Path, kept: Sequence[int] | None) -> LanguageModel:
+def by_kernels(
+    folder: Path, target: Path, kept: Sequence[int] | None, *, dtype: Literal["float32", "int8"] = "float32"
+) -> LanguageModel:
     """The draft model in ``folder`` for ``target`` over the target's kernels, for ``TrainedConfig.draft_kernels``.
+
+    Args:
+        dtype: int8 rounds its weights to eight bits; otherwise they are as stored.
 
     Raises:
         ConfigurationError: they do not compute it; says why.
     """
     from cluster.models.draft_kernels import KernelLM
 
-    return KernelLM(folder, target, kept)
+    return KernelLM(folder, target, kept, dtype)
+
+
+def linear_kernels() -> MakeProduct | None:
+    """What makes linear layers over the target's kernels, for ``TrainedConfig.linear_kernels``; None: none are here."""
+    from services.verifier.kernels.native.library import library
+    from services.verifier.kernels.native.linear_kernel import NativeLinear
+
+    kernels = library()
+    return None if kernels is None else functools.partial(NativeLinear, kernels)
 
 
 def trained_config(settings: Settings) -> TrainedConfig:

@@ -223,6 +223,8 @@ class TrainedConfig:
         draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
             the given tokens' output rows (None: all); refuses with a ConfigurationError what these do not compute. None:
             torch computes it.
+        linear_kernels: for heads: gives what makes a linear layer of a weight and a bias by the target's own kernels (None:
+            this machine has none). None: torch multiplies.
     """
 
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
@@ -231,7 +233,11 @@ class TrainedConfig:
     target: Path | None = None
     device: Annotated[str, Setting("where draft models compute, as torch names it: cpu, cuda, cuda:1")] = "cpu"
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], Setting("numbers that draft models hold and compute with")
+        Literal["float32", "bfloat16", "float16", "int8"],
+        Setting(
+            "numbers that models that draft hold and compute with; on a CPU, our kernels multiply by weights as their files "
+            "store them (float32), or rounded to eight bits (int8)"
+        ),
     ] = "float32"
     num_steps: Annotated[
         int | None,
@@ -279,6 +285,12 @@ class TrainedConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     # It gives a LanguageModel, whose module needs torch, which settings do without.
     draft_kernels: Callable[[Path, Path, Sequence[int] | None], Any] | None = None
+    linear_kernels: Callable[[], Callable[[Any, Any], Any] | None] | None = None
+
+    @property
+    def held_dtype(self) -> str:
+        """Torch's name of the numbers that modules are loaded in, before weights are rounded."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
     @property
     def at_start(self) -> tuple[str, ...]:

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
+from cluster.models.drafters import linear_kernels
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.products import HeadProducts
 from services.drafter.interfaces import DraftWanted
 from services.verifier.service import VerifierService
 from speculation.types import Plan
@@ -32,9 +35,11 @@ from tests.trained_heads import MODELS, STREAM_FORMS, make_blocks
 ANSWER = 16
 
 
-def patient(folder: Path, link: str, drafting_for: Path | None = None) -> AbstractAsyncContextManager[VerifierService]:
+def patient(
+    folder: Path, link: str, drafting_for: Path | None = None, dtype: Literal["float32", "int8"] = "float32"
+) -> AbstractAsyncContextManager[VerifierService]:
     """A verifier that waits for its drafters."""
-    return verifier(folder, "real", link, "fixed", draft_deadline_s=5.0, drafting_for=drafting_for)
+    return verifier(folder, "real", link, "fixed", draft_deadline_s=5.0, drafting_for=drafting_for, dtype=dtype)
 
 
 async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, object]) -> list[list[int]]:
@@ -137,24 +142,28 @@ async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("link", ["grpc", "in_process"])
-async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str) -> None:
+@pytest.mark.parametrize(("link", "dtype"), [("grpc", "float32"), ("in_process", "int8")])
+async def test_rejection_with_one_possible_token_is_plain_decoding(
+    tiny_model: Path, link: str, dtype: Literal["float32", "int8"]
+) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""
     sampling: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
     expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, sampling)]
-    async with patient(tiny_model, link) as running:
+    async with patient(tiny_model, link, dtype=dtype) as running:
         for name in MODELS:
             assert await drafted(running, plan_of((name,), acceptance="rejection"), sampling) == expected, name
 
 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("temperature", [0.6, 1.5])
-def test_sampled_chains_are_lossless_under_rejection(length: int, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "rounded"), [(0.6, False), (1.5, True)])
+def test_sampled_chains_are_lossless_under_rejection(length: int, temperature: float, rounded: bool) -> None:
     """Every outcome of the draws and of the rule's coins, with the chains that the source really sends."""
     torch.manual_seed(3)
     config = replace(EAGLE, vocab_size=VOCAB, draft_vocab_size=VOCAB)
     head = FeatureHead(config, TargetRows.of(torch.randn(VOCAB, config.hidden_size))).requires_grad_(False)
+    if rounded and (make := linear_kernels()) is not None:
+        head.multiply_by(HeadProducts(make, rounded=True))
     drawn = set()
 
     def run(oracle: Oracle) -> Output:

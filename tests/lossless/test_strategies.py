@@ -10,6 +10,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ import torch
 from _pytest.mark import ParameterSet
 from transformers import AutoModelForCausalLM
 
-from cluster.models.drafters import by_kernels, read_stream_weights
+from cluster.models.drafters import by_kernels, linear_kernels, read_stream_weights
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
@@ -71,11 +72,13 @@ async def verifier(
     draft_deadline_s: float = 0.025,
     drafting_for: Path | None = None,
     instead: Mapping[str, Path] | None = None,
+    dtype: Literal["float32", "int8"] = "float32",
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
 
     Args:
         instead: by source, other weights than the usual ones.
+        dtype: what models that draft compute with.
     """
     drafting_for = drafting_for or folder
     heads = heads_beside(drafting_for)
@@ -88,7 +91,9 @@ async def verifier(
                 **(instead or {}),
             },
             target=drafting_for,
-            draft_kernels=by_kernels,
+            draft_kernels=partial(by_kernels, dtype=dtype),
+            linear_kernels=linear_kernels,
+            dtype=dtype,
         ),
         lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),

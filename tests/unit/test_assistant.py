@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.models.drafters import linear_kernels
 from services.drafter.heads.assistant.files import load_assistant
 from services.drafter.heads.assistant.head import AssistantHead
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.products import HeadProducts
 from services.drafter.sessions.known_states import KnownStates
 from speculation.tree import ROOT, depths, path_to
 from tests.assistants import TARGETS, WINDOW, Pair, edit, make_pair
@@ -73,8 +75,13 @@ def test_it_says_what_transformers_say_at_every_position(pair: Pair, monkeypatch
         report(session, tokens[length:further])
 
 
-def test_every_branch_of_a_tree_is_what_transformers_say_of_it(pair: Pair) -> None:
+@pytest.mark.parametrize("kernels", [False, True])
+def test_every_branch_of_a_tree_is_what_transformers_say_of_it(pair: Pair, kernels: bool) -> None:
     head, tokens = load_assistant(pair.folder, pair.target), text(20)
+    if kernels:
+        if (make := linear_kernels()) is None:
+            pytest.skip("no native kernels on this machine")
+        head.multiply_by(HeadProducts(make))
     own = FeatureSource("mtp", head, window=1000, ahead=True)
     session = own.open(opening(tokens, prompt_length=1))
     tree = draft(own, session, known(pair, head, tokens))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from cluster import component_configs
-from cluster.models.drafters import by_kernels
+from cluster.models.drafters import by_kernels, linear_kernels
 from cluster.models.target import ResolvedModel
 from cluster.settings.components import DrafterSettings
 from cluster.settings.config import load
@@ -111,5 +111,6 @@ def test_every_setting_of_the_drafter_arrives() -> None:
         return changed
 
     # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model, by its kernels, and nobody named any.
-    plain = replace(DrafterConfig(), trained=TrainedConfig(asked_for=False, target=MODEL.path, draft_kernels=by_kernels))
+    ours = TrainedConfig(asked_for=False, target=MODEL.path, draft_kernels=by_kernels, linear_kernels=linear_kernels)
+    plain = replace(DrafterConfig(), trained=ours)
     assert compare(config, plain) == len(flags) + 3

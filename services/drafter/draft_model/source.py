@@ -80,7 +80,7 @@ def make(config: DrafterConfig) -> DraftModelSource:
     kept = None if vocabulary.kept is None else vocabulary.kept.tolist()
     lm = _by_kernels(trained, folder, target, kept)
     if lm is None:
-        lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.dtype), folder, kept)
+        lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.held_dtype), folder, kept)
     positions = text_config(config_file).get("max_position_embeddings")
     return DraftModelSource(
         lm,
@@ -95,7 +95,7 @@ def make(config: DrafterConfig) -> DraftModelSource:
 
 def _by_kernels(config: TrainedConfig, folder: Path, target: Path, kept: Sequence[int] | None) -> LanguageModel | None:
     """The model over the target's own kernels, if it is one that they compute."""
-    if config.draft_kernels is None or config.device != "cpu" or config.dtype != "float32":
+    if config.draft_kernels is None or config.device != "cpu" or config.dtype not in ("float32", "int8"):
         return None
     try:
         with quietly():

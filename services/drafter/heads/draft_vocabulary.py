@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.products import HeadProducts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,14 +21,27 @@ class DraftVocabulary:
         ids: [V_d] int64, the target's ids, each once.
         rows: [V_d, h], the output layer's rows for them.
         bias: [V_d], or None.
+        product: multiplies by rows and bias, faster than torch; None: torch does.
     """
 
     ids: torch.Tensor
     rows: torch.Tensor
     bias: torch.Tensor | None = None
+    product: nn.Module | None = None
 
     def __len__(self) -> int:
         return self.ids.shape[0]
+
+    def by(self, products: HeadProducts) -> DraftVocabulary:
+        """The same, multiplied by the kernels."""
+        return replace(self, product=products.over(self.rows, self.bias))
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., h] to [..., V_d]: each row times ``rows``, and ``bias``."""
+        if self.product is None:
+            return functional.linear(hidden, self.rows, self.bias)
+        scored: torch.Tensor = self.product(hidden)
+        return scored
 
 
 def lacking(ids: torch.Tensor, tokens: Iterable[int]) -> torch.Tensor:
@@ -72,6 +87,10 @@ class SharedOutput:
             self._vocabulary = self._of(self.ids)
         return self._vocabulary
 
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Score what is drafted for every request by the kernels."""
+        self._vocabulary = self.vocabulary.by(products)
+
     def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
         """The output rows of those of ``tokens`` that ``vocabulary`` lacks: a request's own words can be drafted, too.
 
@@ -82,7 +101,7 @@ class SharedOutput:
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the target's."""
-        return self._rows.shaped(functional.linear(hidden, vocabulary.rows, vocabulary.bias))
+        return self._rows.shaped(vocabulary.scores(hidden))
 
     def _of(self, ids: torch.Tensor) -> DraftVocabulary:
         table, bias = self._rows.output, self._rows.bias

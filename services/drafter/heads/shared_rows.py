@@ -11,6 +11,7 @@ from torch import nn
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.products import HeadProducts, take_weights
 
 
 class OnTargetRows(nn.Module):
@@ -35,6 +36,21 @@ class OnTargetRows(nn.Module):
         self.lm_head = nn.Linear(size, sizes.draft_vocab_size, bias=False) if sizes.own_output else None
         self._rows = rows
         self._output = SharedOutput(rows, torch.arange(sizes.draft_vocab_size) if draft_ids is None else draft_ids)
+        # Over rows of its own, by the kernels.
+        self._multiplied: DraftVocabulary | None = None
+
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Multiply by the kernels: its linear layers, which no longer have a weight then, and the output rows."""
+        if self.lm_head is None:
+            self._output.multiply_by(products)
+        else:
+            self._multiplied = self.vocabulary.by(products)
+        products.replace_in(self, kept=(self.lm_head,))
+
+    def _share(self, own: OnTargetRows) -> None:
+        """Take the weights of another one of the same kind, and what multiplies by them."""
+        take_weights(self, own)
+        self._output, self._multiplied = own._output, own._multiplied
 
     @property
     def rows(self) -> TargetRows:
@@ -44,6 +60,8 @@ class OnTargetRows(nn.Module):
     @property
     def vocabulary(self) -> DraftVocabulary:
         """The tokens that it drafts for every request."""
+        if self._multiplied is not None:
+            return self._multiplied
         if self.lm_head is not None:
             return DraftVocabulary(ids=self._output.ids, rows=self.lm_head.weight)
         return self._output.vocabulary

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -32,16 +33,20 @@ class SideModel:
     Args:
         target: folder of the model with which it may share weights.
         outputs: the tokens whose logits are computed, ascending; None: all.
+        dtype: int8 rounds the weights to eight bits; otherwise they are as stored.
 
     Raises:
         ConfigurationError: it cannot be computed by the target's kernels; says why.
     """
 
-    def __init__(self, folder: Path, target: Path, outputs: Sequence[int] | None) -> None:
+    def __init__(
+        self, folder: Path, target: Path, outputs: Sequence[int] | None, *, dtype: Literal["float32", "int8"] = "float32"
+    ) -> None:
         config = TargetConfig(
             model_path=str(folder),
             shared_with=target if read_shared(folder) is not None else None,
             weights="as_stored",
+            dtype=dtype,
             kv_cache_tokens=_FIRST,
             threads=torch.get_num_threads(),
         )

@@ -24,6 +24,7 @@ from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import TextAttend, Turns
+from services.drafter.heads.products import HeadProducts
 from services.drafter.heads.state_head import HeadOutput
 
 # Rows whose clusters' tokens are scored at a time: each has rows of the output layer of its own.
@@ -73,6 +74,8 @@ class AssistantHead(nn.Module):
         self.post_projection = nn.Linear(size, target, bias=False)
         self.masked_embedding = ClusteredOutput(config) if config.centroids else None
         self.register_buffer("missing_state", torch.zeros(target * len(config.state_layers)), persistent=False)
+        # Over all rows, by the kernels.
+        self._multiplied: DraftVocabulary | None = None
         self._rows = rows
         self._keys = keys
         self._key_turns = {kind: Turns(frequencies(each.rope, each.width)) for kind, each in config.looked_at.items()}
@@ -82,6 +85,13 @@ class AssistantHead(nn.Module):
         """Turn queries as a configuration says."""
         self.config = config
         self._turns = {kind: Turns(frequencies(each.query_rope, each.width)) for kind, each in config.looked_at.items()}
+
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Multiply by the kernels: its linear layers, which no longer have a weight then, and the output rows, if all of
+        them are scored."""
+        if self.masked_embedding is None:
+            self._multiplied = self.vocabulary.by(products)
+        products.replace_in(self, kept=(self.lm_head,))
 
     @property
     def state_layers(self) -> tuple[int, ...]:
@@ -103,6 +113,8 @@ class AssistantHead(nn.Module):
 
     @property
     def vocabulary(self) -> DraftVocabulary:
+        if self._multiplied is not None:
+            return self._multiplied
         rows = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return DraftVocabulary(ids=torch.arange(self.config.vocab_size), rows=rows)
 
@@ -184,6 +196,6 @@ class AssistantHead(nn.Module):
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """See ``StateDrafter``. They are not capped as the target's: transformers takes them as they are."""
         if self.masked_embedding is None:
-            return functional.linear(hidden, vocabulary.rows)
+            return vocabulary.scores(hidden)
         found: torch.Tensor = self.masked_embedding(hidden.flatten(0, -2), vocabulary.rows)
         return found.view(*hidden.shape[:-1], -1)

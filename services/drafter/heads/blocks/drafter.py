@@ -55,7 +55,7 @@ class BlockDrafter(OnTargetRows):
     def under(self, config: BlockConfig) -> BlockDrafter:
         """The same weights under other flags."""
         other = BlockDrafter(config, self.rows, self.vocabulary.ids)
-        other.load_state_dict(self.state_dict(), assign=True)
+        other._share(self)
         return other
 
     def keep_states(self, states: torch.Tensor, positions: torch.Tensor, keep: Keep) -> None:
@@ -156,6 +156,6 @@ class BlockDrafter(OnTargetRows):
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the drafter's own fields say."""
-        logits = nn.functional.linear(hidden, vocabulary.rows, vocabulary.bias) * self.config.logit_scale
+        logits = vocabulary.scores(hidden) * self.config.logit_scale
         cap = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

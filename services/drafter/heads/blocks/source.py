@@ -19,6 +19,7 @@ from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
+from services.drafter.heads.products import HeadProducts
 from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
@@ -43,7 +44,9 @@ def make(config: DrafterConfig) -> BlockSource:
     trained = config.trained
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
-    drafter = load_blocks(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    drafter = load_blocks(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
+    if (products := HeadProducts.of(trained)) is not None:
+        drafter.multiply_by(products)
     check_levels_at(drafter, folder, target, asked_for=trained.asked_for)
     return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
@@ -71,7 +74,7 @@ class BlockSource:
         most_bytes: int = _MOST_BYTES,
         ahead: bool = False,
     ) -> None:
-        form, weight = form or LevelForm(), drafter.fc.weight
+        form, weight = form or LevelForm(), drafter.norm.weight
         if form.depth is not None and (shorter := drafter.config.cut(form.depth)) != drafter.config:
             # Levels that nobody asks for are not computed.
             drafter = drafter.under(shorter)

@@ -155,8 +155,8 @@ def _shares(
     trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, layers: Sequence[int], shift: int = 0
 ) -> tuple[int, float, float]:
     """Number of guesses, and the shares of first and second ones that the target chose, ``shift`` tokens further on."""
-    like = next(trial.model.parameters())
     vocabulary = trial.model.vocabulary
+    like = vocabulary.rows
     right: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for text in texts:
         tokens = text.tokens.to(like.device)

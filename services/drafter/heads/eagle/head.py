@@ -97,7 +97,7 @@ class FeatureHead(OnTargetRows):
         name = "norm_output" if fed_back else "norm_before_residual"
         flags: dict[str, Any] = {name: not getattr(self.config, name)}
         other = FeatureHead(replace(self.config, **flags), self._rows, self.vocabulary.ids)
-        other.load_state_dict(self.state_dict(), assign=True)
+        other._share(self)
         yield f"{name} must be {str(flags[name]).lower()}", other
 
     def cache_shape(self, window: int) -> CacheShape:
@@ -153,7 +153,7 @@ class FeatureHead(OnTargetRows):
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the target's where the rows are the target's."""
         if self.lm_head is None:
             return self._output.logits(hidden, vocabulary)
-        return nn.functional.linear(hidden, vocabulary.rows, vocabulary.bias) * self.config.logit_scale
+        return vocabulary.scores(hidden) * self.config.logit_scale
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:

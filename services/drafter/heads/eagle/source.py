@@ -23,6 +23,7 @@ from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.pass_attention import PassAttention
+from services.drafter.heads.products import HeadProducts
 from services.drafter.heads.session import FeatureSession, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
@@ -94,11 +95,13 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
     trained = config.trained
     folder, target = trained.weights_of(name)
     use_threads(THREADS)
-    head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     if head.config.family != name:
         raise ConfigurationError(
             f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}", about=folder
         )
+    if (products := HeadProducts.of(trained)) is not None:
+        head.multiply_by(products)
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     return FeatureSource(name, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
 

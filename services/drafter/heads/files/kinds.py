@@ -54,8 +54,8 @@ class Checkpoint:
         return self.source == "uno"
 
     def bytes_in(self, dtype: str) -> int:
-        """Memory of the weights in numbers of ``dtype``, as torch names it."""
-        return self.numbers * (4 if dtype == "float32" or self.in_target else 2)
+        """Memory of the weights in numbers of ``dtype``, as torch names it; what becomes int8 is read in float32 first."""
+        return self.numbers * (4 if dtype in ("float32", "int8") or self.in_target else 2)
 
 
 def inspect(folder: Path, target: Path | None) -> Checkpoint:

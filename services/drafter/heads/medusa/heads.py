@@ -13,6 +13,7 @@ from torch import nn
 
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.medusa.config import MedusaConfig
+from services.drafter.heads.products import HeadProducts
 
 
 class ResBlock(nn.Module):
@@ -40,6 +41,16 @@ class MedusaHeads(nn.Module):
         own = [nn.Linear(size, config.draft_vocab_size, bias=False) for _ in range(config.num_outputs)]
         self.outputs = nn.ModuleList(own) if own else None
         self.output = output
+        # What multiplies by the rows of ``outputs``, instead of these.
+        self._scored: nn.ModuleList | None = None
+
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Multiply by the kernels: the heads, whose linear layers no longer have a weight then, and the output rows."""
+        products.replace_in(self.heads)
+        if self.outputs is None:
+            self.output.multiply_by(products)
+        else:
+            self._scored = nn.ModuleList(products.over(each.get_parameter("weight")) for each in self.outputs)
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -60,10 +71,11 @@ class MedusaHeads(nn.Module):
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[n * heads, h], in the heads' order, to [n * heads, V_d]."""
-        if self.outputs is None:
+        outputs = self.outputs if self._scored is None else self._scored
+        if outputs is None:
             return self.output.logits(hidden, vocabulary)
-        if len(self.outputs) == 1:
-            shared: torch.Tensor = self.outputs[0](hidden)
+        if len(outputs) == 1:
+            shared: torch.Tensor = outputs[0](hidden)
             return shared
-        by_head = hidden.view(-1, len(self.outputs), hidden.shape[-1])
-        return torch.stack([output(by_head[:, head]) for head, output in enumerate(self.outputs)], dim=1).flatten(0, 1)
+        by_head = hidden.view(-1, len(outputs), hidden.shape[-1])
+        return torch.stack([output(by_head[:, head]) for head, output in enumerate(outputs)], dim=1).flatten(0, 1)

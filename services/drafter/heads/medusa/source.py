@@ -13,6 +13,7 @@ from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.products import HeadProducts
 from services.drafter.heads.session import state_numbers
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw
@@ -35,7 +36,9 @@ def make(config: DrafterConfig) -> MedusaSource:
     trained = config.trained
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
-    heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
+    if (products := HeadProducts.of(trained)) is not None:
+        heads.multiply_by(products)
     check_levels_at(heads, folder, target, asked_for=trained.asked_for)
     return MedusaSource(heads, form=LevelForm.of_medusa(trained), ahead=config.draft_ahead > 0)
 
@@ -56,8 +59,8 @@ class MedusaSource:
     ) -> None:
         self._heads = heads
         self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), draw, ahead=ahead)
-        weight = next(heads.parameters())
-        self._like = torch.zeros(heads.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        rows = heads.vocabulary.rows
+        self._like = torch.zeros(heads.config.hidden_size, dtype=rows.dtype, device=rows.device)
 
     def open(self, message: OpenSession) -> ChoosingSession:
         return ChoosingSession(message, self._heads.beyond(message.tokens[: message.prompt_length]))

@@ -24,6 +24,7 @@ from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.layer import Attend, TextAttend
 from services.drafter.heads.mtp.block import DecoderBlock
 from services.drafter.heads.mtp.config import MtpConfig
+from services.drafter.heads.products import HeadProducts
 from services.drafter.heads.state_head import HeadOutput
 
 
@@ -70,6 +71,12 @@ class MtpHead(nn.Module):
         self.register_buffer("missing_state", torch.zeros(config.hidden_size), persistent=False)
         self._rows = rows
         self._output = SharedOutput(rows, torch.arange(config.vocab_size))
+
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Multiply by the kernels, but for transformers' own layers, which may do anything with their weights."""
+        self._output.multiply_by(products)
+        own = [module for layer in self.layers if isinstance(layer, MtpLayer) for module in layer.block.modules()]
+        products.replace_in(self, kept=own)
 
     @property
     def state_layers(self) -> tuple[int, ...]:
