@@ -71,14 +71,14 @@ async def verifier(
     draft_deadline_s: float = 0.025,
     drafting_for: Path | None = None,
     instead: Mapping[str, Path] | None = None,
+    max_batched_tokens: int = 50,
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
 
     Args:
         instead: by source, other weights than the usual ones.
     """
-    drafting_for = drafting_for or folder
-    heads = heads_beside(drafting_for)
+    heads = heads_beside(drafting_for := drafting_for or folder)
     config = DrafterConfig(
         trained=TrainedConfig(
             checkpoints={
@@ -115,7 +115,7 @@ async def verifier(
             # It is computed by our kernels alone.
             draft_adapter=heads_beside(folder)["uno"] if library("auto") is not None else None,
         ),
-        loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s),
+        loop=LoopConfig(max_batched_tokens=max_batched_tokens, draft_deadline_s=draft_deadline_s),
         budget=budget,
     )
     origins = [origin(draft_link)]
@@ -155,10 +155,8 @@ async def said(running: VerifierService, plan: Plan, sampling: dict[str, object]
         request(f"r{i}", prompt, plan, max_tokens=ANSWER, **{"ignore_eos": True, **sampling})
         for i, prompt in enumerate(PROMPTS)
     ]
-    if together:
-        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
-    else:
-        results = [await collect(running.loop, one) for one in wanted]
+    answering = [collect(running.loop, one) for one in wanted]
+    results = await asyncio.gather(*answering) if together else [await one for one in answering]
     return [tokens for tokens, _, _ in results]
 
 
@@ -228,7 +226,9 @@ async def test_every_strategy_on_every_link(
 
 
 _TRAINED = WHERE_TRAINED["auto"]
-_SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combinations(_TRAINED, 2)]
+_SOME = [_TRAINED, ("fspad", "draft_model", _SECOND)]
+# Two couples at a time, so that every two of them meet in one tree.
+_GROUPS = [a + b for a, b in itertools.combinations([_TRAINED[at : at + 2] for at in range(0, len(_TRAINED), 2)], 2)]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
         pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
         # Every pair on both links, greedily and sampled; a link carries greedy drafts as it carries others.
         *(
-            pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
+            pytest.param(link, SAMPLING[at], _GROUPS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
             for link, at in (("in_process", 0), ("grpc", 2))
         ),
     ],
@@ -248,15 +248,16 @@ async def test_several_trained_sources_in_one_tree(
     tiny_model: Path, chosen: Sequence[tuple[str, ...]], sampling: dict[str, object], link: str
 ) -> None:
     plain = await plain_answers(tiny_model, sampling)
-    # A service of its own for each: what one has learnt of a source decides whether the next one asks it.
+    # A service of its own for each: what one has learnt of a source decides whether the next one asks it. Trees are large: some
+    # of the sources draft what seems unlikely.
     for trained in chosen:
-        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10) as running:
+        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10, max_batched_tokens=100) as running:
             for names in (trained, trained[::-1]):
-                plan = plan_of((*STRATEGIES["blend"], *names), strategy="auto")
-                made = await said(running, plan, sampling, together=True)
-                assert made == plain, names
-            # What two of them draft counts as one's alone, so not all need appear.
-            assert len(set(trained) & running.loop.stats.nodes_by_source.keys()) > 1, trained
+                plan = replace(plan_of((*STRATEGIES["blend"], *names), strategy="auto"), max_nodes=40)
+                assert await said(running, plan, sampling, together=True) == plain, names
+            # What two of them draft counts as one's alone, so not all of many need appear.
+            silent = set(trained) - running.loop.stats.nodes_by_source.keys()
+            assert len(silent) <= (0 if chosen is _GROUPS else len(trained) - 2), (trained, silent)
 
 
 @pytest.mark.exhaustive
