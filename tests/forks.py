@@ -16,8 +16,12 @@ import psutil
 _PRELOADED = (
     "services.verifier.stages.process",
     "services.drafter.service",
+    "services.router.service",
+    "services.verifier.service",
+    "cluster.public_entry",
     "services.links.grpc_draft",
     "transformers.models.llama.modeling_llama",
+    "benchmarks.soak.component",
     "tests.fakes",
     "tests.forks",
 )

@@ -10,8 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import IO, Protocol
 
 import psutil
 
@@ -24,23 +26,55 @@ _SETTLED = 3
 _SETTLED_S = 45.0
 
 
+class RunningProcess(Protocol):
+    """What is asked of a component's process, as ``subprocess.Popen[str]`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[str] | None: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+# Starts one: what it is told, as its one argument, and a file for what it says; None: the terminal.
+Start = Callable[[str, Path | None], RunningProcess]
+
+
+def started_anew(told: str, log: Path | None, module: str = "benchmarks.soak.component") -> RunningProcess:
+    """Start a component as ``python -m``. In a session of its own Ctrl-C does not reach it; it ends when its input does."""
+    with nullcontext() if log is None else log.open("a") as lines:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, told],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=lines,
+            text=True,
+            start_new_session=True,
+        )
+
+
 class ComponentProcess:
     """A process that serves a component.
 
     Args:
-        module: what runs it, as ``python -m``.
+        start: starts it.
         log: a file for what it says; None: the terminal.
 
     Attributes:
         lives: how many times it was started.
     """
 
-    def __init__(self, spec: ComponentSpec, module: str = "benchmarks.soak.component", log: Path | None = None) -> None:
+    def __init__(self, spec: ComponentSpec, start: Start = started_anew, log: Path | None = None) -> None:
         self._log = log
         self.role, self.port = spec.role, spec.port
         self.lives = 0
-        self._command = [sys.executable, "-m", module, spec.written()]
-        self._process: subprocess.Popen[str] | None = None
+        self._start, self._told = start, spec.written()
+        self._process: RunningProcess | None = None
         self._asking = asyncio.Lock()
         self._killing = False
 
@@ -49,7 +83,7 @@ class ComponentProcess:
         return self._running.pid
 
     @property
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> RunningProcess:
         assert self._process is not None, f"{self.role} was never started"
         return self._process
 
@@ -62,16 +96,7 @@ class ComponentProcess:
         """Start it; ``ready`` waits until it serves."""
         self.lives += 1
         self._killing = False
-        # In a session of its own Ctrl-C does not reach it; it ends when its input does.
-        with nullcontext() if self._log is None else self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+        self._process = self._start(self._told, self._log)
 
     async def ready(self) -> None:
         """Wait until it serves.

@@ -20,6 +20,7 @@ from typing import Any
 import outrider
 from benchmarks.bench.environment import describe
 from benchmarks.bench.prompts import BUILTIN, read_prompts
+from benchmarks.soak.component_process import Start, started_anew
 from benchmarks.soak.doors import Doors
 from benchmarks.soak.exchanges import Judged
 from benchmarks.soak.faults import RandomFaults, SoakFault
@@ -51,7 +52,7 @@ class SoakConfig:
         every_s: mean seconds between two faults; 0: there are none.
         requests: different questions.
         redis: whether there is a retrieval index, in a Redis of its own.
-        module: what runs a component, as ``python -m``.
+        start_component: starts a component's process.
         logs: a folder for what components say; None: the terminal.
     """
 
@@ -62,7 +63,7 @@ class SoakConfig:
     requests: int = 24
     redis: bool = True
     strategies: tuple[str, ...] = STRATEGIES
-    module: str = "benchmarks.soak.component"
+    start_component: Start = started_anew
     logs: Path | None = None
 
     @property
@@ -167,7 +168,7 @@ class SoakRun:
         service = ServiceProcesses(
             ServiceLayout(
                 model=self._model, flags=(*flags, *self._flags), config=self._config, replicas=self.replicas,
-                redis=redis, module=self._wanted.module, logs=self._wanted.logs, seed=self._wanted.seed,
+                redis=redis, start_component=self._wanted.start_component, logs=self._wanted.logs, seed=self._wanted.seed,
             )
         )  # fmt: skip
         try:

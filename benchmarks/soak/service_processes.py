@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.soak.component import ComponentSpec
-from benchmarks.soak.component_process import ComponentProcess
+from benchmarks.soak.component_process import ComponentProcess, Start, started_anew
 from benchmarks.soak.free_port import free_port
 from benchmarks.soak.mortal_redis import MortalRedis
 from benchmarks.soak.relay import Relay
@@ -39,7 +39,7 @@ class ServiceLayout:
 
     Attributes:
         replicas: how many of each of ``CHAIN``.
-        module: what runs a component, as ``python -m``.
+        start_component: starts a component's process.
         logs: a folder for what components say; None: the terminal.
         seed: of the relays' jitter.
     """
@@ -49,7 +49,7 @@ class ServiceLayout:
     replicas: Mapping[str, int]
     config: Path | None = None
     redis: MortalRedis | None = None
-    module: str = "benchmarks.soak.component"
+    start_component: Start = started_anew
     logs: Path | None = None
     seed: int = 0
 
@@ -86,7 +86,7 @@ class ServiceProcesses:
             self.processes[role] = [
                 ComponentProcess(
                     self._spec(role, port, upstream, (*flags, *each)),
-                    layout.module,
+                    layout.start_component,
                     None if layout.logs is None else layout.logs / f"{role}-{number}.log",
                 )
                 for number, (port, each) in enumerate(zip(ports, own or [()] * len(ports), strict=True))

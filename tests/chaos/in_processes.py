@@ -25,6 +25,7 @@ from cluster.models.target import ResolvedModel
 from tests.chaos.cells import OF_NETWORKS, OVERLOAD, REPLICAS, Plan, options
 from tests.chaos.reloads import TEXTS, Reloads
 from tests.chaos.users import STREAM_S
+from tests.component_forks import forked
 from tests.service import tiny_settings
 
 # What takes something from a process, and what gives it back.
@@ -135,7 +136,9 @@ async def arranged(model: Path, seed: int = 0) -> AsyncIterator[InProcesses]:
             f"cache_dir={name}/cache", "verifier.draft_deadline_s=0.05", "verifier.max_waiting=8",
             f"drafter.session_silence_s={SILENCE_S}", *reloads.flags,
         )  # fmt: skip
-        layout = ServiceLayout(model=tiny(model), flags=tuple(settings), replicas=REPLICAS, redis=redis, seed=seed)
+        layout = ServiceLayout(
+            model=tiny(model), flags=tuple(settings), replicas=REPLICAS, redis=redis, start_component=forked, seed=seed
+        )
         arrangement = InProcesses(layout, reloads)
         try:
             await arrangement.start()

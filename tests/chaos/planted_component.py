@@ -1,15 +1,11 @@
-"""A soak's component with faults planted: routers say wrong tokens and keep descriptors, verifiers keep memory.
-
-``python -m tests.chaos.planted_component SPEC``, as ``benchmarks.soak.component``.
-"""
+"""A soak's component with faults planted: routers say wrong tokens and keep descriptors, verifiers keep memory."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
-import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -49,5 +45,6 @@ async def _main(spec: component.ComponentSpec) -> None:
     del leaking
 
 
-if __name__ == "__main__":
-    asyncio.run(_main(component.ComponentSpec.read(sys.argv[1])))
+def main(arguments: Sequence[str]) -> None:
+    """Serve what the one argument says, as ``benchmarks.soak.component``."""
+    asyncio.run(_main(component.ComponentSpec.read(arguments[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from benchmarks.soak.doors import DOORS
 from benchmarks.soak.report import write_report
 from benchmarks.soak.run import STRATEGIES, SoakConfig, SoakRun
 from benchmarks.soak.users import tenants
+from tests.chaos import planted_component
 from tests.chaos.in_processes import tiny
+from tests.component_forks import forked
 from tests.service import tiny_settings
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(420)]
@@ -42,7 +45,12 @@ async def test_nothing_is_wrong_and_nothing_leaks(tiny_model: Path, tmp_path: Pa
 
 async def test_what_is_planted_is_reported(tiny_model: Path, tmp_path: Path) -> None:
     wanted = SoakConfig(
-        minutes=0.4, every_s=0, redis=False, requests=6, module="tests.chaos.planted_component", logs=tmp_path
+        minutes=0.4,
+        every_s=0,
+        redis=False,
+        requests=6,
+        logs=tmp_path,
+        start_component=partial(forked, main=planted_component.main),
     )
     run = SoakRun(wanted, tiny(tiny_model), tiny_settings())
     await run.run()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,7 +23,6 @@ from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfi
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.kernels.native.library import library
@@ -73,6 +71,7 @@ async def verifier(
     drafting_for: Path | None = None,
     instead: Mapping[str, Path] | None = None,
     dtype: Literal["float32", "int8"] = "float32",
+    max_batched_tokens: int = 50,
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
 
@@ -80,8 +79,7 @@ async def verifier(
         instead: by source, other weights than the usual ones.
         dtype: what models that draft compute with.
     """
-    drafting_for = drafting_for or folder
-    heads = heads_beside(drafting_for)
+    heads = heads_beside(drafting_for := drafting_for or folder)
     config = DrafterConfig(
         trained=TrainedConfig(
             checkpoints={
@@ -120,7 +118,7 @@ async def verifier(
             # It is computed by our kernels alone.
             draft_adapter=heads_beside(folder)["uno"] if library("auto") is not None else None,
         ),
-        loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s),
+        loop=LoopConfig(max_batched_tokens=max_batched_tokens, draft_deadline_s=draft_deadline_s),
         budget=budget,
     )
     origins = [origin(draft_link)]
@@ -160,10 +158,8 @@ async def said(running: VerifierService, plan: Plan, sampling: dict[str, object]
         request(f"r{i}", prompt, plan, max_tokens=ANSWER, **{"ignore_eos": True, **sampling})
         for i, prompt in enumerate(PROMPTS)
     ]
-    if together:
-        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
-    else:
-        results = [await collect(running.loop, one) for one in wanted]
+    answering = [collect(running.loop, one) for one in wanted]
+    results = await asyncio.gather(*answering) if together else [await one for one in answering]
     return [tokens for tokens, _, _ in results]
 
 
@@ -233,7 +229,9 @@ async def test_every_strategy_on_every_link(
 
 
 _TRAINED = WHERE_TRAINED["auto"]
-_SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combinations(_TRAINED, 2)]
+_SOME = [_TRAINED, ("fspad", "draft_model", _SECOND)]
+# Two couples at a time, so that every two of them meet in one tree.
+_GROUPS = [a + b for a, b in itertools.combinations([_TRAINED[at : at + 2] for at in range(0, len(_TRAINED), 2)], 2)]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +242,7 @@ _SOME, _PAIRS = [_TRAINED, ("fspad", "draft_model", _SECOND)], [*itertools.combi
         pytest.param("grpc", SAMPLING[2], _SOME, marks=pytest.mark.exhaustive, id="over gRPC, sampled"),
         # Every pair on both links, greedily and sampled; a link carries greedy drafts as it carries others.
         *(
-            pytest.param(link, SAMPLING[at], _PAIRS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
+            pytest.param(link, SAMPLING[at], _GROUPS, marks=pytest.mark.exhaustive, id=f"all pairs-{link}-{at}")
             for link, at in (("in_process", 0), ("grpc", 2))
         ),
     ],
@@ -253,15 +251,16 @@ async def test_several_trained_sources_in_one_tree(
     tiny_model: Path, chosen: Sequence[tuple[str, ...]], sampling: dict[str, object], link: str
 ) -> None:
     plain = await plain_answers(tiny_model, sampling)
-    # A service of its own for each: what one has learnt of a source decides whether the next one asks it.
+    # A service of its own for each: what one has learnt of a source decides whether the next one asks it. Trees are large: some
+    # of the sources draft what seems unlikely.
     for trained in chosen:
-        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10) as running:
+        async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=10, max_batched_tokens=100) as running:
             for names in (trained, trained[::-1]):
-                plan = plan_of((*STRATEGIES["blend"], *names), strategy="auto")
-                made = await said(running, plan, sampling, together=True)
-                assert made == plain, names
-            # What two of them draft counts as one's alone, so not all need appear.
-            assert len(set(trained) & running.loop.stats.nodes_by_source.keys()) > 1, trained
+                plan = replace(plan_of((*STRATEGIES["blend"], *names), strategy="auto"), max_nodes=40)
+                assert await said(running, plan, sampling, together=True) == plain, names
+            # What two of them draft counts as one's alone, so not all of many need appear.
+            silent = set(trained) - running.loop.stats.nodes_by_source.keys()
+            assert len(silent) <= (0 if chosen is _GROUPS else len(trained) - 2), (trained, silent)
 
 
 @pytest.mark.exhaustive
@@ -274,44 +273,6 @@ async def test_streams_in_the_pass_beside_other_models(tiny_model: Path, samplin
             read = replace(plan, observe_layers=tuple(sorted({-1, *form})))
             assert await said(running, read, sampling, together=True) == plain, form
             assert running.loop.stats.stream_rows and {"fspad", "streaming"} <= running.loop.stats.nodes_by_source.keys()
-
-
-# What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.
-PROCESSORS: list[dict[str, object]] = [
-    {"no_repeat_ngram_size": 3, "encoder_repetition_penalty": 1.3, "suppress_tokens": [9], "typical_p": 0.95, "top_h": 0.8},
-    {
-        "bad_words_ids": [[41, 42], [6, 7, 8], [11]], "sequence_bias": [[[40, 41], 4.0], [[5], -1.5], [[7, 8, 9], 9.0]],
-        "encoder_no_repeat_ngram_size": 4, "begin_suppress_tokens": [5, 40], "forced_eos_token_id": [0], "min_new_tokens": 9,
-        "exponential_decay_length_penalty": [12, 1.01], "renormalize_logits": True, "epsilon_cutoff": 0.0003,
-    },
-]  # fmt: skip
-
-
-def with_generation_config(tiny_model: Path, folder: Path, **content: object) -> Path:
-    copy = Path(shutil.copytree(tiny_model, folder / "model"))
-    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **content}))
-    return copy
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "sampling", [{"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 4}, {}], ids=str
-)
-@pytest.mark.parametrize("processors", PROCESSORS, ids=["paths", "lengths"])
-async def test_a_models_own_processors_under_every_strategy(
-    tiny_model: Path, tmp_path: Path, processors: dict[str, object], sampling: dict[str, object]
-) -> None:
-    folder = with_generation_config(tiny_model, tmp_path, **processors)
-    asked: dict[str, object] = {"ignore_eos": False, **sampling}
-    plain = await answers(folder, "real", "in_process", PLAIN, asked, together=False)
-    assert plain != await answers(
-        folder, "real", "in_process", PLAIN, {**asked, "ignore_generation_config": True}, together=False
-    )
-    async with verifier(folder, "real", "in_process", "fixed") as running:
-        for sources in [*((source,) for source in SOURCES), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
-            assert await said(running, plan_of(sources), asked, together=True) == plain, sources
-    garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
-    assert await answers(folder, "random", "in_process", garbage, asked, together=True) == plain, "random"
 
 
 @pytest.mark.examples(2)
@@ -354,51 +315,4 @@ async def test_greedy_equals_transformers_generate(model: Path, penalty: float) 
             eos_token_id=None,
             pad_token_id=0,
         )
-        assert tokens == theirs[0, len(prompt) :].tolist()
-
-
-async def test_what_has_no_effect_here_may_say_anything(tiny_model: Path, tmp_path: Path) -> None:
-    plain = await answers(tiny_model, "real", "in_process", PLAIN, {}, together=True)
-    for name, value in (("pad_token_id", "x"), ("early_stopping", 7), ("compile_config", {}), ("validate", 1)):
-        folder = with_generation_config(tiny_model, tmp_path / name, **{name: value})
-        assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == plain
-
-
-@pytest.mark.examples(9)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "processors",
-    [
-        *PROCESSORS,
-        {"no_repeat_ngram_size": 2},
-        {"encoder_no_repeat_ngram_size": 2, "min_length": 40},
-        {"encoder_repetition_penalty": 0.6, "begin_suppress_tokens": [0]},
-        {"bad_words_ids": [[41], [40, 43], [257], [0]], "suppress_tokens": [5, 6]},
-        {"sequence_bias": [[[50], 3.5], [[41, 60], 20.0]], "forced_eos_token_id": 7},
-        {"exponential_decay_length_penalty": [5, 1.3], "eos_token_id": [300, 7], "remove_invalid_values": True},
-        {"forced_bos_token_id": 33, "begin_suppress_tokens": [34], "renormalize_logits": True},
-        {"eos_token_id": [0, 320], "min_new_tokens": 12},
-    ],
-    ids=lambda content: ",".join(content),
-)
-async def test_greedily_a_models_own_file_gives_what_generate_gives(
-    tiny_model: Path, tmp_path: Path, processors: dict[str, object]
-) -> None:
-    folder = with_generation_config(tiny_model, tmp_path, **processors)
-    found = read_generation_config(folder).defaults
-    lengths = [
-        max(found.min_tokens or 0, 0 if found.min_tokens is not None else (found.min_length or 0) - len(prompt), 0)
-        for prompt in PROMPTS
-    ]
-    plan = Plan(strategy="any", sources=STRATEGIES["blend"], max_nodes=20, observe_top_k=6)
-    wanted = [
-        request(f"r{i}", prompt, plan, max_tokens=60, min_tokens=length)
-        for i, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True))
-    ]
-    async with verifier(folder, "real", "in_process", "fixed") as running:
-        ours = [tokens for tokens, _, _ in await asyncio.gather(*(collect(running.loop, one) for one in wanted))]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for prompt, tokens in zip(PROMPTS, ours, strict=True):
-        ids = torch.tensor([prompt])
-        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, pad_token_id=0)
         assert tokens == theirs[0, len(prompt) :].tolist()
