@@ -22,21 +22,29 @@ PATIENCE_S = 120.0
 
 
 def held_pauses(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> asyncio.Event:
-    """From now on, ``asyncio.sleep`` in ``module`` takes as long as the test wants: until the event is set."""
-    over = asyncio.Event()
+    """From now on, ``asyncio.sleep`` in ``module`` takes as long as the test wants: until the event is set.
+
+    In this thread alone: a service of other tests may use the module in its own.
+    """
+    over, own = asyncio.Event(), threading.get_ident()
 
     async def pause(seconds: float) -> None:
-        await over.wait()
+        await (over.wait() if threading.get_ident() == own else asyncio.sleep(seconds))
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
     return over
 
 
 def held_timeout(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Callable[[], None]:
-    """From now on, a time limit that ``module`` sets with ``asyncio.timeout`` ends when the test calls what this returns."""
-    limits: list[asyncio.Timeout] = []
+    """From now on, a time limit that ``module`` sets with ``asyncio.timeout`` ends when the test calls what this returns.
+
+    In this thread alone, as with ``held_pauses``.
+    """
+    limits, own = list[asyncio.Timeout](), threading.get_ident()
 
     def limit(seconds: float | None) -> asyncio.Timeout:
+        if threading.get_ident() != own:
+            return asyncio.timeout(seconds)
         limits.append(asyncio.timeout(None))
         return limits[-1]
 
