@@ -91,6 +91,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"the first time: {report.nodeid}", "_")
         terminalreporter.line(report.longreprtext)
+        for title, text in report.sections:
+            terminalreporter.section(title, "-")
+            terminalreporter.line(text)
 
 
 # Libraries complain of what is left at the process's end. Before that, pytest collects ten times.

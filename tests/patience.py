@@ -8,25 +8,52 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
+from typing import TypeVar
 
 import pytest
 
 from services.verifier.engine.deciding.waiting import Missing, Waiting
 from services.verifier.engine.mailbox import Mailbox
 
+_Told = TypeVar("_Told")
+
 # Longer than anything takes on two busy cores, and shorter than pytest's own limit.
 PATIENCE_S = 120.0
 
 
 def held_pauses(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> asyncio.Event:
-    """From now on, ``asyncio.sleep`` in ``module`` takes as long as the test wants: until the event is set."""
-    over = asyncio.Event()
+    """From now on, ``asyncio.sleep`` in ``module`` takes as long as the test wants: until the event is set.
+
+    In this thread alone: a service of other tests may use the module in its own.
+    """
+    over, own = asyncio.Event(), threading.get_ident()
 
     async def pause(seconds: float) -> None:
-        await over.wait()
+        await (over.wait() if threading.get_ident() == own else asyncio.sleep(seconds))
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
     return over
+
+
+def held_timeout(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Callable[[], None]:
+    """From now on, a time limit that ``module`` sets with ``asyncio.timeout`` ends when the test calls what this returns.
+
+    In this thread alone, as with ``held_pauses``.
+    """
+    limits, own = list[asyncio.Timeout](), threading.get_ident()
+
+    def limit(seconds: float | None) -> asyncio.Timeout:
+        if threading.get_ident() != own:
+            return asyncio.timeout(seconds)
+        limits.append(asyncio.timeout(None))
+        return limits[-1]
+
+    def end() -> None:
+        for each in limits:
+            each.reschedule(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": limit}))
+    return end
 
 
 def wait_for_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +76,20 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def at_rest(told: Callable[[], _Told], for_s: float = 0.2) -> _Told:
+    """What ``told()`` gives, once it has been the same for so many seconds.
+
+    Raises:
+        TimeoutError: it has not been so within ``PATIENCE_S``.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            before = told()
+            await asyncio.sleep(for_s)
+            if told() == before:
+                return before
 
 
 def end_thread(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -40,6 +40,8 @@ ENVIRONMENT = {
     # otherwise puts the machine's address in the place of 127.0.0.1, and listens on every interface.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's workers otherwise give way to every other process of the machine. Ours answer users.
+    "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",

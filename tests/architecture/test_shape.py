@@ -104,6 +104,31 @@ def test_the_idea_imports_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+# What the event loops of other threads live by, and whoever else waits. What is replaced in a module of ours is that module's own.
+_REPLACED = re.compile(r'\b(?:setattr|patch|object)\(\s*(?:"([\w.]+)"|([\w.]+),\s*"(\w+)")')
+_EVERYBODYS = re.compile(r"(?:^|\.)(?:(?:asyncio|selectors|threading)\.\w+|time\.(?:monotonic|sleep|time))$")
+
+
+def replaced_for_all(text: str) -> list[str]:
+    replaced = (name or f"{owner}.{attribute}" for name, owner, attribute in _REPLACED.findall(text))
+    return [each for each in replaced if _EVERYBODYS.search(each)]
+
+
+def test_no_test_takes_the_clock_from_other_threads() -> None:
+    """A service of other tests may run in one: a timer that it sets by a clock that says infinity never ends."""
+    for planted in (
+        'm.setattr(grammars.time, "monotonic", x)',
+        'patch("asyncio.sleep")',
+        'patch.object(\n time, "time", x)',
+    ):
+        assert replaced_for_all(planted), planted
+    assert not replaced_for_all('m.setattr(grammars, "time", x); m.setattr(grammars, "asyncio", x)')
+    files = {
+        path: path.read_text(encoding="utf-8") for path in Path("tests").rglob("*.py") if path.name != Path(__file__).name
+    }
+    assert {str(path): found for path, text in files.items() if (found := replaced_for_all(text))} == {}
+
+
 def test_the_protos_state_the_limits_that_are_enforced() -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "protos").rglob("*.proto"))
     for value, words in (

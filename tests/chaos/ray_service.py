@@ -57,8 +57,7 @@ class OnRay:
             "server.drain_delay_s=0", "server.drain_grace_s=1", "router.replicas=2", "verifier.replicas=2", "verifier.stages=2",
             "verifier.num_cpus=0.1", "router.num_cpus=0.1", "drafter.num_cpus=0.1", "retrieval.num_cpus=0.1",
         )  # fmt: skip
-        # Ray's workers give way to every other process of the machine, the users of these tests and their fellows among them.
-        self._ray = {"RAY_worker_niceness": "0"}
+        self._ray: dict[str, str] = {}
         self._replicas = REPLICAS
         self._service: Service | None = None
         self._all: list[psutil.Process] = []

@@ -18,12 +18,13 @@ from openai import AsyncOpenAI
 
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
+from services.api.http import app, event_stream
 from services.api.http import endpoints as http_endpoints
-from services.api.http import event_stream
 from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
 from tests.openai_types import check, events_of
+from tests.patience import held_timeout
 from tests.ports import free_port
 from tests.refusals import refuses
 from tests.scripted_router import ScriptedRouter
@@ -316,7 +317,7 @@ async def test_only_so_many_at_once() -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_server_that_ends_says_so() -> None:
+async def test_a_server_that_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     router = ScriptedRouter("x")
     router.forever, router.waits = True, 0.001
     server = await serve_http(router, HttpConfig(port=0))
@@ -324,11 +325,13 @@ async def test_a_server_that_ends_says_so() -> None:
         async with client.stream("POST", CHAT, json={"messages": FOX, "stream": True}) as held:
             lines = held.aiter_lines()
             assert await anext(lines)
+            grace_is_over = held_timeout(monkeypatch, app)
             stopping = asyncio.create_task(server.stop(0.3))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)
             told = await client.get("/ready")
             assert told.status_code == 503 and told.headers["retry-after"] == "1"
             assert (await client.post(CHAT, json={"messages": FOX})).status_code == 503
+            grace_is_over()
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]" and "the server is stopping" in rest[-2]
         await stopping

@@ -150,8 +150,13 @@ async def test_the_oldest_answers_are_deleted(url: str) -> None:
         generation = (await kept.recall("t", "", "a")).generation
         await kept.keep("t", generation, "a", ANSWER)
         await asyncio.sleep(0.35)
-        await kept.keep("t", generation, "a", [3])
-        assert (await kept.recall("t", "", "b")).answers == ((3,),)
+        found: set[tuple[int, ...]] = set()
+        async with asyncio.timeout(PATIENCE_S):
+            # On a busy machine, what was kept just now may be too old as well.
+            while not found:
+                assert await kept.keep("t", generation, "a", [3])
+                found = set((await kept.recall("t", "", "b")).answers)
+        assert found == {(3,)}
 
 
 async def test_more_than_one_message_holds(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,12 @@ def test_the_same_tokens_over_grpc_and_http(service: Service, http_port: int, ex
     assert over_http(http_port) == drafted.text
 
 
+def test_it_gives_way_to_no_other_program(service: Service) -> None:
+    for component in ("router", "drafter", "verifier"):
+        own = os.getpriority(os.PRIO_PROCESS, service.ask(component, "process_id"))
+        assert own == os.getpriority(os.PRIO_PROCESS, 0), component
+
+
 def test_its_live_state(service: Service, http_port: int, expected: tuple[int, ...]) -> None:
     wait_until(lambda: connected(http_port))
     told = status(http_port)

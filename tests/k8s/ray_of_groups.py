@@ -83,6 +83,8 @@ class RayOfGroups:
         self.pods: list[tuple[str, Pod]] = []
         self._started: list[Pod] = []
         self._own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_TMPDIR": str(self.folder)}
+        # On a node, a pod's workers share its cores with nobody; here they would give way to all other tests.
+        self._own["RAY_worker_niceness"] = "0"
         flags = {
             "--head": "", "--port": str(port), "--dashboard-host": "127.0.0.1", "--dashboard-port": str(self._dashboard),
             "--ray-client-server-port": str(free_port()), "--include-dashboard": "true",

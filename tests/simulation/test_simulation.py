@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.fault_points import POINTS
+from tests.simulation.patched import EPOCH_S, simulated
 from tests.simulation.planted import PLANTED
 from tests.simulation.schedule import schedule_of
 from tests.simulation.shrinking import read, shrunk, whole
+from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import happened, undisturbed
 
 # Seeds of `make test`, those after which a planted fault must have been found, and seconds of CI.
@@ -51,6 +55,25 @@ def test_a_seed_is_one_run() -> None:
     for seed in (13, 43, 64):
         first, second = happened(schedule_of(seed)), happened(schedule_of(seed))
         assert first == second
+
+
+def test_other_threads_keep_the_machines_clock() -> None:
+    """A service of other tests may run in one: timers that it set by a run's clock would not end."""
+
+    def told() -> tuple[float, float, float]:
+        return time.monotonic(), time.perf_counter(), time.time()
+
+    with ThreadPoolExecutor(1) as other:
+        before = told()
+        with simulated(VirtualLoop(1), 1, None, dict):
+            theirs, own = other.submit(told).result(), told()
+            name = uuid.uuid4()
+        after = told()
+        assert own == (0.0, 0.0, EPOCH_S)
+        assert before[:2] <= theirs[:2] <= after[:2] and theirs[2] != EPOCH_S
+        # Nor does what they draw change what the seed gives.
+        with simulated(VirtualLoop(1), 1, None, dict):
+            assert other.submit(uuid.uuid4).result() != name == uuid.uuid4()
 
 
 @pytest.mark.examples(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, Ou
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.types import FinishReason
 from tests.fakes import request
+from tests.patience import PATIENCE_S, until
 from tests.refusals import refuses
 
 # Any folder that exists will do, with one in it.
@@ -92,18 +93,26 @@ async def test_what_was_there_before_stays_where_one_cannot_load_it() -> None:
 
 
 async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
+    begun, go_on, loaded = threading.Event(), threading.Event(), threading.Event()
+
     class Slow(Adapters):
         def load_adapter(self, name: str, folder: Path) -> str:
-            time.sleep(0.05)
-            return super().load_adapter(name, folder)
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+            digest = super().load_adapter(name, folder)
+            loaded.set()
+            return digest
 
     changes, verifiers = service_of(Slow(), Adapters())
     loading = asyncio.create_task(changes.load("one", ONE))
-    await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     loading.cancel()
+    await asyncio.sleep(0.01)
+    go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await loading
-    await asyncio.sleep(0.06)
+    assert await asyncio.to_thread(loaded.wait, PATIENCE_S)
+    await until(lambda: not verifiers[0].target.adapters)
     assert [each.target.adapters for each in verifiers] == [{}, {}]
 
 

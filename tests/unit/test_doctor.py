@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,7 +70,7 @@ def test_a_processor_and_a_clock_that_do_not_fit(monkeypatch: pytest.MonkeyPatch
     assert only("processor").status == "warn"
     monkeypatch.setattr(doctor_checks, "_unsynchronised", lambda: True)
     assert only("clock").status == "warn"
-    monkeypatch.setattr(doctor_checks.time, "time", lambda: 86400.0)
+    monkeypatch.setattr(doctor_checks, "time", SimpleNamespace(**{**vars(time), "time": lambda: 86400.0}))
     assert only("clock").status == "fail"
 
 

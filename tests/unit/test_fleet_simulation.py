@@ -118,7 +118,7 @@ def test_serves_rules_are_serves() -> None:
             running = max(0, target - source.choice((0, 0, 0, 1, 2)))
             wanted = source.choice((0.3, target + 0.0, target + 0.7, target + 3.0, target / 2, 1.0))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ray.serve.autoscaling_policy.time.time", lambda now=now: now)
+                patch.setattr("ray.serve.autoscaling_policy.time", SimpleNamespace(time=lambda now=now: now))
                 context = SimpleNamespace(config=settings, current_num_replicas=running, target_num_replicas=target)
                 theirs, state = _apply_default_params_and_merge_state(state, {}, wanted, context)
             assert ours.decide(wanted, running, target, now) == theirs
