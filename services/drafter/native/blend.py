@@ -11,7 +11,6 @@ from typing import cast
 from services.drafter.blend import BlendSession, Places
 from services.drafter.calibrator import Calibrator
 from services.drafter.interfaces import PathSession
-from services.drafter.native.automaton import CompiledAutomaton
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import Held
 from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd
@@ -59,6 +58,8 @@ class CompiledBlendSession(BlendSession):
         self._whole = len(self._sources)
         self._suffix = cast(SuffixSession, sources.get(suffix.NAME))
         self._recycling = cast(RecyclingSession, sources.get(recycling.NAME))
+        if self._recycling is not None:
+            self._table, self._end = cast(CompiledTable, self._recycling.table), cast(CompiledTextEnd, self._recycling.end)
         self._weights, self._squares = calibrator.weights, calibrator.squares
         # What is left of a draft to be learnt from, and of those for texts that may come.
         self._last, self._other = (Held(library.blend_new(), library.blend_free) for _ in range(2))
@@ -112,10 +113,9 @@ class CompiledBlendSession(BlendSession):
         own = shared = table = address = 0
         if place is not None:
             counted, answers = self._suffix.automata
-            own, shared = cast(CompiledAutomaton, counted).address, cast(CompiledAutomaton, answers).address
+            own, shared = counted.address, answers.address  # type: ignore[union-attr]  # Both are compiled.
         if recycled:
-            table = cast(CompiledTable, self._recycling.table).address
-            address = cast(CompiledTextEnd, end or self._recycling.end).address
+            table, address = self._table.address, (end or self._end).address
         (state, size), (other, length) = place or (NOWHERE, NOWHERE)
         asked = own, shared, table, address, self._weights, self._least, max_nodes, *self._limits, state, size, other, length
         _WANTED.pack_into(self._wanted, 0, *asked)

@@ -45,7 +45,9 @@ class CompiledTextEnd:
     def passed(self) -> list[tuple[int, ...]]:
         ids = 1 + _LONGEST + PASSED
         counts = self._held[1 + _LONGEST : ids]
-        return [tuple(self._held[at : at + count]) for at, count in zip(range(ids, _END, _PASSED_RANKS), counts, strict=True)]
+        return [
+            tuple(self._held[at : at + count]) for at, count in zip(range(ids, _END, _PASSED_RANKS), counts, strict=True)
+        ]
 
 
 class CompiledTable(Held):

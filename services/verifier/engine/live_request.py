@@ -207,20 +207,22 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+        # Without ``all``: each step asks it of each request.
+        for mailbox in self.mailboxes.values():  # noqa: SIM110
+            if not mailbox.given_up:
+                return False
+        return True
 
     def drafts(self) -> list[ReadyDraft]:
         """The drafts at hand for the coming step: at most one of each group of each origin."""
+        if len(self.mailboxes) == 1:
+            (mailbox,) = self.mailboxes.values()
+            return mailbox.find(self.tokens)
         return [found for mailbox in self.mailboxes.values() for found in mailbox.find(self.tokens)]
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
-        best = 0.0
-        for mailbox in self.mailboxes.values():
-            for found in mailbox.find(self.tokens):
-                if found.tree.tokens:
-                    best = max(best, mailbox.worth(found.draft.group).of(late=found.late))
-        return best
+        return max([mailbox.expected(self.tokens) for mailbox in self.mailboxes.values()], default=0.0)
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append the tokens of a step, and rate the drafts by them.

@@ -126,11 +126,12 @@ class Mailbox:
         self._groups: tuple[str, ...] = ("",)
         self._none_for = -1
         self._reopened_for = -1
-        # What ``find`` found, and for how many tokens; None: anew.
+        # What ``find`` found, and for how many tokens; None: anew. How many tokens that will bring; None: not asked.
         self._found: tuple[int, list[ReadyDraft]] | None = None
+        self._bringing: float | None = None
 
     def opened(self, length: int, now: float, *, asks: bool = True, groups: Sequence[str] = ()) -> None:
-        """Note that a session was opened with ``length`` tokens, for sources of these groups; whether a draft was asked for."""
+        """Note that a session was opened with ``length`` tokens, for sources of these groups; ``asks``: for a draft."""
         self._opened_at = length
         self._expected = tuple(groups)
         self._regroup()
@@ -270,7 +271,7 @@ class Mailbox:
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
-        there = {found.draft.group for found in self.find(tokens) if not found.late}
+        there = [found.draft.group for found in self.find(tokens) if not found.late]
         return {group: at for group in self._groups if group not in there}
 
     def _regroup(self) -> None:
@@ -287,9 +288,20 @@ class Mailbox:
             tokens: all committed tokens, of which there are only ever more.
         """
         # A step asks several times.
-        if self._found is None or self._found[0] != len(tokens):
-            self._found = (len(tokens), self._find(tokens))
-        return self._found[1]
+        found, length = self._found, len(tokens)
+        if found is None or found[0] != length:
+            found = self._found = length, self._find(tokens)
+            self._bringing = None
+        return found[1]
+
+    def expected(self, tokens: Sequence[int]) -> float:
+        """Expected number of accepted tokens of the best draft that ``find`` finds."""
+        found = self.find(tokens)
+        if self._bringing is None:
+            # What a draft at hand is worth changes with the next one, or with the next tokens.
+            worths = [self.worth(each.draft.group).of(late=each.late) for each in found if each.tree.tokens]
+            self._bringing = max(worths, default=0.0)
+        return self._bringing
 
     def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
