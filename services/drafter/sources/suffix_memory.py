@@ -53,7 +53,7 @@ class Memory:
     @property
     def idle(self) -> bool:
         """Whether ``work`` has nothing to do."""
-        return self.complete and self._next is None
+        return self._next is None and self._used.head == self.end and self._used.tail == self.begin
 
     def add(self, tokens: Iterable[int]) -> None:
         """Append tokens; ``work`` will count them."""

@@ -222,7 +222,12 @@ class LiveRequest:
 
     def expected(self) -> float:
         """Expected number of accepted tokens of the best draft at hand."""
-        return max([mailbox.expected(self.tokens) for mailbox in self.mailboxes.values()], default=0.0)
+        best = 0.0
+        for mailbox in self.mailboxes.values():
+            # Without ``max``: each step asks it several times of each request.
+            if (expected := mailbox.expected(self.tokens)) > best:
+                best = expected
+        return best
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append the tokens of a step, and rate the drafts by them.

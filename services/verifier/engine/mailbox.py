@@ -271,6 +271,8 @@ class Mailbox:
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
+        if not self.find(tokens):
+            return dict.fromkeys(self._groups, at)
         there = [found.draft.group for found in self.find(tokens) if not found.late]
         return {group: at for group in self._groups if group not in there}
 
@@ -297,6 +299,8 @@ class Mailbox:
     def expected(self, tokens: Sequence[int]) -> float:
         """Expected number of accepted tokens of the best draft that ``find`` finds."""
         found = self.find(tokens)
+        if not found:
+            return 0.0
         if self._bringing is None:
             # What a draft at hand is worth changes with the next one, or with the next tokens.
             worths = [self.worth(each.draft.group).of(late=each.late) for each in found if each.tree.tokens]
@@ -334,18 +338,26 @@ class Mailbox:
             tokens: committed before the step.
             committed: the step's tokens.
         """
-        for found in self.find(tokens):
+        at_hand = self.find(tokens)
+        over = len(at_hand) == len(self._kept)
+        for found in at_hand:
+            right = follow(found.tree, committed)
+            remains = right == len(committed) and _goes_on(found.tree, committed)
+            over = over and not remains
             if found.asked:
                 group = found.draft.group
-                right = follow(found.tree, committed)
                 brought = min(most, right)
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not (right == len(committed) and _goes_on(found.tree, committed))
+                ends = not found.late and not remains
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:
                         each.learn(max(0, brought - 1), late=True)
+        if over:
+            # The next ``find`` would look through all of them for nothing.
+            self._kept.clear()
+            self._found = len(tokens) + len(committed), []
 
     def drop_old(self) -> None:
         """Drop the oldest drafts while their prefix is no longer remembered."""

@@ -157,6 +157,8 @@ class DraftWait:
         if since is None or not self._rate:
             return
         began, expected = since
+        if len(verdict.accepted_path) <= expected:
+            return
         came = (found for found in request.drafts() if not found.late and found.at >= began)
         brought = max((follow(found.tree, verdict.committed) for found in came), default=0)
         gained = min(brought, len(verdict.accepted_path)) - expected
