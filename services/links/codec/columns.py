@@ -6,7 +6,7 @@ rare in them, as hidden states or sampled drafts, has no column; such ones trave
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -157,12 +157,12 @@ _Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, .
 
 
 def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
-    sources = _joined([tree.sources for tree in trees])
+    sources = [*_joined([tree.sources for tree in trees])]
     number = {name: at for at, name in enumerate(dict.fromkeys(sources))}
     made.counts.extend([len(tree.tokens) for tree in trees])
     made.tokens.extend(_joined([tree.tokens for tree in trees]))
     made.parents.extend(_joined([tree.parents for tree in trees]))
-    made.sources.extend([number[name] for name in sources])
+    made.sources.extend(map(number.__getitem__, sources))
     made.source_names.extend(number)
     made.scores.extend(_joined([tree.scores for tree in trees]))
     made.score_counts.extend([len(tree.scores) for tree in trees])
@@ -212,8 +212,8 @@ def _refuse_beyond(tokens: Sequence[int], sources: Sequence[int], scores: Sequen
         raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
 
 
-def _joined(parts: Iterable[Sequence[_T]]) -> list[_T]:
-    return list(chain.from_iterable(parts))
+def _joined(parts: Iterable[Sequence[_T]]) -> Iterator[_T]:
+    return chain.from_iterable(parts)
 
 
 def _cut(name: str, column: Sequence[_T], counts: Sequence[int]) -> list[tuple[_T, ...]]:
