@@ -104,7 +104,6 @@ class Drafting:
         self._depth = depth
         self._features = KeptFeatures(config.kept_feature_bytes)
         self.came = asyncio.Event()
-        self._now = now
         self.quiet = False
         # Requests that began, or were to be opened anew, in quiet: an origin has not heard of them.
         self._missed: dict[str, LiveRequest] = {}
@@ -308,8 +307,7 @@ class Drafting:
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
-        kept = self._keep(request, features)
-        if kept is not None:
+        if (kept := self._keep(request, features)) is not None:
             for origin, mailbox in self._of(request):
                 if not mailbox.given_up and origin.wants_features(request.message.plan, request.sources, prompt=True):
                     self._send_features(origin, request, [kept])
