@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Most calls answered at once, and most unread replies. Beyond these the sender has to wait.
-_MOST = 4096
+# Most calls answered at once, and most unread replies. Beyond these the sender has to wait. Most replies put together.
+_MOST, _TOGETHER = 4096, 64
 # Most bytes of hidden states that wait for their session to be opened anew, behind a slow answer. Beyond it the oldest go.
 _MOST_HELD = 64 << 20
 
@@ -125,23 +125,27 @@ class _Conversation:
         self._further: dict[str, asyncio.Task[None]] = {}
         # By session: the last call that opens it, until the drafter is told.
         self._opening: dict[str, _Opening] = {}
-        self.replies: asyncio.Queue[Sequence[DraftingReply] | None] = asyncio.Queue(_MOST)
+        self.replies: asyncio.Queue[Sequence[DraftingReply] | None] = asyncio.Queue(_MOST // _TOGETHER)
 
     async def listen(self, calls: CallQueue) -> None:
         """Answer calls until ``END``."""
         try:
-            while (call := await calls.get()) is not END:
+            call = await calls.get()
+            while call is not END:
                 # A step's reports come together, and so do the drafts that are made at once.
                 ready: list[DraftingReply] = []
-                while isinstance(call, StepReport) and (reply := self._now(call)) is not None:
+                while len(ready) < _TOGETHER and isinstance(call, StepReport) and (reply := self._now(call)) is not None:
                     ready.append(reply)
                     call = calls.get_nowait()
                 if ready:
                     await self.replies.put(ready)
+                    call = await calls.get() if call is END else call
+                    continue
                 if isinstance(call, ForgetTenant):
                     await self._forget(call)
                 elif call is not END:
                     await self._take(call)
+                call = await calls.get()
             await self._all_answered()
         except Exception:
             log.exception("a conversation with a verifier failed")
