@@ -43,8 +43,11 @@ class DecayingMean:
             most: it counts as different by at most so much.
         """
         self.count += 1
-        difference = min(most, max(-most, value - self.value))
-        self.value += max(self.newest, 1 / (self.prior + self.count)) * difference
+        # Without min and max: several are added to in every step of every request.
+        difference, weight = value - self.value, 1 / (self.prior + self.count)
+        if not -most <= difference <= most:
+            difference = most if difference > most else -most
+        self.value += (weight if weight > self.newest else self.newest) * difference
         return difference
 
     def successor(self) -> DecayingMean:

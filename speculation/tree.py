@@ -21,30 +21,37 @@ def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int, sources: Colle
     Raises:
         MalformedTree: names the field, the entry and the rule it breaks.
     """
-    nodes = len(tree)
+    nodes = len(tree.tokens)
     if nodes > max_nodes:
         raise MalformedTree("tree.tokens", f"{nodes} nodes", f"at most {max_nodes} nodes")
+    _validate_sizes(tree, nodes)
+    for node, (token, parent, source) in enumerate(zip(tree.tokens, tree.parents, tree.sources, strict=True)):
+        if not 0 <= token < vocab_size:
+            raise MalformedTree(f"tree.tokens[{node}]", token, f"a token id below {vocab_size}")
+        if not ROOT <= parent < node:
+            raise MalformedTree(f"tree.parents[{node}]", parent, f"-1 or an earlier node than {node}")
+        if sources is not None and source not in sources:
+            raise MalformedTree(f"tree.sources[{node}]", source, f"one of {', '.join(sorted(sources))}")
+    for node, score in enumerate(tree.scores):
+        if score != score:
+            raise MalformedTree(f"tree.scores[{node}]", score, "a number")
+    if tree.probes:
+        _validate_probes(tree)
+    if tree.proposals:
+        _validate_proposals(tree, vocab_size)
+
+
+def _validate_sizes(tree: TokenTree, nodes: int) -> None:
+    if len(tree.parents) == len(tree.sources) == len(tree.scores) == nodes and not tree.proposals:
+        # As of nearly all.
+        return
     for name in ("parents", "sources", "scores", "proposals"):
         length = len(getattr(tree, name))
         if length != nodes and not (length == 0 and name in ("scores", "proposals")):
             raise MalformedTree(f"tree.{name}", f"{length} entries", f"one entry for each of the {nodes} nodes")
-    for node, token in enumerate(tree.tokens):
-        if not 0 <= token < vocab_size:
-            raise MalformedTree(f"tree.tokens[{node}]", token, f"a token id below {vocab_size}")
-        if not ROOT <= tree.parents[node] < node:
-            raise MalformedTree(f"tree.parents[{node}]", tree.parents[node], f"-1 or an earlier node than {node}")
-        if sources is not None and tree.sources[node] not in sources:
-            raise MalformedTree(f"tree.sources[{node}]", tree.sources[node], f"one of {', '.join(sorted(sources))}")
-    for node, score in enumerate(tree.scores):
-        if score != score:
-            raise MalformedTree(f"tree.scores[{node}]", score, "a number")
-    _validate_probes(tree)
-    _validate_proposals(tree, vocab_size)
 
 
 def _validate_probes(tree: TokenTree) -> None:
-    if not tree.probes:
-        return
     probes = set(tree.probes)
     if len(probes) != len(tree.probes) or not all(0 <= node < len(tree) for node in probes):
         raise MalformedTree("tree.probes", tree.probes, f"distinct nodes below {len(tree)}")

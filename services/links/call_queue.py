@@ -86,8 +86,10 @@ class CallQueue:
         if not self._calls:
             return END
         number, call = self._calls.popitem(last=False)
-        self.feature_bytes -= self._carrying.pop(number, 0)
-        self._room.set()
+        if self._carrying:
+            self.feature_bytes -= self._carrying.pop(number, 0)
+        if not self._room.is_set():
+            self._room.set()
         return call
 
     def _add(self, call: DraftingCall) -> None:

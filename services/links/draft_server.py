@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Most calls answered at once, and most unread replies. Beyond these the sender has to wait.
-_MOST = 4096
+# Most calls answered at once, and most unread replies. Beyond these the sender has to wait. Most replies put together.
+_MOST, _TOGETHER = 4096, 64
 # Most bytes of hidden states that wait for their session to be opened anew, behind a slow answer. Beyond it the oldest go.
 _MOST_HELD = 64 << 20
 
@@ -56,7 +56,7 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
             while not replies.empty():
                 found.append(replies.get_nowait())
             ended = found[-1] is END
-            if ready := [reply for reply in found if reply is not END]:
+            if ready := [reply for each in found if each is not END for reply in each]:
                 yield ready
     finally:
         for task in (listening, watching):
@@ -111,7 +111,7 @@ class _Conversation:
     """One verifier's conversation with a drafter. An exception of the drafter fails one session, not the conversation.
 
     Attributes:
-        replies: replies to send, then ``END``.
+        replies: replies to send, several at once, then ``END``.
     """
 
     def __init__(self, drafter: Drafter, silence_s: float) -> None:
@@ -125,16 +125,27 @@ class _Conversation:
         self._further: dict[str, asyncio.Task[None]] = {}
         # By session: the last call that opens it, until the drafter is told.
         self._opening: dict[str, _Opening] = {}
-        self.replies: asyncio.Queue[DraftingReply | None] = asyncio.Queue(_MOST)
+        self.replies: asyncio.Queue[Sequence[DraftingReply] | None] = asyncio.Queue(_MOST // _TOGETHER)
 
     async def listen(self, calls: CallQueue) -> None:
         """Answer calls until ``END``."""
         try:
-            while (call := await calls.get()) is not END:
+            call = await calls.get()
+            while call is not END:
+                # A step's reports come together, and so do the drafts that are made at once.
+                ready: list[DraftingReply] = []
+                while len(ready) < _TOGETHER and isinstance(call, StepReport) and (reply := self._now(call)) is not None:
+                    ready.append(reply)
+                    call = calls.get_nowait()
+                if ready:
+                    await self.replies.put(ready)
+                    call = await calls.get() if call is END else call
+                    continue
                 if isinstance(call, ForgetTenant):
                     await self._forget(call)
-                else:
+                elif call is not END:
                     await self._take(call)
+                call = await calls.get()
             await self._all_answered()
         except Exception:
             log.exception("a conversation with a verifier failed")
@@ -159,12 +170,6 @@ class _Conversation:
         if isinstance(call, FeatureChunk):
             self._keep(call)
             return
-        if isinstance(call, StepReport) and name not in self._answering and (reply := self._now(call)) is not None:
-            if self.replies.full():
-                await self.replies.put(reply)
-            else:
-                self.replies.put_nowait(reply)
-            return
         if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
             # The drafter bounds the hidden states that it keeps. Queued here, they would pile up behind a slow answer.
             self._keep(FeatureChunk(session_id=name, features=features))
@@ -180,7 +185,7 @@ class _Conversation:
 
     def _now(self, call: StepReport) -> DraftingReply | None:
         """The answer to a step, where the drafter has it without a wait; None: it is to be asked in a task."""
-        if self._at_once is None:
+        if self._at_once is None or call.session_id in self._answering:
             return None
         try:
             reply: DraftingReply | None = self._at_once.at_once(call)
@@ -224,7 +229,7 @@ class _Conversation:
             log.exception("drafting failed for session %s", call.session_id)
             reply = _failure(call.session_id) if isinstance(call, OpenSession | StepReport) else None
         if reply is not None:
-            await self.replies.put(reply)
+            await self.replies.put([reply])
         wants = isinstance(call, OpenSession | StepReport) and not isinstance(reply, DraftFailure)
         if wants and self._answering.get(call.session_id) is asyncio.current_task():
             self._further[call.session_id] = self._begin(self._draft_further(call.session_id))
@@ -255,7 +260,7 @@ class _Conversation:
     async def _draft_further(self, session_id: str) -> None:
         try:
             async for draft in self._drafter.further(session_id):
-                await self.replies.put(draft)
+                await self.replies.put([draft])
         except Exception:
             log.exception("further drafts failed for session %s", session_id)
         if self._further.get(session_id) is asyncio.current_task():
@@ -276,4 +281,4 @@ class _Conversation:
         except Exception:
             log.exception("a tenant could not be forgotten")
             return
-        await self.replies.put(Forgotten(forget_id=call.forget_id))
+        await self.replies.put([Forgotten(forget_id=call.forget_id)])

@@ -41,7 +41,8 @@ class OpenSessions:
     def heard(self, session_id: str) -> None:
         """Note a call for a session. Sessions not opened here are ignored."""
         if session_id in self._heard:
-            self.opened(session_id)
+            self._heard[session_id] = self._clock()
+            self._heard.move_to_end(session_id)
 
     def close(self, session_id: str) -> None:
         """Close a session at the drafter. Unknown ids are fine."""

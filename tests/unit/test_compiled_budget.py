@@ -33,6 +33,9 @@ def tree_of(source: random.Random) -> TokenTree:
         return replace(made, scores=())
     if kind == 1 and len(made) and len(made) - 1 not in made.parents:
         return replace(made, probes=(len(made) - 1,), scores=made.scores if source.random() < 0.5 else ())
+    if kind == 3:
+        # What other versions may send.
+        return replace(made, scores=tuple(2 * each - 0.5 for each in made.scores))
     if kind == 2:
         return replace(made, proposals=(Proposal(token_ids=(1,), probabilities=(1.0,)),) * len(made))
     return made

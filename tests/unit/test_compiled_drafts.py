@@ -136,7 +136,8 @@ def test_a_table_holds_and_drops_what_the_reference_does(seed: int, most: int) -
     draw, library = Random(seed), drafting_library()
     assert library is not None
     reference, compiled = RecyclingTable(most), CompiledTable(library, most)
-    place: tuple[int, ...] = ()
+    text = [draw.randrange(4) for _ in range(draw.randrange(4))]
+    ends = reference.begin(text), compiled.begin(text)
     for _ in range(60):
         nodes = draw.randrange(6)
         tree = TokenTree(
@@ -145,23 +146,42 @@ def test_a_table_holds_and_drops_what_the_reference_does(seed: int, most: int) -
             sources=("x",) * nodes,
         )
         ids = tuple(tuple(draw.randrange(9) for _ in range(draw.randrange(9))) for _ in range(nodes + 1))
-        for table in (reference, compiled):
-            table.learn(place, tree, ids)
-        text = [draw.randrange(4) for _ in range(draw.randrange(4))]
-        after = [table.read(place, text) for table in (reference, compiled)]
-        assert after[0] == after[1]
-        place = after[0]
+        path = [node for node in range(nodes) if draw.random() < 0.5]
+        report = step([draw.randrange(9) for _ in range(draw.randrange(4))], path, tree, ids)
+        reference.observe(ends[0], report)
+        compiled.observe(ends[1], report)
+        assert ends[0].context == ends[1].context
+        # No more of them has a kind.
+        assert [each[:6] for each in ends[0].passed] == [*ends[1].passed][: len(ends[0].passed)]
         for _ in range(20):
             key = tuple(draw.randrange(4) for _ in range(draw.randrange(1, 4)))
             assert compiled.top(key) == reference.top(key)
             assert compiled.seen(key) == reference.seen(key)
 
 
-def test_ids_that_do_not_fit_a_tree_are_refused() -> None:
+def step(committed: Sequence[int], path: Sequence[int], tree: TokenTree, ids: tuple[tuple[int, ...], ...]) -> StepReport:
+    return StepReport(
+        session_id="s",
+        committed=tuple(committed),
+        length=0,
+        prefix_hash=0,
+        accepted_path=tuple(path),
+        max_nodes=4,
+        observation=Observation(tree=tree, top_ids=ids),
+    )
+
+
+def test_ids_and_paths_that_do_not_fit_a_tree_are_refused() -> None:
     library = drafting_library()
     assert library is not None
+    table, tree = CompiledTable(library, 9), chain([5, 6], "x")
+    end = table.begin((1,))
     with pytest.raises(ValueError, match="ids after 2 nodes"):
-        CompiledTable(library, 9).learn((1,), chain([5, 6], "x"), ((1,), (2,)))
+        table.observe(end, step((5,), (), tree, ((1,), (2,))))
+    for beyond in (2, -1):
+        with pytest.raises(ValueError, match="accepted path"):
+            table.observe(end, step((5, 6), (beyond,), tree, ((1,), (2,), (3,))))
+    assert (end.context, table.top((1,))) == ((1,), ())
 
 
 def test_what_was_learnt_is_saved_by_name_for_either_form(tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
+from random import Random
+
+import pytest
 
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.live_request import LiveRequest
@@ -11,7 +15,7 @@ from services.verifier.engine.mailbox import Mailbox, Prefixes
 from speculation.messages import Draft
 from speculation.tree import chain, claims, path_to
 from speculation.types import Plan, Proposal, TokenTree
-from tests.fakes import request
+from tests.fakes import random_tree, request
 
 TEXT = [1, 2, 3]
 REJECTION = Plan(strategy="test", sources=("x",), max_nodes=2, acceptance="rejection")
@@ -243,6 +247,22 @@ def test_a_draft_that_came_during_the_pass_tells_what_it_would_bring_a_step_late
         box.mailbox.learn(TEXT, (4, 5, 6, 7), 8)
         weight = 1 / 1.5
         assert math.isclose(box.mailbox.worth("").late.value, before + weight * (brings - before))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_is_left_after_a_step_is_what_a_search_of_all_drafts_finds(seed: int) -> None:
+    draw, box = Random(seed), Box()
+    for number in range(draw.randrange(4)):
+        tree = random_tree(draw, draw.randrange(5), 4)
+        ahead = tuple(draw.randrange(4) for _ in range(draw.choice((0, 0, 1, 2))))
+        box.put(tree, assumed=ahead, group=draw.choice("ab"), now=float(number))
+    committed = tuple(draw.randrange(4) for _ in range(draw.randrange(1, 4)))
+    fresh = copy(box.mailbox)
+    fresh._kept = fresh._kept.copy()
+    box.live.commit(committed)
+    assert box.mailbox.find(box.live.tokens) == fresh._find(box.live.tokens)
+    worths = [box.mailbox.worth(found.draft.group).of(late=found.late) for found in box.live.drafts() if found.tree.tokens]
+    assert box.live.expected() == max(worths, default=0.0)
 
 
 def test_a_draft_that_could_not_be_made_yet_says_nothing_about_its_worth() -> None:

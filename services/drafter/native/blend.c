@@ -90,8 +90,8 @@ static void ask_recycling(struct draft *draft, int32_t begin, const struct wante
     }
     /* Only at the end of the text, not further down a tree. */
     for (int ago = 0; end && ago < PASSED; ago++)
-        for (int32_t rank = 0; rank < wanted->passed[ago]; rank++)
-            name(draft, begin, wanted->passed_ids[ago][rank], PASSED_OVER + ago * PASSED_RANKS + rank);
+        for (int32_t rank = 0; rank < wanted->end->passed[ago]; rank++)
+            name(draft, begin, wanted->end->passed_ids[ago][rank], PASSED_OVER + ago * PASSED_RANKS + rank);
 }
 
 /* Hands over what was named: token and kind of each candidate, kinds counted from `first`. Returns how many, at most `most`. */
@@ -209,7 +209,9 @@ int64_t blend_draft(struct draft *draft, const struct wanted *wanted, int32_t *t
     int32_t pushed = 0;
     draft->node_count = draft->candidate_count = draft->heap_count = 0;
     if (!wanted->max_nodes) return 0;
-    unfold(draft, wanted, (struct drafted){.parent = -1, .probability = 1.0, .place = wanted->place}, &pushed);
+    struct place place = {.own = wanted->own_end, .shared = wanted->shared_end};
+    if (wanted->table) place.context = wanted->end->context;
+    unfold(draft, wanted, (struct drafted){.parent = -1, .probability = 1.0, .place = place}, &pushed);
     while (draft->heap_count && draft->node_count <= wanted->max_nodes) {
         const struct open best = pop(draft);
         const int32_t node = draft->node_count - 1;

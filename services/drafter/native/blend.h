@@ -12,7 +12,7 @@ enum {
     SUFFIX_KINDS = WHOSE * LENGTHS * COUNTS * SHARES,
     /* Token recycling's: by order 3, 2, 1 and rank; what was seen, by order; a snapshot's, which only the reference asks; what
        was passed over, by age and rank. */
-    ORDERS = LONGEST_CONTEXT, PASSED = 2, PASSED_RANKS = 6,
+    ORDERS = LONGEST_CONTEXT,
     TOP = SUFFIX_KINDS, SEEN = TOP + ORDERS * MOST_IDS, SNAPSHOT = SEEN + ORDERS + 1, PASSED_OVER = SNAPSHOT + MOST_IDS,
     /* Agreements of one of each, without the last part of their names. */
     RECYCLING_STEMS = ORDERS + 2 + PASSED,
@@ -44,10 +44,9 @@ struct wanted {
     /* NULL where a source takes no part. */
     struct automaton *own, *shared;
     const struct table *table;
+    const struct text_end *end;
     const double *weights;
     double least;
     int32_t max_nodes, depth, max_endings;
-    struct place place;
-    /* Of the tokens that were passed over at the last position and at the one before: how many, and which. */
-    int32_t passed[PASSED], passed_ids[PASSED][PASSED_RANKS];
+    struct ending own_end, shared_end;
 };

@@ -6,29 +6,30 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from services.drafter.blend import BlendSession, Places
 from services.drafter.calibrator import Calibrator
 from services.drafter.interfaces import PathSession
-from services.drafter.native.automaton import CompiledAutomaton
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import Held
-from services.drafter.native.recycling_table import CompiledTable
+from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd
 from services.drafter.sessions.tree_walk import TreeWalk
 from services.drafter.sources import recycling, suffix
 from services.drafter.sources.recycling import RecyclingSession
-from services.drafter.sources.suffix import SuffixSession
+from services.drafter.sources.suffix import Place, SuffixSession
 from services.drafter.sources.suffix_automaton import NOWHERE
+from speculation import limits
 from speculation.records import maker
 from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 _KNOWN = (suffix.NAME, recycling.NAME)
-# The structs wanted and candidate in blend.h, and the constants there. A context has at most as many tokens as zeros here.
-_WANTED = struct.Struct("4Pd3i8i2i12i4x")
+# The structs wanted and candidate in blend.h.
+_WANTED = struct.Struct("5Pd7i4x")
+# The numbers of so many nodes.
+_INTS, _DOUBLES = ([struct.Struct(f"{count}{kind}") for count in range(limits.MAX_TREE_NODES + 1)] for kind in "id")
 _make_tree = maker(TokenTree)
-_ZEROS, _PASSED, _PASSED_RANKS = (0, 0, 0), 2, 6
 
 
 class _Candidate(ctypes.Structure):
@@ -53,13 +54,27 @@ class CompiledBlendSession(BlendSession):
     ) -> None:
         super().__init__(sources, calibrator, models, joint)
         self._library = library
+        # As many sources as there are until one fails.
+        self._whole = len(self._sources)
         self._suffix = cast(SuffixSession, sources.get(suffix.NAME))
         self._recycling = cast(RecyclingSession, sources.get(recycling.NAME))
+        if self._recycling is not None:
+            self._table, self._end = cast(CompiledTable, self._recycling.table), cast(CompiledTextEnd, self._recycling.end)
         self._weights, self._squares = calibrator.weights, calibrator.squares
         # What is left of a draft to be learnt from, and of those for texts that may come.
         self._last, self._other = (Held(library.blend_new(), library.blend_free) for _ in range(2))
         self._wanted = ctypes.create_string_buffer(_WANTED.size)
+        self._limits = (0, 0) if self._suffix is None else (self._suffix.config.depth, self._suffix.config.max_endings)
         self._room(0)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        if len(self._sources) < self._whole or self._models:
+            return super().draft(max_nodes)
+        try:
+            place = None if self._suffix is None else self._suffix.start()
+        except Exception:
+            return super().draft(max_nodes)
+        return self._drafted(self._last, max_nodes, place, self._recycling is not None)
 
     def likeliest_after(self, node: int) -> list[tuple[int, float]]:
         if self._calibrator is not self._alone:
@@ -78,43 +93,43 @@ class CompiledBlendSession(BlendSession):
     def _grow(self, start: Places, max_nodes: int, *, ahead: bool) -> TokenTree:
         if self._calibrator is not self._alone:
             return super()._grow(start, max_nodes, ahead=ahead)
-        if max_nodes > len(self._tokens):
-            self._room(max_nodes)
-        _WANTED.pack_into(self._wanted, 0, *self._asked(dict(start), max_nodes, ahead))
+        places = dict(start)
+        end = CompiledTextEnd(places[recycling.NAME]) if ahead and recycling.NAME in places else None
         draft = self._other if ahead else self._last
-        tokens, parents, recycled, scores = self._tokens, self._parents, self._recycled, self._scores
-        count = self._library.blend_draft(draft.address, self._wanted, tokens, parents, recycled, scores)
+        return self._drafted(draft, max_nodes, places.get(suffix.NAME), recycling.NAME in places, end)
+
+    def _drafted(
+        self, draft: Held, max_nodes: int, place: Place | None, recycled: bool, end: CompiledTextEnd | None = None
+    ) -> TokenTree:
+        """The likeliest tree.
+
+        Args:
+            draft: where what is named is left.
+            place: where suffix decoding looks; None: it takes no part.
+            recycled: whether token recycling takes part; behind ``end``, or behind the text.
+        """
+        if max_nodes > self._nodes_room:
+            self._room(max_nodes)
+        own = shared = table = address = 0
+        if place is not None:
+            counted, answers = self._suffix.automata
+            own, shared = counted.address, answers.address  # type: ignore[union-attr]  # Both are compiled.
+        if recycled:
+            table, address = self._table.address, (end or self._end).address
+        (state, size), (other, length) = place or (NOWHERE, NOWHERE)
+        asked = own, shared, table, address, self._weights, self._least, max_nodes, *self._limits, state, size, other, length
+        _WANTED.pack_into(self._wanted, 0, *asked)
+        count = self._library.blend_draft(draft.address, self._wanted, *self._found)
+        ints, doubles = _INTS[count], _DOUBLES[count]
+        tokens, parents, named, scores = self._found
         return _make_tree(
-            tokens=tuple(tokens[:count]),
-            parents=tuple(parents[:count]),
-            sources=tuple([_KNOWN[each] for each in recycled[:count]]),
-            scores=tuple(scores[:count]),
+            tokens=ints.unpack_from(tokens),
+            parents=ints.unpack_from(parents),
+            sources=tuple([_KNOWN[each] for each in ints.unpack_from(named)]),
+            scores=doubles.unpack_from(scores),
         )
 
     def _room(self, nodes: int) -> None:
-        """Make room for trees of so many nodes."""
-        self._tokens, self._parents, self._recycled = ((ctypes.c_int32 * nodes)() for _ in range(3))
-        self._scores = (ctypes.c_double * nodes)()
-
-    def _asked(self, places: Mapping[str, Any], max_nodes: int, ahead: bool) -> list[float]:
-        """What the struct wanted holds. Sources that say nothing take no part."""
-        own = shared = table = depth = endings = 0
-        (state, size), (other, length) = NOWHERE, NOWHERE
-        context: tuple[int, ...] = ()
-        passed: Sequence[tuple[int, ...]] = ()
-        if suffix.NAME in places:
-            (state, size), (other, length) = places[suffix.NAME]
-            counted, answers = self._suffix.automata
-            own, shared = cast(CompiledAutomaton, counted).address, cast(CompiledAutomaton, answers).address
-            depth, endings = self._suffix.config.depth, self._suffix.config.max_endings
-        if recycling.NAME in places:
-            table, context = cast(CompiledTable, self._recycling.table).address, places[recycling.NAME]
-            passed = () if ahead else self._recycling.passed
-        counts, ids = [0] * _PASSED, [0] * (_PASSED * _PASSED_RANKS)
-        for ago, each in enumerate(passed):
-            counts[ago] = count = min(len(each), _PASSED_RANKS)
-            ids[ago * _PASSED_RANKS : ago * _PASSED_RANKS + count] = each[:count]
-        return [
-            own, shared, table, self._weights, self._least, max_nodes, depth, endings, state, size, other, length,
-            len(context), *context, *_ZEROS[len(context) :], *counts, *ids,
-        ]  # fmt: skip
+        """Make room for trees of so many nodes: their tokens, parents, the numbers of their sources, and scores."""
+        self._nodes_room = nodes
+        self._found = (*((ctypes.c_int32 * nodes)() for _ in range(3)), (ctypes.c_double * nodes)())

@@ -144,8 +144,8 @@ static struct context context_of(const struct context *root, const int32_t *toke
 
 /* Notes what a pass has shown: the likeliest ids after the root and each node, `counts` of them each, one behind the other.
    Deeper nodes first: if two paths end in the same context, the one nearer to the text is kept. */
-void table_learn(struct table *table, const struct context *root, const int32_t *tokens, const int32_t *parents, int64_t nodes,
-                 const int32_t *ids, const int32_t *counts) {
+static void table_learn(struct table *table, const struct context *root, const int32_t *tokens, const int32_t *parents,
+                        int64_t nodes, const int32_t *ids, const int32_t *counts) {
     for (int64_t row = 0; row <= nodes; row++) ids += counts[row];
     for (int64_t node = nodes - 1; node >= -1; node--) {
         const struct context context = context_of(root, tokens, parents, node);
@@ -164,6 +164,36 @@ void table_read(struct table *table, struct context *context, const int32_t *tok
         }
         *context = context_after(*context, tokens[at]);
     }
+}
+
+/* Notes what was passed over at a position, of `count` likely ids. */
+static void pass_over(struct text_end *end, int32_t token, const int32_t *ids, int32_t count) {
+    end->passed[1] = end->passed[0];
+    memcpy(end->passed_ids[1], end->passed_ids[0], sizeof end->passed_ids[0]);
+    int32_t many = 0;
+    for (int32_t at = 0; at < count && many < PASSED_RANKS; at++)
+        if (ids[at] != token) end->passed_ids[0][many++] = ids[at];
+    end->passed[0] = many;
+}
+
+/* Notes what a pass has shown behind a text, and moves the text's end behind what was committed then. `told`: these tokens, as
+   many as `many`; `path`: nodes before all but the first; tokens and parents of all nodes; how many ids there are in each of
+   `rows`, the root's first; the ids. Returns 0, and does nothing, where the path leaves the tree. */
+int32_t table_observe(struct table *table, struct text_end *end, const int32_t *told, int64_t many, int64_t path, int64_t nodes,
+                      int64_t rows) {
+    const int32_t *accepted = told + many, *tokens = accepted + path, *parents = tokens + nodes, *counts = parents + nodes;
+    const int32_t *ids = counts + rows;
+    for (int64_t at = 0; at < path; at++)
+        if (accepted[at] < 0 || accepted[at] >= nodes) return 0;
+    table_learn(table, &end->context, tokens, parents, nodes, ids, counts);
+    const int64_t chosen = many < path + 1 ? many : path + 1;
+    for (int64_t at = chosen > PASSED ? chosen - PASSED : 0; at < chosen; at++) {
+        const int32_t row = at ? accepted[at - 1] + 1 : 0, *likely = ids;
+        for (int32_t before = 0; before < row; before++) likely += counts[before];
+        pass_over(end, told[at], likely, counts[row]);
+    }
+    table_read(table, &end->context, told, many);
+    return 1;
 }
 
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids) {

@@ -2,11 +2,17 @@
 #pragma once
 #include <stdint.h>
 
-enum { LONGEST_CONTEXT = 3, MOST_IDS = 8 };
+enum { LONGEST_CONTEXT = 3, MOST_IDS = 8, PASSED = 2, PASSED_RANKS = 6 };
 
 /* The last tokens of a text or of a path behind it, latest last. */
 struct context {
     int32_t size, tokens[LONGEST_CONTEXT];
+};
+
+/* The end of a text: its last tokens, and the likely ones that the last and the one before were chosen over: how many, which. */
+struct text_end {
+    struct context context;
+    int32_t passed[PASSED], passed_ids[PASSED][PASSED_RANKS];
 };
 
 struct table;

@@ -37,7 +37,7 @@ _SIGNATURES = {
     "automaton_followers": ("PiP", "q"),
     "table_new": ("q", "P"),
     "table_free": ("P", None),
-    "table_learn": ("PPPPqPP", None),
+    "table_observe": ("PPPqqqq", "i"),
     "table_read": ("PPPq", None),
     "table_top": ("PPiP", "q"),
     "table_seen": ("PPi", "i"),

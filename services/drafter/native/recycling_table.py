@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from itertools import chain
 
 from services.drafter.native.library import Held, drafting_library
-from services.drafter.sources.recycling_table import ORDERS, SEEN_KINDS, TOP_KINDS, Context, RecyclingTable
-from speculation.types import TokenTree
+from services.drafter.sources.recycling_table import ORDERS, PASSED, SEEN_KINDS, TOP_KINDS, Context, RecyclingTable
+from speculation.messages import StepReport
 
 _UNKNOWN = -1
 # In the order of blend.h; at most one candidate of each.
 _KINDS = (*chain.from_iterable(TOP_KINDS[order] for order in ORDERS), *SEEN_KINDS)
 _MOST = len(_KINDS)
-# Bytes of an int32.
-_INT = 4
+# The constants in contexts.h, and the numbers in its struct text_end.
+_LONGEST, _PASSED_RANKS = 3, 6
+_END = 1 + _LONGEST + PASSED + PASSED * _PASSED_RANKS
 
 
 def recycling_table(max_entries: int) -> RecyclingTable | CompiledTable:
@@ -25,35 +26,69 @@ def recycling_table(max_entries: int) -> RecyclingTable | CompiledTable:
     return RecyclingTable(max_entries) if library is None else CompiledTable(library, max_entries)
 
 
+class CompiledTextEnd:
+    """As ``TextEnd``. Of what was passed over, only as many tokens are kept as have a kind.
+
+    Attributes:
+        address: of the struct text_end.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._held = array("i", (len(context), *context)) + array("i", bytes(4 * (_END - 1 - len(context))))
+        self.address = self._held.buffer_info()[0]
+
+    @property
+    def context(self) -> Context:
+        return tuple(self._held[1 : 1 + self._held[0]])
+
+    @property
+    def passed(self) -> list[tuple[int, ...]]:
+        ids = 1 + _LONGEST + PASSED
+        counts = self._held[1 + _LONGEST : ids]
+        return [
+            tuple(self._held[at : at + count]) for at, count in zip(range(ids, _END, _PASSED_RANKS), counts, strict=True)
+        ]
+
+
 class CompiledTable(Held):
     """As ``RecyclingTable``, of at most eight successors."""
 
     def __init__(self, library: ctypes.PyDLL, max_entries: int) -> None:
         super().__init__(library.table_new(max_entries), library.table_free)
         self._library = library
-        self._learn = library.table_learn
+        self._observe = library.table_observe
         # The struct in contexts.h.
         self._context = array("i", bytes(16))
         self._at = self._context.buffer_info()[0]
         # Of ``candidates``: token and kind, of each.
         self._found = (ctypes.c_int32 * (2 * _MOST))()
 
-    def learn(self, context: Context, tree: TokenTree, top_ids: Sequence[tuple[int, ...]]) -> None:
-        nodes = len(tree.tokens)
-        if not len(tree.parents) == nodes < len(top_ids):
-            raise ValueError(f"there are ids after {len(top_ids)} nodes: must be one more than the {nodes} of the tree")
-        self._put(context)
-        # One array, since each costs as much as the call.
-        told = array("i", (*tree.tokens, *tree.parents, *map(len, top_ids), *chain.from_iterable(top_ids)))
-        at = told.buffer_info()[0]
-        parents, counts = at + _INT * nodes, at + 2 * _INT * nodes
-        self._learn(self.address, self._at, at, parents, nodes, counts + _INT * len(top_ids), counts)
-
-    def read(self, context: Context, tokens: Sequence[int]) -> Context:
-        self._put(context)
+    def begin(self, tokens: Sequence[int]) -> CompiledTextEnd:
+        end = CompiledTextEnd(())
         held = array("i", tokens)
-        self._library.table_read(self.address, self._at, *held.buffer_info())
-        return tuple(self._context[1 : 1 + self._context[0]])
+        self._library.table_read(self.address, end.address, *held.buffer_info())
+        return end
+
+    def observe(self, end: CompiledTextEnd, report: StepReport) -> None:
+        """As ``RecyclingTable.observe``.
+
+        Raises:
+            ValueError: what was observed does not fit its tree.
+        """
+        committed, seen = report.committed, report.observation
+        if seen is None or not seen.top_ids:
+            held = array("i", committed)
+            self._library.table_read(self.address, end.address, *held.buffer_info())
+            return
+        path, tree, rows = report.accepted_path, seen.tree, seen.top_ids
+        nodes = len(tree.tokens)
+        if not len(tree.parents) == nodes < len(rows):
+            raise ValueError(f"there are ids after {len(rows)} nodes: must be one more than the {nodes} of the tree")
+        # One array, since each costs as much as the call.
+        told = array("i", [*committed, *path, *tree.tokens, *tree.parents, *map(len, rows), *chain.from_iterable(rows)])
+        sizes = len(committed), len(path), nodes, len(rows)
+        if not self._observe(self.address, end.address, told.buffer_info()[0], *sizes):
+            raise ValueError(f"the accepted path is {path}: must be nodes of a tree that has {nodes}")
 
     def candidates(self, context: Context) -> list[tuple[int, str]]:
         self._put(context)

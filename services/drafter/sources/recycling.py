@@ -7,11 +7,11 @@ that was likely at one of the last two positions but was not chosen there is a c
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, RecyclingConfig
-from services.drafter.native.recycling_table import CompiledTable, recycling_table
+from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd, recycling_table
 from services.drafter.sources.recycling_table import (
     ORDERS,
     RANKS,
@@ -19,11 +19,11 @@ from services.drafter.sources.recycling_table import (
     TOP_KINDS,
     Context,
     RecyclingTable,
+    TextEnd,
     context_after,
 )
 from speculation.messages import OpenSession, StepReport
 from speculation.successor_table import Successors, read
-from speculation.tree import ROOT
 
 NAME = "recycling"
 
@@ -91,17 +91,20 @@ class RecyclingSession:
     Attributes:
         table: the tenant's.
         warm: see ``Recycling``.
-        passed: for each of the latest tokens, latest first: the likely tokens that it was chosen over.
+        end: of its text.
     """
 
     def __init__(self, table: RecyclingTable | CompiledTable, warm: Successors | None, tokens: Sequence[int]) -> None:
         self.table = table
         self.warm = warm
-        self.passed: deque[tuple[int, ...]] = deque(maxlen=len(_PASSED))
-        self._context: Context = table.read((), tokens)
+        self.end: TextEnd | CompiledTextEnd = table.begin(tokens)
+        self._started: Context = ()
 
     def start(self) -> Context:
-        return self._context
+        # The same object until the text goes on, by which ``candidates`` knows the text's end.
+        if self._started != (context := self.end.context):
+            self._started = context
+        return self._started
 
     def follow(self, place: Context, token: int) -> Context:
         return context_after(place, token)
@@ -116,20 +119,15 @@ class RecyclingSession:
                 known.add(token)
                 yield token, kind
         # Only at the end of the text, not further down a tree.
-        if place is self._context:
-            for passed, kinds in zip(self.passed, _PASSED, strict=False):
+        if place is self._started:
+            for passed, kinds in zip(self.end.passed, _PASSED, strict=False):
                 for token, kind in zip(passed, kinds, strict=False):
                     if token not in known:
                         known.add(token)
                         yield token, kind
 
     def observe(self, report: StepReport) -> None:
-        if report.observation is not None and report.observation.top_ids:
-            self.table.learn(self._context, report.observation.tree, report.observation.top_ids)
-            for token, node in [*zip(report.committed, (ROOT, *report.accepted_path), strict=False)][-len(_PASSED) :]:
-                likely = report.observation.top_ids[node + 1]
-                self.passed.appendleft(tuple([each for each in likely if each != token]))
-        self._context = self.table.read(self._context, report.committed)
+        self.table.observe(self.end, report)  # type: ignore[arg-type]  # The end is of the table's own kind.
 
     def catch_up(self) -> bool:
         """No work is deferred."""

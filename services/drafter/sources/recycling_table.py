@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
@@ -16,11 +17,26 @@ ORDERS = (3, 2, 1)
 RANKS = 8
 TOP_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(RANKS)) for order in ORDERS}
 SEEN_KINDS = tuple(f"seen:{order}" for order in range(max(ORDERS) + 1))
+# The latest positions whose likely tokens that were not chosen are kept.
+PASSED = 2
 
 
 def context_after(context: Context, token: int) -> Context:
     """The context one token further."""
     return (*context, token)[-ORDERS[0] :]
+
+
+class TextEnd:
+    """Where a text ends.
+
+    Attributes:
+        context: its last tokens.
+        passed: for each of the latest tokens, latest first: the likely tokens that it was chosen over.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.passed: deque[tuple[int, ...]] = deque(maxlen=PASSED)
 
 
 class RecyclingTable:
@@ -32,6 +48,19 @@ class RecyclingTable:
         self._top: OrderedDict[Context, tuple[int, ...]] = OrderedDict()
         # The token that followed each context in a text; used after what passes have shown.
         self._seen: OrderedDict[Context, int] = OrderedDict()
+
+    def begin(self, tokens: Sequence[int]) -> TextEnd:
+        """Learn what follows what in a text; returns its end."""
+        return TextEnd(self.read((), tokens))
+
+    def observe(self, end: TextEnd, report: StepReport) -> None:
+        """Learn from a step behind a text, and move the text's end behind its tokens."""
+        if report.observation is not None and report.observation.top_ids:
+            self.learn(end.context, report.observation.tree, report.observation.top_ids)
+            for token, node in [*zip(report.committed, (ROOT, *report.accepted_path), strict=False)][-PASSED:]:
+                likely = report.observation.top_ids[node + 1]
+                end.passed.appendleft(tuple([each for each in likely if each != token]))
+        end.context = self.read(end.context, report.committed)
 
     def learn(self, context: Context, tree: TokenTree, top_ids: Sequence[tuple[int, ...]]) -> None:
         """Note the likeliest tokens after ``context`` and after every node of a tree behind it, in a pass."""

@@ -296,9 +296,13 @@ class SuffixSession:
 
     def _read(self, tokens: Sequence[int]) -> None:
         own, most = self._own, self.config.max_tokens
-        own.add(tokens[-most:])
-        if (begin := own.end - most) > 0:
-            own.forget(begin)
+        if own.end + len(tokens) <= most:
+            left = own.read(tokens, _PIECE)
+        else:
+            own.add(tokens[-most:])
+            own.forget(own.end - most)
+            left = own.work(_PIECE)
         self._recent.extend(tokens[-self.config.depth :])
         self._unfollowed += tokens
-        self._answers.memory.work(own.work(_PIECE))
+        if not self._answers.memory.idle:
+            self._answers.memory.work(left)

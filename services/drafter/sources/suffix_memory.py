@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from services.drafter.native.automaton import CompiledAutomaton, counting_automaton
 from services.drafter.sources.suffix_automaton import Automaton
@@ -53,12 +53,23 @@ class Memory:
     @property
     def idle(self) -> bool:
         """Whether ``work`` has nothing to do."""
-        return self.complete and self._next is None
+        return self._next is None and self._used.head == self.end and self._used.tail == self.begin
 
     def add(self, tokens: Iterable[int]) -> None:
         """Append tokens; ``work`` will count them."""
         self._text.extend(tokens)
         self.end = self._base + len(self._text)
+
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        """``add`` tokens and ``work``: where nothing else is left to do, in one go."""
+        if len(tokens) > most or not self.idle:
+            self.add(tokens)
+            return self.work(most)
+        added = array("i", tokens)
+        self._used.automaton.add(added)
+        self._text.extend(added)
+        self._used.head = self.end = self.end + len(added)
+        return most - len(added)
 
     def forget(self, begin: int) -> None:
         """Forget what lies before position ``begin``."""

@@ -6,7 +6,7 @@ rare in them, as hidden states or sampled drafts, has no column; such ones trave
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -47,11 +47,11 @@ def numbers_of_draft(draft: Draft) -> int | None:
 def write_reports(reports: Sequence[StepReport], made: drafting_pb2.StepReports) -> None:
     """Encode reports, all with room in the columns, into an empty message."""
     made.session_ids.extend([each.session_id for each in reports])
-    made.committed.extend(_joined(each.committed for each in reports))
+    made.committed.extend(_joined([each.committed for each in reports]))
     made.committed_counts.extend([len(each.committed) for each in reports])
     made.lengths.extend([each.length for each in reports])
     made.prefix_hashes.extend([each.prefix_hash for each in reports])
-    made.accepted_paths.extend(_joined(each.accepted_path for each in reports))
+    made.accepted_paths.extend(_joined([each.accepted_path for each in reports]))
     made.accepted_counts.extend([len(each.accepted_path) for each in reports])
     made.max_nodes.extend([each.max_nodes for each in reports])
     made.min_probabilities.extend([each.min_probability for each in reports])
@@ -145,10 +145,11 @@ def _draft(
 
 
 class _Names(NamedTuple):
-    """The names of all sources of a message, and the longest of them."""
+    """The names of all sources of a message, the longest of them, and whether no tree of the message breaks a limit."""
 
     all: tuple[str, ...]
     longest: int
+    sound: bool
 
 
 # A tree's tokens, parents, indices of sources and scores, and the names of all sources.
@@ -156,21 +157,23 @@ _Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[float, .
 
 
 def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
-    sources = _joined(tree.sources for tree in trees)
+    sources = [*_joined([tree.sources for tree in trees])]
     number = {name: at for at, name in enumerate(dict.fromkeys(sources))}
     made.counts.extend([len(tree.tokens) for tree in trees])
-    made.tokens.extend(_joined(tree.tokens for tree in trees))
-    made.parents.extend(_joined(tree.parents for tree in trees))
-    made.sources.extend([number[name] for name in sources])
+    made.tokens.extend(_joined([tree.tokens for tree in trees]))
+    made.parents.extend(_joined([tree.parents for tree in trees]))
+    made.sources.extend(map(number.__getitem__, sources))
     made.source_names.extend(number)
-    made.scores.extend(_joined(tree.scores for tree in trees))
+    made.scores.extend(_joined([tree.scores for tree in trees]))
     made.score_counts.extend([len(tree.scores) for tree in trees])
 
 
 def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
     counts, told = wire.counts[:], tuple(wire.source_names[:])
     check_size(f"{name}.source_names", len(told), limits.MAX_SOURCES * len(counts))
-    names = _Names(told, max(map(len, told), default=0))
+    longest = max(map(len, told), default=0)
+    most, last = max((*counts, *wire.score_counts), default=0), max(wire.sources[:], default=-1)
+    names = _Names(told, longest, most <= limits.MAX_TREE_NODES and last < len(told) and longest <= limits.MAX_SOURCE_NAME)
     return [
         (*columns, names)
         for columns in zip(
@@ -193,18 +196,24 @@ def _tree(
     """As ``trees.decode_tree``, of a tree in columns."""
     if not tokens:
         return EMPTY_TREE
+    if not names.sound:
+        _refuse_beyond(tokens, sources, scores, names)
+    named = names.all
+    return _make_tree(tokens=tokens, parents=parents, sources=tuple([named[each] for each in sources]), scores=scores)
+
+
+def _refuse_beyond(tokens: Sequence[int], sources: Sequence[int], scores: Sequence[float], names: _Names) -> None:
+    """Of a message with a tree that breaks a limit: raise if it is this one."""
     if max(len(tokens), len(scores)) > limits.MAX_TREE_NODES:
         raise MalformedTree("tree.tokens", f"{max(len(tokens), len(scores))} entries", f"at most {limits.MAX_TREE_NODES}")
     if max(sources) >= len(names.all):
         raise MalformedTree("tree.sources", max(sources), f"below {len(names.all)}")
-    named = tuple([names.all[each] for each in sources])
-    if names.longest > limits.MAX_SOURCE_NAME and len(longest := max(set(named), key=len)) > limits.MAX_SOURCE_NAME:
+    if len(longest := max([names.all[each] for each in sources], key=len)) > limits.MAX_SOURCE_NAME:
         raise MalformedTree("tree.source_names", longest, f"names of at most {limits.MAX_SOURCE_NAME} characters")
-    return _make_tree(tokens=tokens, parents=parents, sources=named, scores=scores)
 
 
-def _joined(parts: Iterable[Sequence[_T]]) -> list[_T]:
-    return list(chain.from_iterable(parts))
+def _joined(parts: Iterable[Sequence[_T]]) -> Iterator[_T]:
+    return chain.from_iterable(parts)
 
 
 def _cut(name: str, column: Sequence[_T], counts: Sequence[int]) -> list[tuple[_T, ...]]:

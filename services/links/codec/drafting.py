@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.codec.columns import (
@@ -37,7 +37,6 @@ from speculation.messages import (
 )
 from speculation.types import Observation, SamplingParams
 
-_Any = TypeVar("_Any")
 _Kind = TypeVar("_Kind")
 
 # One that only another version knows looks as if there were none.
@@ -109,8 +108,8 @@ def decode_drafting_replies(wire: drafting_pb2.DraftResponse) -> Sequence[Drafti
 
 
 def _grouped(
-    messages: Sequence[_Any], kind: type[_Kind], numbers: Callable[[_Kind], int | None]
-) -> Iterator[tuple[_Any | None, list[_Kind]]]:
+    messages: Sequence[Any], kind: type[_Kind], numbers: Callable[[_Kind], int | None]
+) -> Iterator[tuple[Any | None, list[_Kind]]]:
     """Messages in their order: either one alone, or several that may share one.
 
     Args:
@@ -120,14 +119,14 @@ def _grouped(
     together: list[_Kind] = []
     size = 0
     for message in messages:
-        own = numbers(message) if isinstance(message, kind) else None
+        own = numbers(message) if type(message) is kind else None
         if together and (own is None or size + own > MOST_NUMBERS):
             yield None, together
             together, size = [], 0
         if own is None:
             yield message, []
         else:
-            together.append(cast(_Kind, message))
+            together.append(message)
             size += own
     if together:
         yield None, together

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.sparse_log import SparseLog
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.clock import now
+from services.verifier.engine.clock import clock, now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
@@ -110,6 +110,7 @@ class Drafting:
 
     async def start(self) -> None:
         """Start every origin's link."""
+        self._now = clock()
         for origin in self._origins.values():
             await origin.link.start(_Receiver(self, origin))
 
@@ -217,7 +218,7 @@ class Drafting:
             return
         if request.by_paper:
             prices = None
-        at, reopened = now(), self._leave_out(request)
+        at, reopened = self._now(), self._leave_out(request)
         for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
                 continue
@@ -306,8 +307,7 @@ class Drafting:
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
-        kept = self._keep(request, features)
-        if kept is not None:
+        if (kept := self._keep(request, features)) is not None:
             for origin, mailbox in self._of(request):
                 if not mailbox.given_up and origin.wants_features(request.message.plan, request.sources, prompt=True):
                     self._send_features(origin, request, [kept])
@@ -388,7 +388,7 @@ class Drafting:
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
-        mailbox.add(draft, request.tokens, request.most_credited, now())
+        mailbox.add(draft, request.tokens, request.most_credited, self._now())
 
     def on_connected(self, origin: Origin) -> None:
         """Open sessions for all admitted requests at an origin that has just connected."""

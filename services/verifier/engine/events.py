@@ -13,11 +13,13 @@ Event = Progress | Finished | BaseException
 class Events:
     """A queue without bounds for a single reader. Every token passes through one, so it does no more than it must."""
 
-    __slots__ = ("_ready", "_waiting")
+    __slots__ = ("_loop", "_ready", "_waiting")
 
     def __init__(self) -> None:
         self._ready: deque[Event] = deque()
         self._waiting: asyncio.Future[None] | None = None
+        # The reader's.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, event: Event) -> None:
         """Add an event; a reader that waits is told by ``wake``."""
@@ -35,6 +37,9 @@ class Events:
 
     def came(self) -> asyncio.Future[None]:
         """Ends once the reader is woken; for a reader that found nothing. Only in a running event loop."""
-        waiting: asyncio.Future[None] = asyncio.Future()
+        if self._loop is None:
+            # Only once: to find the running loop takes a call of the system.
+            self._loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._waiting = waiting
         return waiting

@@ -126,8 +126,9 @@ class Mailbox:
         self._groups: tuple[str, ...] = ("",)
         self._none_for = -1
         self._reopened_for = -1
-        # What ``find`` found, and for how many tokens; None: anew.
+        # What ``find`` found, and for how many tokens; None: anew. How many tokens that will bring; None: not asked.
         self._found: tuple[int, list[ReadyDraft]] | None = None
+        self._bringing: float | None = None
 
     def opened(self, length: int, now: float, *, asks: bool = True, groups: Sequence[str] = ()) -> None:
         """Note that a session was opened with ``length`` tokens for sources in ``groups``; ``asks``: for a draft as well."""
@@ -270,7 +271,9 @@ class Mailbox:
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
-        there = {found.draft.group for found in self.find(tokens) if not found.late}
+        if not self.find(tokens):
+            return dict.fromkeys(self._groups, at)
+        there = [found.draft.group for found in self.find(tokens) if not found.late]
         return {group: at for group in self._groups if group not in there}
 
     def _regroup(self) -> None:
@@ -287,9 +290,22 @@ class Mailbox:
             tokens: all committed tokens, of which there are only ever more.
         """
         # A step asks several times.
-        if self._found is None or self._found[0] != len(tokens):
-            self._found = (len(tokens), self._find(tokens))
-        return self._found[1]
+        found, length = self._found, len(tokens)
+        if found is None or found[0] != length:
+            found = self._found = length, self._find(tokens)
+            self._bringing = None
+        return found[1]
+
+    def expected(self, tokens: Sequence[int]) -> float:
+        """Expected number of accepted tokens of the best draft that ``find`` finds."""
+        found = self.find(tokens)
+        if not found:
+            return 0.0
+        if self._bringing is None:
+            # What a draft at hand is worth changes with the next one, or with the next tokens.
+            worths = [self.worth(each.draft.group).of(late=each.late) for each in found if each.tree.tokens]
+            self._bringing = max(worths, default=0.0)
+        return self._bringing
 
     def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
@@ -322,18 +338,26 @@ class Mailbox:
             tokens: committed before the step.
             committed: the step's tokens.
         """
-        for found in self.find(tokens):
+        at_hand = self.find(tokens)
+        over = len(at_hand) == len(self._kept)
+        for found in at_hand:
+            right = follow(found.tree, committed)
+            remains = right == len(committed) and _goes_on(found.tree, committed)
+            over = over and not remains
             if found.asked:
                 group = found.draft.group
-                right = follow(found.tree, committed)
                 brought = min(most, right)
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not (right == len(committed) and _goes_on(found.tree, committed))
+                ends = not found.late and not remains
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:
                         each.learn(max(0, brought - 1), late=True)
+        if over:
+            # The next ``find`` would look through all of them for nothing.
+            self._kept.clear()
+            self._found = len(tokens) + len(committed), []
 
     def drop_old(self) -> None:
         """Drop the oldest drafts while their prefix is no longer remembered."""

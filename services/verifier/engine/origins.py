@@ -28,7 +28,7 @@ class Origin:
 
     def serves(self, sources: Iterable[str]) -> tuple[str, ...]:
         """Those of ``sources`` that this origin serves."""
-        return tuple(name for name in sources if self.sources is None or name in self.sources)
+        return tuple(sources) if self.sources is None else tuple([name for name in sources if name in self.sources])
 
     def wants_features(self, plan: Plan, sources: Iterable[str], *, prompt: bool = False) -> bool:
         """Whether any of ``sources`` here uses hidden states, or with ``prompt`` those of the prompt."""

@@ -147,7 +147,7 @@ class LoopStats:
         if not tree.tokens:
             return
         accepted_path = verdict.accepted_path
-        if drafted := len(tree) - len(tree.probes):
+        if drafted := len(tree.tokens) - len(tree.probes):
             counts.count_drafted(drafted, len(accepted_path))
         if not tree.probes:
             _count(self.nodes_by_source, tree.sources)
@@ -159,5 +159,5 @@ class LoopStats:
 
 
 def _count(counts: dict[str, int], names: Sequence[str]) -> None:
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
+    for name in dict.fromkeys(names):
+        counts[name] = counts.get(name, 0) + names.count(name)

@@ -115,8 +115,9 @@ class DraftWait:
     def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
         """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
         for request in requests:
+            drafts = request.drafts()
             # One that came in time, if there is one.
-            found = min(request.drafts(), key=attrgetter("late"), default=None)
+            found = min(drafts, key=attrgetter("late")) if len(drafts) > 1 else drafts[0] if drafts else None
             if pays or (found is not None and not found.late):
                 self._stats.count_draft(None if found is None else found.draft)
 
@@ -156,6 +157,8 @@ class DraftWait:
         if since is None or not self._rate:
             return
         began, expected = since
+        if len(verdict.accepted_path) <= expected:
+            return
         came = (found for found in request.drafts() if not found.late and found.at >= began)
         brought = max((follow(found.tree, verdict.committed) for found in came), default=0)
         gained = min(brought, len(verdict.accepted_path)) - expected
@@ -170,14 +173,16 @@ class DraftWait:
                 groups = mailbox.missing(request.tokens)
                 if not groups or not self._drafting.connected(origin):
                     continue
-                expected = request.expected()
-                for group, at in sorted(groups.items(), key=lambda each: self._typical_s(origin, each[0])):
+                expected, missing = request.expected(), [*groups.items()]
+                if len(missing) > 1:
+                    missing.sort(key=lambda each: self._typical_s(origin, each[0]))
+                for group, at in missing:
                     worth = mailbox.worth(group).of(late=False)
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
                     asked.setdefault((origin, group), []).append((at, gain))
                     # Of several that are missing, a later one is worth what it brings beyond the earlier ones.
-                    expected = max(expected, worth)
+                    expected = worth if worth > expected else expected
         found: dict[_Group, Missing] = {}
         present, alone = now(), self._budget.seconds(load)
         for name, each in asked.items():
@@ -194,4 +199,4 @@ class DraftWait:
 
 def _tokens(batch: Iterable[LiveRequest]) -> float:
     """Expected tokens of a pass that begins now: one per request, and the accepted tokens of the drafts at hand."""
-    return sum(1.0 + request.expected() for request in batch)
+    return sum([1.0 + request.expected() for request in batch])

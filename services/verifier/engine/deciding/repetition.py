@@ -44,6 +44,6 @@ class Repetition:
                     followers.popitem(last=False)
             self._read += 1
             last = (last << _BITS | token) & _PAIR
-            before = min(before, streak)
+            before = streak if streak < before else before
         self._last, self._streak = last, streak
         self.begins = before < _STREAK <= streak

@@ -73,7 +73,7 @@ class Experience:
         self.worth = Worth()
         self._guess = first_guess_s
         self._took = RecentTimes(_REMEMBERED)
-        self._typical_s = first_guess_s
+        self._typical_s: float | None = first_guess_s
         self._wasted = 0
 
     def came(self, seconds: float) -> None:
@@ -97,11 +97,14 @@ class Experience:
     @property
     def typical_s(self) -> float:
         """Seconds that a draft takes; infinite if most waits are wasted."""
+        # Many drafts come at once, and then it is asked for many times.
+        if self._typical_s is None:
+            self._typical_s = self._took.median
         return self._typical_s
 
     def _note(self, seconds: float) -> None:
         self._took.add(seconds)
-        self._typical_s = self._took.median
+        self._typical_s = None
 
     def left(self, age_s: float) -> list[float]:
         """Estimates of the seconds until a draft arrives, ascending. It was asked for ``age_s`` seconds ago.

@@ -105,7 +105,8 @@ class CompiledBudget(MeasuredBudget):
             array("q", [len(tree.tokens) for tree in trees]),
             array("i", chain.from_iterable([tree.parents for tree in trees])),
             array("i", [numbers[name] for name in names]),
-            array("d", chain.from_iterable([claims(tree) for tree in trees])),
+            # As compiled code reads it, a score claims what ``claims`` says.
+            array("d", chain.from_iterable([tree.scores or claims(tree) for tree in trees])),
         )
         first = 0
         for tree in trees:

@@ -14,11 +14,14 @@ static int bucket_of(double claimed) {
     return bucket < BUCKETS - 1 ? bucket : BUCKETS - 1;
 }
 
+/* What a score claims. */
+static double claim_of(double score) { return score < 0 ? 0.0 : score > 1 ? 1.0 : score; }
+
 void nodes_probabilities(const struct nodes *nodes, double *probabilities) {
     int64_t first = 0;
     for (int64_t tree = 0; tree < nodes->trees; tree++) {
         for (int64_t node = first; node < first + nodes->counts[tree]; node++) {
-            double probability = nodes->claimed[node];
+            double probability = claim_of(nodes->claimed[node]);
             if (nodes->sources[node] >= 0) {
                 int at = nodes->sources[node] * BUCKETS + bucket_of(probability);
                 probability = (nodes->accepted[at] + PRIOR * probability) / (nodes->seen[at] + PRIOR);
@@ -37,7 +40,7 @@ void nodes_learn(const struct nodes *nodes, const uint8_t *hits) {
     for (int64_t tree = 0; tree < nodes->trees; tree++) count += nodes->counts[tree];
     for (int64_t node = 0; node < count; node++) {
         if (nodes->sources[node] < 0) continue;
-        int at = nodes->sources[node] * BUCKETS + bucket_of(nodes->claimed[node]);
+        int at = nodes->sources[node] * BUCKETS + bucket_of(claim_of(nodes->claimed[node]));
         nodes->accepted[at] += hits[node];
         nodes->seen[at] += 1.0;
         if (nodes->seen[at] <= MEMORY) continue;
