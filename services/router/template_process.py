@@ -35,6 +35,10 @@ serve(socket.socket(fileno={descriptor}))
 """
 
 
+class StoppedRendering(jinja2.TemplateError):
+    """It took too long or too much, and was ended with its process."""
+
+
 class TemplateProcesses:
     """Renders in processes of its own, which end with this one. May be used by several threads."""
 
@@ -55,7 +59,8 @@ class TemplateProcesses:
         """The text of a template with these variables, which are of JSON's kinds.
 
         Raises:
-            jinja2.TemplateError: the template rejects them, fails on them, does what the sandbox forbids, or takes too long.
+            jinja2.TemplateError: the template rejects them, fails on them, or does what the sandbox forbids.
+            StoppedRendering: it takes too long.
             ResourceExhausted: as ``variables``.
         """
         with self._one() as process:
@@ -135,12 +140,12 @@ class _Process:
             message = receive(self._socket, _MOST_ANSWER_BYTES)
         except TimeoutError:
             self._end()
-            raise jinja2.TemplateError(f"it takes more than {MOST_SECONDS:g} seconds") from None
+            raise StoppedRendering(f"it takes more than {MOST_SECONDS:g} seconds") from None
         except OSError:
             message = None
         if message is None:
             self._end()
-            raise jinja2.TemplateError("it has ended the process that renders it, by the time or the memory that it takes")
+            raise StoppedRendering("it has ended the process that renders it, by the time or the memory that it takes")
         answer: dict[str, Any] = json.loads(message)
         return answer
 

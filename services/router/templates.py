@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from services.router.template_process import TemplateProcesses
+from services.router.template_process import StoppedRendering, TemplateProcesses
 
 # Marks the end of a message that is to be continued; its space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -76,6 +76,9 @@ class ChatTemplate:
         def shows(content: object) -> bool:
             try:
                 text = self._written([{"role": "user", "content": content}], {})
+            except StoppedRendering:
+                # Whatever it is given: whoever asked need not wait for that once more.
+                raise
             except jinja2.TemplateError:
                 return False
             # A list that is written as it is has not been read.

@@ -127,6 +127,16 @@ def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPat
             slow.result()
 
 
+def test_nothing_is_learnt_from_a_rendering_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "{% for i in range(99999) %}{% endfor %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    template = ChatTemplate(slow, {})
+    with monkeypatch.context() as busy:
+        busy.setattr(template_process, "MOST_SECONDS", 1e-6)
+        with pytest.raises(jinja2.TemplateError, match="seconds"):
+            template.render(MESSAGES)
+    assert template.render(MESSAGES) == "hi"
+
+
 def test_the_request_is_told(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}{{ messages[0].content }}")
