@@ -128,7 +128,7 @@ BY_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a pod too small for the cache": (
         verifier(kv_cache_tokens=100_000_000),
-        "groups.verifier.memory is 8Gi, 512Mi of it sharedMemory: the model does not fit: .* kv_cache_tokens: [0-9]+ would fit",
+        "groups.verifier.memory is 8Gi, 512Mi of it sharedMemory: the model does not fit: .* verifier.kv_cache_tokens: [0-9]+ would fit",
     ),
     "a GPU too small for the cache": (
         verifier(**GPU, kv_cache_tokens=1_000_000_000) | group("verifier", gpus=1, gpuMemory="80Gi"),
@@ -164,9 +164,9 @@ BY_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     "a rule that trusts whom it does not": (
         {"settings": {"router": {"acceptance": "rejection"}, "drafter": {"trusted": False}}}, "drafter.trusted is false",
     ),
-    "two numbers of replicas": (verifier(replicas=2, autoscaling={"max_replicas": 3}), "verifier is .*replicas and autoscaling"),
+    "two numbers of replicas": (verifier(replicas=2, autoscaling={"max_replicas": 3}), "verifier.replicas and autoscaling"),
     "bounds the wrong way round": (
-        verifier(autoscaling={"min_replicas": 3, "max_replicas": 2}), "verifier.autoscaling is .*min_replicas is 3: must be at most",
+        verifier(autoscaling={"min_replicas": 3, "max_replicas": 2}), "verifier.autoscaling.min_replicas is 3: must be at most",
     ),
     "longer texts than the model's": (
         verifier(max_model_len=100_000), "verifier.max_model_len is 100000: the model was made for at most 512 tokens",

@@ -42,7 +42,7 @@ def test_folders_that_hold_no_draft_model_are_refused(tiny_model: Path, tmp_path
     assert "config.json cannot be read" in refused(tiny_model, without)
     without = changed(tiny_model, tmp_path / "d", lambda folder: (folder / "tokenizer.json").unlink())
     assert "holds no tokenizer.json" in refused(tiny_model, without)
-    assert "dtype" in refused(tiny_model, tiny_model, dtype="int8")
+    assert "dtype" in refused(tiny_model, tiny_model, dtype="int4")
     assert "the device nowhere" in refused(tiny_model, tiny_model, device="nowhere")
 
 
