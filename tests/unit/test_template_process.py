@@ -85,13 +85,15 @@ NESTED = "{%% set ns = namespace(x=[1], y=[1]) %%}{%% for i in range(60) %%}{%% 
     ],
 )  # fmt: skip
 def test_a_template_that_loops_or_swells_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_process, "MOST_SECONDS", 1.0)
     began = time.monotonic()
-    with pytest.raises(
-        jinja2.TemplateError, match=r"takes more than 1 seconds|MiB of memory|too long|time or the memory|OverflowError"
-    ):
-        render(source)
+    with monkeypatch.context() as limits:
+        limits.setattr(template_process, "MOST_SECONDS", 1.0)
+        with pytest.raises(
+            jinja2.TemplateError, match=r"takes more than 1 seconds|MiB of memory|too long|time or the memory|OverflowError"
+        ):
+            render(source)
     assert time.monotonic() - began < 20
+    # Within the usual limit: to start another process may take a busy machine a second.
     assert render("{{ messages[0].content }}") == "hi"
 
 
