@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
+
+from benchmarks.soak.free_port import free_port
 
 
 @contextmanager
@@ -19,9 +20,7 @@ def served(model: str, settings: Sequence[str], *, in_process: bool = False) -> 
         settings: of the form section.key=value.
         in_process: without Ray.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "cli.main", "serve", "--model", model, "--port", str(port)]
     command += ["--in-process"] if in_process else []
     command += [part for setting in settings for part in ("--set", setting)]

@@ -23,6 +23,7 @@ import pytest
 from outrider import Client
 from tests.draft_models import draft_beside, make_broken_draft
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from tests.trained_heads import make_useless_head
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
@@ -106,9 +107,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing_behind(tiny_model: Path, short_f
 @pytest.fixture
 def ray(short_folder: str) -> Iterator[dict[str, str]]:
     """A Ray that runs already, with a token; what a process needs to join it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": short_folder}
     head = [
         str(BIN / "ray"), "start", "--head", "--num-cpus=4", f"--port={port}", "--include-dashboard=false", "--block",
