@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -62,6 +63,19 @@ class HeadProducts:
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear and child.out_features >= _FEWEST_OUTPUTS and child not in kept:
                     setattr(parent, name, self.over(child.weight, child.bias))
+
+
+class Multiplied(Protocol):
+    """A head, or a part of one."""
+
+    def multiply_by(self, products: HeadProducts) -> None:
+        """Multiply by the kernels from now on."""
+
+
+def multiply_by_kernels(head: Multiplied, config: TrainedConfig) -> None:
+    """Let a loaded head multiply by the kernels, where settings and machine allow it: see ``HeadProducts.of``."""
+    if (products := HeadProducts.of(config)) is not None:
+        head.multiply_by(products)
 
 
 def shortest(weight: torch.Tensor) -> Weight:

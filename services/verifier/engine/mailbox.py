@@ -121,8 +121,8 @@ class Mailbox:
         self._brought = 0
         # By group, for every group that has sent a draft.
         self._worth: dict[str, Worth] = {}
-        # Groups that are to draft here, unless the origin names its groups otherwise; and with those that have drafted.
-        self._expected: tuple[str, ...] = ()
+        # The groups that the session was opened for, unless the origin has others; these and all that have drafted.
+        self._opened_for: tuple[str, ...] = ()
         self._groups: tuple[str, ...] = ("",)
         self._none_for = -1
         self._reopened_for = -1
@@ -133,7 +133,7 @@ class Mailbox:
     def opened(self, length: int, now: float, *, asks: bool = True, groups: Sequence[str] = ()) -> None:
         """Note that a session was opened with ``length`` tokens for sources in ``groups``; ``asks``: for a draft as well."""
         self._opened_at = length
-        self._expected = tuple(groups)
+        self._opened_for = tuple(groups)
         self._regroup()
         self.held.drop()
         self.pace.restart()
@@ -190,8 +190,8 @@ class Mailbox:
         worth = self._worth.get(draft.group)
         if worth is None:
             worth = self._worth[draft.group] = experience.worth.copy()
-            if draft.group not in self._expected:
-                self._expected = ()
+            if draft.group not in self._opened_for:
+                self._opened_for = ()
             self._regroup()
         self.ahead = self.ahead or bool(draft.assumed)
         self._busy_at = len(tokens)
@@ -260,7 +260,7 @@ class Mailbox:
         """Drop the drafts of these groups, and expect no more of them."""
         for group in groups:
             self._worth.pop(group, None)
-        self._expected = tuple(group for group in self._expected if group not in groups)
+        self._opened_for = tuple(group for group in self._opened_for if group not in groups)
         self._regroup()
         self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
         self._found = None
@@ -277,7 +277,7 @@ class Mailbox:
         return {group: at for group in self._groups if group not in there}
 
     def _regroup(self) -> None:
-        self._groups = tuple({**dict.fromkeys(self._worth), **dict.fromkeys(self._expected)}) or ("",)
+        self._groups = tuple({**dict.fromkeys(self._worth), **dict.fromkeys(self._opened_for)}) or ("",)
 
     def worth(self, group: str) -> Worth:
         """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""

@@ -19,7 +19,7 @@ from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
@@ -45,8 +45,7 @@ def make(config: DrafterConfig) -> BlockSource:
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
     drafter = load_blocks(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
-    if (products := HeadProducts.of(trained)) is not None:
-        drafter.multiply_by(products)
+    multiply_by_kernels(drafter, trained)
     check_levels_at(drafter, folder, target, asked_for=trained.asked_for)
     return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 

@@ -18,7 +18,7 @@ from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
@@ -47,8 +47,7 @@ def make(config: DrafterConfig) -> ParallelSource:
     head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     if head.config.mask_token_id is None:
         raise ConfigurationError(f"cannot load the head at {folder} as {NAME}: it has no mask token", about=folder)
-    if (products := HeadProducts.of(trained)) is not None:
-        head.multiply_by(products)
+    multiply_by_kernels(head, trained)
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     return ParallelSource(head, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 

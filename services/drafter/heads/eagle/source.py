@@ -23,7 +23,7 @@ from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.pass_attention import PassAttention
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import FeatureSession, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
@@ -100,8 +100,7 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
         raise ConfigurationError(
             f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}", about=folder
         )
-    if (products := HeadProducts.of(trained)) is not None:
-        head.multiply_by(products)
+    multiply_by_kernels(head, trained)
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     return FeatureSource(name, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
 

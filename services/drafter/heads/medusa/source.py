@@ -13,7 +13,7 @@ from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import state_numbers
 from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw
@@ -37,8 +37,7 @@ def make(config: DrafterConfig) -> MedusaSource:
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
     heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
-    if (products := HeadProducts.of(trained)) is not None:
-        heads.multiply_by(products)
+    multiply_by_kernels(heads, trained)
     check_levels_at(heads, folder, target, asked_for=trained.asked_for)
     return MedusaSource(heads, form=LevelForm.of_medusa(trained), ahead=config.draft_ahead > 0)
 

@@ -9,7 +9,7 @@ from services.drafter.heads.assistant.files import holds_assistant, load_assista
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.source import THREADS, FeatureSource, TreeForm
 from services.drafter.heads.mtp.files import load_mtp
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.sessions.thread import use_threads
 
 NAME = "mtp"
@@ -26,8 +26,7 @@ def make(config: DrafterConfig) -> FeatureSource:
     use_threads(THREADS)
     load = load_assistant if holds_assistant(folder) else load_mtp
     head = load(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
-    if (products := HeadProducts.of(trained)) is not None:
-        head.multiply_by(products)
+    multiply_by_kernels(head, trained)
     # The target's own layer is asked for by the strategy's name.
     check_checkpoint(head, folder, target, asked_for=trained.asked_for or trained.default_strategy == NAME)
     return FeatureSource(NAME, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)

@@ -19,7 +19,7 @@ from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
-from services.drafter.heads.products import HeadProducts
+from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
@@ -47,8 +47,7 @@ def make(config: DrafterConfig) -> StreamSource:
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
     streams = load_streams(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
-    if (products := HeadProducts.of(trained)) is not None:
-        streams.output.multiply_by(products)
+    multiply_by_kernels(streams.output, trained)
     check_levels_at(streams, folder, target, asked_for=trained.asked_for)
     return StreamSource(streams, window=trained.window, form=LevelForm.of(trained))
 
