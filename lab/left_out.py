@@ -160,7 +160,7 @@ class ComparedService:
 @asynccontextmanager
 async def services(model: str, models: Sequence[Path], extra: Sequence[str]) -> AsyncIterator[dict[str, ComparedService]]:
     """The three services by name, each warm."""
-    common = (f"model={model}", "drafter.keep_calibration=false", "metrics.export=none")
+    common = (f"model={model}", "drafter.keep_calibration=false", "verifier.keep_learnt=false", "metrics.export=none")
     none, named = ("drafter.models=[]",), (f"drafter.models=[{', '.join(map(str, models))}]", *extra)
     async with AsyncExitStack() as stack:
         found = {}

@@ -126,7 +126,8 @@ async def service(
     model: ResolvedModel, delay_s: float, ahead: int, core: int, more: list[str]
 ) -> AsyncIterator[tuple[RouterService, LoopStats]]:
     """Router and verifier in this process, with the drafter on ``core`` behind a ``DelayedLink``."""
-    flags = [f"drafter.draft_ahead={ahead}", "drafter.keep_calibration=false", "verifier.threads=1", *more]
+    kept_nothing = ("drafter.keep_calibration=false", "verifier.keep_learnt=false")
+    flags = [f"drafter.draft_ahead={ahead}", *kept_nothing, "verifier.threads=1", *more]
     settings = load(flags=flags)
     async with drafter(model, flags, core) as port:
         origins = await build.origins(settings, model, DelayedLink(port, delay_s))

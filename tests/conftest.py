@@ -21,8 +21,9 @@ from tests.finalizers import no_finalizers
 from tests.grouping import GroupScheduling
 from tests.room_for_calls import with_room
 
-# What command lines under test learn of tiny models' sources is of no use to whoever runs the tests.
+# What command lines under test learn of tiny models is of no use to whoever runs the tests.
 os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
+os.environ.setdefault("OUTRIDER_VERIFIER__KEEP_LEARNT", "false")
 
 
 @pytest.fixture(scope="session")

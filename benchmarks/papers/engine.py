@@ -32,6 +32,7 @@ from speculation.types import Plan, SamplingParams
 SETTINGS = (
     "drafter.models_in=drafter",
     "drafter.keep_calibration=false",
+    "verifier.keep_learnt=false",
     "drafter.retrieval_deadline_s=1",
     "verifier.max_nodes=128",
     "verifier.enable_prefix_caching=false",

@@ -299,7 +299,7 @@ class VerifierConfig:
     """A verifier: its target, its loop and its budget.
 
     Attributes:
-        costs_dir: where measured costs are kept; None: they are measured at every start.
+        costs_dir: where measured costs are kept, and what steps have shown of drafting; None: nothing is kept.
         tokenizer: digest of the model's tokenizer, which requests that tell of theirs must have; empty: not known.
     """
 
@@ -326,6 +326,13 @@ class VerifierConfig:
         ),
     ] = 0.5
     costs_dir: Path | None = None
+    keep_learnt: Annotated[
+        bool,
+        Setting(
+            "whether to store in cache_dir at which loads drafting was faster than plain decoding, so that the next start "
+            "need not find it out again; it holds no text"
+        ),
+    ] = True
     tokenizer: str = ""
     weights_from: Annotated[
         tuple[Path, ...],

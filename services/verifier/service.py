@@ -14,10 +14,12 @@ from services.metrics.registry import DROPPED, Metrics, Values
 from services.model_files.folder import weights_digest
 from services.tracing.log_names import log_name
 from services.verifier.adapting import Adapting
-from services.verifier.checks.pass_costs import costs_of
+from services.verifier.checks.kept_measurements import Kept
+from services.verifier.checks.pass_costs import costs_of, machine_and_model
 from services.verifier.checks.self_check import SelfCheck
 from services.verifier.comparing.comparing import Comparing
 from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
@@ -37,6 +39,9 @@ from speculation.reloads import ReloadOrder
 from speculation.types import Plan
 
 log = logging.getLogger(__name__)
+
+# Of what is kept of the contest between drafting and plain decoding.
+_CONTEST_FORMAT = 1
 
 
 class VerifierService:
@@ -71,6 +76,7 @@ class VerifierService:
         self._target = loading.result()
         try:
             budget = worker.submit(_budget, self._target, config).result()
+            self._learnt = worker.submit(_kept_contest, self._target, config).result()
         except BaseException:
             self._target.shutdown()
             raise
@@ -80,10 +86,11 @@ class VerifierService:
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
         self._comparing = Comparing(origins, budget, target.vocab_size)
-        origins = self._comparing.origins
+        self._contest = self._learnt.read(Contest.from_object) or Contest()
         self.loop = DecodingLoop(
-            target, origins, budget, config.loop, worker, grammars=grammars, identity=identity, metrics=metrics
-        )
+            target, self._comparing.origins, budget, config.loop, worker,
+            grammars=grammars, identity=identity, metrics=metrics, contest=self._contest,
+        )  # fmt: skip
         self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
@@ -101,6 +108,8 @@ class VerifierService:
         """End every request and shut the target down."""
         await self._check.stop()
         await self.loop.stop()
+        if self._contest.learnt:
+            self._learnt.write(self._contest.as_object())
         await asyncio.to_thread(self._target.shutdown)
 
     @property
@@ -206,6 +215,12 @@ def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:
         return FixedBudget(max_nodes=config.max_nodes)
     costs = costs_of(target, config.target, config.costs_dir)
     return measured_budget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)
+
+
+def _kept_contest(target: TransformersTarget, config: VerifierConfig) -> Kept:
+    """Where it is kept what steps have shown of drafting as a whole. It holds for this machine and model alone."""
+    about = {"contest": _CONTEST_FORMAT, **machine_and_model(target, config.target)}
+    return Kept(config.costs_dir if config.keep_learnt else None, about)
 
 
 def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str) -> str:

@@ -38,7 +38,7 @@ def service(http_port: int) -> Iterator[Service]:
     model = resolve(BUILT_IN, load(environ={}).cache_dir)
     flags = [
         f"server.port={free_port()}", f"server.http_port={http_port}", "server.ops_port=0", "verifier.max_model_len=1024",
-        "verifier.kv_cache_tokens=4096", "verifier.threads=1", "drafter.keep_calibration=false",
+        "verifier.kv_cache_tokens=4096", "verifier.threads=1", "drafter.keep_calibration=false", "verifier.keep_learnt=false",
         # Under the measured budget it depends on the machine whether anything is drafted.
         "verifier.budget=fixed", "verifier.draft_deadline_s=10", "server.drain_delay_s=0.5",
         # Another router's settings are another verifier's. An answer that is not over when its verifier ends waits a minute for

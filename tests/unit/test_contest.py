@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,71 @@ def test_a_clock_that_jumps_is_hardly_believed(at_once: float) -> None:
 def test_a_drafter_that_is_quick_at_first_and_slow_later_ends_in_plain_decoding() -> None:
     world = World(more=lambda _: 0.3, longer=lambda step: 0.05 if step < 500 else 1.5)
     assert speed(world, 600) >= 0.98
+
+
+def steps_until(contest: Contest, drafting: bool) -> int:
+    """Steps of the ordinary world, in which drafting does not pay, until the contest has gone the other way."""
+    for step in range(100):
+        if contest.drafting == drafting:
+            return step
+        tokens, seconds = (8.8, 1.3) if contest.drafting else (8.0, 1.0)
+        contest.learn(requests=8, tokens=tokens, seconds=seconds, plain_s=1.0, busy=contest.drafting)
+    return 100
+
+
+def kept_after(steps: int) -> dict[str, Any]:
+    """What is kept of a contest in which drafting does not pay, as it is read from a file."""
+    contest = Contest()
+    for _ in range(steps):
+        tokens, seconds = (8.8, 1.3) if contest.drafting else (8.0, 1.0)
+        contest.learn(requests=8, tokens=tokens, seconds=seconds, plain_s=1.0, busy=contest.drafting)
+    kept: dict[str, Any] = json.loads(json.dumps(contest.as_object()))
+    return kept
+
+
+def test_the_next_start_begins_with_what_is_known() -> None:
+    assert steps_until(Contest(), drafting=False) > 3
+    again = Contest.from_object(kept_after(500))
+    assert not again.drafting
+    # It counts less than what is seen.
+    assert 1.1 / 1.3 < again.gain(8) < 0.95
+    assert again.learnt and not Contest().learnt
+
+
+@pytest.mark.parametrize("steps", [40, 70, 80, 500])
+def test_a_trial_is_not_what_is_kept(steps: int) -> None:
+    """Whatever is under way when the service stops."""
+    assert not kept_after(steps)["drafting"]
+
+
+def test_what_is_known_is_soon_found_wrong_where_texts_are_others() -> None:
+    """It costs what a change of texts costs while serving."""
+    contest = Contest.from_object(kept_after(2000))
+    took = work = 0.0
+    for _ in range(1500):
+        tokens, seconds = (13.0, 1.1) if contest.drafting else (8.0, 1.0)
+        took, work = took + seconds, work + tokens / 8
+        contest.learn(requests=8, tokens=tokens, seconds=seconds, plain_s=1.0, busy=contest.drafting)
+    assert contest.drafting
+    assert work / took >= 0.75 * (13 / 8 / 1.1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [],
+        {"drafting": True},
+        {"drafting": True, "rates": [[0, 6, 0, 1.0]]},
+        {"drafting": True, "rates": [[0, 6, 0, -1.0, 1.0]]},
+        {"drafting": True, "rates": [[0, 6, 0, 1.0, 0.0]]},
+        {"drafting": True, "rates": [[0, 6, 0, math.nan, 1.0]]},
+        {"drafting": True, "rates": [[0, 6, 0, math.inf, 1.0]]},
+        {"drafting": True, "rates": [[0, 10**9, 0, 1.0, 1.0]]},
+        {"drafting": True, "rates": [["quiet", "6", 0, "much", 1.0]]},
+        {"drafting": True, "rates": 7},
+    ],
+)
+def test_damaged_content_is_refused(content: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Contest.from_object(content)

@@ -49,7 +49,8 @@ def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | No
     A file that is damaged, no longer holds, or is of another model, machine or setting is replaced by a new measurement.
     """
     plan = _plan(target)
-    kept = Kept(folder, _about(target, config, plan))
+    planned = {"format": _FORMAT, "rows": list(plan.rows), "context": plan.context, "longer": plan.longer}
+    kept = Kept(folder, machine_and_model(target, config) | planned)
     found = kept.read(CostTable.from_object)
     if found is not None and _still_holds(target, plan, found):
         return found
@@ -176,11 +177,10 @@ def _seconds(
     return best
 
 
-def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dict[str, Any]:
-    """Everything that the measured costs depend on: a stored table must match all of it."""
+def machine_and_model(target: TransformersTarget, config: TargetConfig) -> dict[str, Any]:
+    """What the time of a pass depends on: measurements that are kept must match all of it."""
     gpu = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None
     return {
-        "format": _FORMAT,
         "model": digest_of(config.model_path),
         "dtype": config.dtype,
         "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
@@ -188,7 +188,4 @@ def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dic
         "stages": [config.stages, config.tensor_parallel_size],
         "torch": torch.__version__,
         "kernels": target.kernels.about,
-        "rows": list(plan.rows),
-        "context": plan.context,
-        "longer": plan.longer,
     }

@@ -25,6 +25,7 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, known_prices
+from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.deciding.draft_costs import Busy
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
@@ -63,6 +64,7 @@ class DecodingLoop:
         worker: a single thread, the only one that touches the target; the loop shuts it down when it stops.
         grammars: compiles the grammars of requests whose answers must have a form; None: such requests are refused.
         metrics: where its numbers go.
+        contest: what is known of drafting as a whole; None: nothing is.
 
     Attributes:
         identity: by what tokens are chosen.
@@ -81,6 +83,7 @@ class DecodingLoop:
         grammars: CompiledGrammars | None = None,
         identity: Identity = UNNAMED,
         metrics: Metrics = DROPPED,
+        contest: Contest | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -98,7 +101,7 @@ class DecodingLoop:
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
-        self._contest = StepContest(budget, self._drafting)
+        self._contest = StepContest(budget, self._drafting, contest or Contest())
         self._named = NamedShare(config.named_share)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
@@ -157,13 +160,12 @@ class DecodingLoop:
         """Decode one request; see ``VerifierPort.generate``."""
         request = self._submit(message, await self._open_grammar(message))
         try:
-            events = request.events
             while True:
-                event = events.take()
+                event = request.events.take()
                 if isinstance(event, Progress):
                     yield event
                 elif event is None:
-                    await events.came()
+                    await request.events.came()
                 elif isinstance(event, Finished):
                     yield event
                     return
@@ -310,8 +312,7 @@ class DecodingLoop:
         begun, took = await self._passes.finish(meanwhile=self._stream)
         parts, ended = begun.parts, now()
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
-        times = self.stats.times
-        with times.measure("deliver"):
+        with self.stats.times.measure("deliver"):
             load, size = decoding_load(self._requests.running.values()), size_of(parts)
             busy = self._drafting.costs.busy(parts)
             prices = self._prices(parts, size, busy, seconds, whole_s, load)
@@ -328,7 +329,7 @@ class DecodingLoop:
                 except Exception as error:
                     self._fail(part.request, error, "the result of its pass could not be delivered")
             self._drafting.open_missed(prices)
-        times.steps += 1
+        self.stats.times.steps += 1
         self._metrics.step(parts, seconds)
 
     def _prices(
@@ -354,9 +355,8 @@ class DecodingLoop:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
-        plan, accepted = request.message.plan, verdict.accepted_path
-        request.computed += len(accepted)
-        self.stats.count_pass(part.tree, verdict, plan.strategy)
+        request.computed += len(verdict.accepted_path)
+        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
         self.stats.saved_s += part.saved_s
         if request.waited_since is not None:
             self._draft_wait.learn(request, verdict)

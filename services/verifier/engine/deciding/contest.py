@@ -5,6 +5,7 @@ them: threads that take a core for a moment, the interpreter's lock, likeliest i
 measured as well. A quiet step is one in which nobody drafts, nobody is told anything and nothing is observed: plain decoding
 as it would run without any drafter. Tokens per second of quiet steps are compared with those of all others at the same load.
 Whichever is faster goes on. The other one is tried for a few steps now and then; an account bounds what these trials cost.
+What is known can be kept, so that the next start need not find it out again.
 
 Times are relative to what a plain step at the same load is expected to take. Requests, keys and the machine's speed are thus
 out of the comparison. What a step computes of prompts counts as work done, at its expected time.
@@ -13,7 +14,9 @@ out of the comparison. What a step computes of prompts counts as work done, at i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from speculation.costs import slowdown
 from speculation.estimators import DecayingMean, Ratio
@@ -49,10 +52,14 @@ _OPENING, _CLOSING = 3, 16
 _BETWEEN, _MOST_BETWEEN = 64, 256
 # A trial is expected to cost at least this share of each of its steps.
 _LEAST_LOSS = 0.02
+# What an earlier start has found out counts as so many requests times plain steps: the texts may be others now.
+_RECALLED = 32.0
 
 
 # A load, and whether the step computes prompts as well.
 _Kind = tuple[int, bool]
+# That of a million requests.
+_MOST_LOAD = 40
 
 
 @dataclass(slots=True)
@@ -127,6 +134,11 @@ class Contest:
         # Steps since the last change.
         self._since = 0
 
+    @property
+    def learnt(self) -> bool:
+        """Whether there is anything to keep: steps of both ways."""
+        return all(rate.by_kind for rate in self._rates.values())
+
     def gain(self, requests: int) -> float:
         """Work per second of drafting over that of plain decoding, as far as is known."""
         load, prompts = _load(requests), self._prompts.value
@@ -177,6 +189,34 @@ class Contest:
         self._trial = max(0, self._trial - 1)
         if not self._trial:
             self._decide(load, requests, repeats)
+
+    def as_object(self) -> dict[str, Any]:
+        """What is known of both ways, as plain numbers, for a file."""
+        return {
+            # A trial may be under way.
+            "drafting": self.drafting != self._tried,
+            "rates": [
+                [int(way), *kind, ratio.part, ratio.whole]
+                for way, rate in self._rates.items()
+                for kind, ratio in rate.by_kind.items()
+            ],
+        }
+
+    @classmethod
+    def from_object(cls, content: Mapping[str, Any]) -> Self:
+        """A contest that begins with what another one knew.
+
+        Raises:
+            ValueError, KeyError, TypeError: ``content`` is not what ``as_object`` gives.
+        """
+        contest = cls()
+        contest.drafting = bool(content["drafting"])
+        for way, load, prompts, part, whole in content["rates"]:
+            if not (0 < part < math.inf and 0 < whole < math.inf and 0 <= load <= _MOST_LOAD):
+                raise ValueError(f"no work or time at a load: {load}, {part}, {whole}")
+            ratio = contest._rates[bool(way)].by_kind[int(load), bool(prompts)] = Ratio(part, whole)
+            ratio.fade(_RECALLED)
+        return contest
 
     def _settles(self, busy: bool) -> bool:
         if self.drafting:

@@ -13,13 +13,18 @@ from speculation.costs import Load
 
 
 class StepContest:
-    """The contest between drafting and plain decoding in one loop. There is none where time does not count."""
+    """The contest between drafting and plain decoding in one loop. There is none where time does not count.
 
-    def __init__(self, budget: Budget, drafting: Drafting) -> None:
+    Args:
+        contest: begins with what it knows.
+    """
+
+    def __init__(self, budget: Budget, drafting: Drafting, contest: Contest) -> None:
         self._budget = budget
         self._drafting = drafting
         timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
-        self._contest = Contest() if timed else None
+        self._contest = contest if timed else None
+        drafting.quiet = timed and not contest.drafting
 
     def learn(self, parts: Sequence[Part], size: PassSize, whole_s: float, *, busy: bool, speculates: bool) -> None:
         """Learn from a step before it is committed. Sets each part's ``saved_s``, and whether drafting is quiet.
