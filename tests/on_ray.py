@@ -14,7 +14,7 @@ from typing import Any
 _HOST = """
 import json, sys
 from pathlib import Path
-from cluster.process.garbage import begin_starting
+from cluster.process.starting import begin_starting
 begin_starting()
 from cluster.settings.config import load
 from cluster.models.target import ResolvedModel

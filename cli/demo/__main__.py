@@ -11,8 +11,8 @@ from rich.console import Console
 from cli.demo import acts
 from cli.demo.measuring import measure_all
 from cli.demo.on_ray import RayService
-from cluster.process.garbage import begin_starting
 from cluster.process.signals import stop_on_signals
+from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with
 
 

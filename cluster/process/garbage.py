@@ -11,7 +11,7 @@ _OFTEN = (20_000, 5, 5)
 _USUAL = gc.get_threshold()
 
 
-def begin_starting() -> None:
+def seldom() -> None:
     """Call before the slow imports: they leave next to no garbage, and looking for it was a fifth of their time."""
     gc.set_threshold(*_OFTEN)
 

@@ -31,8 +31,9 @@ from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
 from cluster.outside_links import outside_link, verifier_links
-from cluster.process.garbage import begin_serving, begin_starting
+from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
+from cluster.process.starting import begin_starting
 from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag

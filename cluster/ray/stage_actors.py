@@ -69,7 +69,7 @@ def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> La
         """An actor that runs one stage until it is stopped."""
 
         def run(self, spec: str) -> None:
-            from cluster.process.garbage import begin_starting
+            from cluster.process.starting import begin_starting
 
             begin_starting()
             from services.verifier.stages.process import serve, spec_from_json

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mar
 # router's process. A line "verifiers" asks how many there are.
 _HOST = """
 import json, os, sys, time
-from cluster.process.garbage import begin_starting
+from cluster.process.starting import begin_starting
 begin_starting()
 from cluster.ray.on_ray import ENVIRONMENT
 for name, value in ENVIRONMENT.items():
