@@ -25,6 +25,8 @@ CONTEXT = 131_072
 # Room for an attack's prompt and a victim beside it.
 SETTINGS = (f"verifier.max_model_len={CONTEXT}", f"verifier.kv_cache_tokens={CONTEXT + 8192}")
 _PATIENCE_S = 300.0
+# How long others are watched on, at most, until something reaches them that was sent after an attack.
+_AFTER_S = 1.0
 # Servers of the service by how the paths of their methods begin.
 _SERVERS = {
     "/outrider.v1.GenerationService/": "public",
@@ -77,7 +79,7 @@ class Served:
     def victims_gap_s(self, attack: Hostile | None, size: int = 0) -> float:
         """The longest time between two pieces of somebody else's stream while the attack goes on; None: none does."""
         body = b"" if attack is None else attack.make(size)
-        gaps, over, begun = list[float](), threading.Event(), threading.Event()
+        gaps, over, told = list[float](), threading.Event(), threading.Event()
 
         def stream() -> None:
             with outrider.Client(self._grpc) as client:
@@ -86,21 +88,22 @@ class Served:
                     last = 0.0
                     for _ in pieces:
                         now = time.perf_counter()
-                        if begun.is_set():
+                        if last:
                             gaps.append(now - last)
-                        begun.set()
+                        told.set()
                         last = now
                         if over.is_set():
                             return
 
         victim = threading.Thread(target=stream)
         victim.start()
-        begun.wait(_PATIENCE_S)
+        told.wait(_PATIENCE_S)
         if attack is None:
             time.sleep(0.5)
         else:
             self._end(attack, body)
-        time.sleep(0.05)
+        told.clear()
+        told.wait(_AFTER_S)
         over.set()
         victim.join()
         return max(gaps)
@@ -149,7 +152,7 @@ class Served:
     def _asking(self) -> Iterator[list[float]]:
         """Ask for /health again and again; how long each answer took."""
         host, port = self._http.rsplit(":", 1)
-        waits, over = list[float](), threading.Event()
+        waits, over, answered = list[float](), threading.Event(), threading.Event()
 
         def ask() -> None:
             with socket.create_connection((host, int(port))) as connection:
@@ -158,15 +161,19 @@ class Served:
                     connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
                     connection.recv(4096)
                     waits.append(time.perf_counter() - began)
+                    answered.set()
                     time.sleep(0.003)
 
         asking = threading.Thread(target=ask)
         asking.start()
-        time.sleep(0.05)
+        answered.wait(_AFTER_S)
         try:
             yield waits
         finally:
-            time.sleep(0.05)
+            # The second one was asked after the end.
+            for _ in range(2):
+                answered.clear()
+                answered.wait(_AFTER_S)
             over.set()
             asking.join()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import math
 import resource
@@ -22,8 +21,6 @@ from benchmarks.soak.component import ComponentSpec
 _ANSWER_S = 20.0
 # Seconds without a descriptor less after which none is thought to follow.
 _SETTLED = 3
-# Seconds after which a descriptor that is still open is thought to stay.
-_SETTLED_S = 45.0
 
 
 class RunningProcess(Protocol):
@@ -135,17 +132,16 @@ class ComponentProcess:
             found: dict[str, float] = json.loads(await asyncio.to_thread(self._running.stdout.readline))
             return found
 
-    async def settled_files(self, few: float = math.inf) -> int:
-        """Its open descriptors, once no fewer follow and they are ``few``; where they stay more, 45 s later.
+    async def settled_files(self, few: float = math.inf, within_s: float = 0.0) -> int:
+        """Its open descriptors, once no fewer follow and they are ``few``; where they stay more, ``within_s`` later.
 
-        gRPC closes a connection when its last call is collected, on either side (the users are in this process), and what
-        its threads wait on some time after they have nothing to do: on a busy machine that takes tens of seconds.
+        gRPC closes a connection when its last call is collected, on either side, and what its threads wait on some time
+        after they have nothing to do: on a busy machine that takes tens of seconds.
         """
         clock = asyncio.get_running_loop().time
-        ends_at = clock() + _SETTLED_S
+        ends_at = clock() + within_s
         counts = [1 << 30]
         while len(counts) < _SETTLED or counts[-1] < counts[-_SETTLED] or (counts[-1] > few and clock() < ends_at):
-            gc.collect()
             self._order("collect")
             await asyncio.sleep(1.0)
             counts.append(psutil.Process(self.pid).num_fds())

@@ -54,6 +54,7 @@ class SoakConfig:
         redis: whether there is a retrieval index, in a Redis of its own.
         start_component: starts a component's process.
         logs: a folder for what components say; None: the terminal.
+        settled_s: how long after the last user a descriptor may stay open before it is thought to stay.
     """
 
     minutes: float = 60.0
@@ -65,6 +66,7 @@ class SoakConfig:
     strategies: tuple[str, ...] = STRATEGIES
     start_component: Start = started_anew
     logs: Path | None = None
+    settled_s: float = 45.0
 
     @property
     def seconds(self) -> float:
@@ -178,7 +180,8 @@ class SoakRun:
             self._told("Waiting until nothing is held", self._wanted.seconds)
             self.record.held = await service.until_free(FREE_S)
             before = _most_by_component(self._files)
-            after = await service.settled_files({role: count + FEW_FILES for role, count in before.items()})
+            few = {role: count + FEW_FILES for role, count in before.items()}
+            after = await service.settled_files(few, self._wanted.settled_s)
             self.record.files = {name: (before[name.split()[0]], count) for name, count in after.items()}
         finally:
             await service.stop()

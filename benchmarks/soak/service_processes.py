@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,18 +152,22 @@ class ServiceProcesses:
                 found |= {f"{role} {number}: {name.removeprefix('outrider_')}": numbers.get(name, 0.0) for name in _HELD}
         return {name: value for name, value in found.items() if value}
 
-    async def settled_files(self, few: Mapping[str, float] | None = None) -> dict[str, int]:
+    async def settled_files(self, few: Mapping[str, float] | None = None, within_s: float = 0.0) -> dict[str, int]:
         """Open descriptors of every process, by component and number, while nobody asks anything.
 
         Args:
-            few: how many a process of a component may have; those that have more get 45 s to close them.
+            few: how many a process of a component may have; those that have more get ``within_s`` to close them.
         """
         names = [f"{role} {number}" for role, several in self.processes.items() for number in range(len(several))]
         most = [(few or {}).get(name.split()[0], math.inf) for name in names]
-        counts = await asyncio.gather(
-            *(process.settled_files(each) for process, each in zip(self.everybody, most, strict=True))
+        settling = asyncio.gather(
+            *(process.settled_files(each, within_s) for process, each in zip(self.everybody, most, strict=True))
         )
-        return dict(zip(names, counts, strict=True))
+        # The users are in this process: their calls, too, end when they are collected. Once for all, since it takes a while.
+        while not settling.done():
+            gc.collect()
+            await asyncio.wait([settling], timeout=1.0)
+        return dict(zip(names, settling.result(), strict=True))
 
     async def until_free(self, seconds: float) -> dict[str, float]:
         """Wait until nothing is held any more, at most so long; what is held then."""

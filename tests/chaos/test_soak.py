@@ -50,6 +50,8 @@ async def test_what_is_planted_is_reported(tiny_model: Path, tmp_path: Path) -> 
         redis=False,
         requests=6,
         logs=tmp_path,
+        # Planted descriptors are never closed.
+        settled_s=5,
         start_component=partial(forked, main=planted_component.main),
     )
     run = SoakRun(wanted, tiny(tiny_model), tiny_settings())
