@@ -22,6 +22,7 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
+from speculation.columns import ReportColumns
 from speculation.messages import Draft, DraftFailure, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.ports import DraftLink
 from speculation.tree import chain
@@ -59,6 +60,9 @@ class Liar(DrafterService):
 
     def at_once(self, message: StepReport) -> None:
         """Never: lies take their time."""
+
+    def together(self, reports: ReportColumns) -> None:
+        """Never, as ``at_once``."""
 
     async def _lied(self, draft: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
         if not isinstance(draft, Draft):
