@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.papers.changing_drafter import ChangingDrafter
 from outrider.internal.v1 import drafting_pb2
 from services.drafter.config import DrafterConfig, RecyclingConfig, SuffixConfig
 from services.drafter.native import automaton, recycling_table
@@ -17,6 +18,8 @@ from services.drafter.native.library import drafting_library
 from services.drafter.service import DrafterService
 from services.drafter.sessions import text_group
 from services.links.codec.columns import read_report_columns, write_reports
+from services.metrics.observed_drafter import ObservedDrafter
+from services.metrics.prometheus_sink import PrometheusSink
 from speculation.columns import ReportColumns
 from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -214,3 +217,21 @@ async def test_sessions_with_further_drafts_are_left() -> None:
     pair, told = await _opened("a")
     pair.together._config = replace(CONFIG, draft_ahead=2)
     assert pair.together.together(columns_of([report_of(Random(1), told["a"], 4)])) is None
+
+
+async def test_what_stands_in_front_of_a_drafter_counts_drafts_made_together_as_others() -> None:
+    pair, told = await _opened("abc")
+    reports = [replace(report_of(Random(5), each, 4), max_nodes=4) for each in told.values()]
+    together, alone = PrometheusSink(), PrometheusSink()
+    made = ObservedDrafter(ChangingDrafter(pair.together), together).together(columns_of(reports))
+    assert made is not None and len(made) == 3
+    for report in reports:
+        assert await ObservedDrafter(pair.reference, alone).step(report) is not None
+    for name in ("drafter_drafts", "drafter_nodes", "drafter_draft_seconds_count"):
+        counted = [_lines(sink, name) for sink in (together, alone)]
+        assert counted[0] == counted[1] and counted[0], name
+
+
+def _lines(sink: PrometheusSink, name: str) -> list[str]:
+    lines = sink.exposition().decode().splitlines()
+    return [line for line in lines if line.startswith(f"outrider_{name}") and "_created" not in line]
