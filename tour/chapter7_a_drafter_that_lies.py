@@ -22,7 +22,6 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
-from speculation.columns import ReportColumns
 from speculation.messages import Draft, DraftFailure, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.ports import DraftLink
 from speculation.tree import chain
@@ -58,11 +57,8 @@ class Liar(DrafterService):
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         return await self._lied(await super().step(message))
 
-    def at_once(self, message: StepReport) -> None:
-        """Never: lies take their time."""
-
-    def together(self, reports: ReportColumns) -> None:
-        """Never, as ``at_once``."""
+    def _can_at_once(self, *_: object) -> bool:
+        return False  # Lies take their time.
 
     async def _lied(self, draft: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
         if not isinstance(draft, Draft):
