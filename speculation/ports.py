@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from speculation.adapters import AdapterOrder
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -139,6 +140,20 @@ class DraftsAtOnce(Protocol):
 
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         """As ``Drafter.step``, where that needs no wait and ``further`` has nothing; else None, and nothing is done.
+
+        Raises:
+            Exception: drafting failed; it must not be tried again.
+        """
+
+
+@runtime_checkable
+class DraftsTogether(Protocol):
+    """What a drafter may implement beside ``DraftsAtOnce``: it drafts for all sessions of a step in one go."""
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        """As ``DraftsAtOnce.at_once``, for as many of the reports as possible; nothing is done for those that are left.
+
+        None: nothing is done for any.
 
         Raises:
             Exception: drafting failed; it must not be tried again.

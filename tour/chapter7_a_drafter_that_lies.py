@@ -57,8 +57,8 @@ class Liar(DrafterService):
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         return await self._lied(await super().step(message))
 
-    def at_once(self, message: StepReport) -> None:
-        """Never: lies take their time."""
+    def _can_at_once(self, *_: object) -> bool:
+        return False  # Lies take their time.
 
     async def _lied(self, draft: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
         if not isinstance(draft, Draft):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, ForgetTenant, OpenSession, StepReport
-from speculation.ports import Drafter, DraftsAtOnce
+from speculation.ports import Drafter, DraftsAtOnce, DraftsTogether
 
 
 class ChangingDrafter:
@@ -25,6 +26,9 @@ class ChangingDrafter:
 
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         return self.now.at_once(message) if isinstance(self.now, DraftsAtOnce) else None
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        return self.now.together(reports) if isinstance(self.now, DraftsTogether) else None
 
     def further(self, session_id: str) -> AsyncIterator[Draft]:
         return self.now.further(session_id)

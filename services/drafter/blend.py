@@ -22,7 +22,7 @@ from speculation.types import TokenTree
 log = logging.getLogger(__name__)
 
 # Paths less likely than this are never drafted.
-_LEAST = 2e-4
+LEAST = 2e-4
 
 Places = tuple[tuple[str, Any], ...]
 
@@ -51,7 +51,7 @@ class BlendSession:
         self._latest = ""
         # The one of the last draft.
         self._calibrator = calibrator
-        self._least = _LEAST
+        self._least = LEAST
         # Of the last draft: the candidates after each node, and the child of each (node, token).
         self._options: dict[int, list[Candidate]] = {}
         self._nodes: dict[tuple[int, int], int] = {}
@@ -85,7 +85,7 @@ class BlendSession:
 
     def observe(self, report: StepReport) -> None:
         self._learn(report.committed)
-        self._least = max(_LEAST, report.min_probability)
+        self._least = max(LEAST, report.min_probability)
         for name, source in list(self._sources.items()):
             try:
                 source.observe(report)

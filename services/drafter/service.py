@@ -23,8 +23,10 @@ from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
 from services.drafter.sessions.thread import DraftingThread
+from services.drafter.sessions.together import drafted_together
 from services.drafter.sources.suffix import NAME as SUFFIX
 from services.tracing.log_names import log_name
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
@@ -151,6 +153,16 @@ class DrafterService:
         tree = text.draft(message.max_nodes)
         session.text_s = time.perf_counter() - start
         return session.draft(session.prefix, TEXT, tree)
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        """As ``speculation.ports.DraftsTogether.together``: for sessions that ``at_once`` drafts for by compiled code."""
+        start = time.perf_counter()
+        sessions = [self._sessions.get(name) for name in reports.session_ids]
+        able = [session if session is not None and self._can_at_once(session) else None for session in sessions]
+        made = drafted_together(able, reports, start)
+        for name in () if made is None else made.session_ids:
+            self._sessions.move_to_end(name)
+        return made
 
     def _can_at_once(self, session: DraftedRequest) -> bool:
         """Whether a step's draft needs no wait, and no other draft comes after it."""

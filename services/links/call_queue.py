@@ -7,12 +7,15 @@ import logging
 from collections import OrderedDict
 
 from services.links.codec.features import features_of, with_features
+from speculation.columns import ReportColumns
 from speculation.messages import DraftingCall, StepReport
 
 log = logging.getLogger(__name__)
 
 # Ends a conversation.
 END = None
+
+QueuedCall = DraftingCall | ReportColumns
 
 
 class CallQueue:
@@ -33,7 +36,9 @@ class CallQueue:
     def __init__(self, most_calls: int | None = None, most_feature_bytes: int | None = None) -> None:
         self._most_calls = most_calls or self.most_calls
         self._most_feature_bytes = most_feature_bytes or self.most_feature_bytes
-        self._calls: OrderedDict[int, DraftingCall] = OrderedDict()
+        self._calls: OrderedDict[int, QueuedCall] = OrderedDict()
+        # How many calls these are: columns stand for several.
+        self._waiting = 0
         # Bytes of hidden states, by the number of the call that carries them.
         self._carrying: OrderedDict[int, int] = OrderedDict()
         self._next = 0
@@ -44,20 +49,20 @@ class CallQueue:
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return self._waiting
 
-    def push(self, call: DraftingCall) -> bool:
+    def push(self, call: QueuedCall) -> bool:
         """Add ``call`` now; False, without adding it, if the queue is full."""
-        if len(self._calls) >= self._most_calls:
+        if self._waiting >= self._most_calls:
             return False
         self._add(call)
         while self.feature_bytes > self._most_feature_bytes:
             self._drop_oldest_features()
         return True
 
-    async def put(self, call: DraftingCall) -> None:
+    async def put(self, call: QueuedCall) -> None:
         """Add ``call`` as soon as there is room."""
-        while len(self._calls) >= self._most_calls or self.feature_bytes >= self._most_feature_bytes:
+        while self._waiting >= self._most_calls or self.feature_bytes >= self._most_feature_bytes:
             self._room.clear()
             await self._room.wait()
         self._add(call)
@@ -70,30 +75,33 @@ class CallQueue:
     def abandon(self) -> None:
         """End the queue and drop the calls in it."""
         self._calls.clear()
+        self._waiting = 0
         self._carrying.clear()
         self.feature_bytes = 0
         self.end()
 
-    async def get(self) -> DraftingCall | None:
+    async def get(self) -> QueuedCall | None:
         """The next call; ``END`` after the last one."""
         while not self._calls and not self._ended:
             self._came.clear()
             await self._came.wait()
         return self.get_nowait()
 
-    def get_nowait(self) -> DraftingCall | None:
+    def get_nowait(self) -> QueuedCall | None:
         """The next call; ``END`` if there is none."""
         if not self._calls:
             return END
         number, call = self._calls.popitem(last=False)
+        self._waiting -= _size(call)
         if self._carrying:
             self.feature_bytes -= self._carrying.pop(number, 0)
         if not self._room.is_set():
             self._room.set()
         return call
 
-    def _add(self, call: DraftingCall) -> None:
+    def _add(self, call: QueuedCall) -> None:
         self._calls[self._next] = call
+        self._waiting += _size(call)
         if (features := features_of(call)) is not None:
             self._carrying[self._next] = len(features.data)
             self.feature_bytes += len(features.data)
@@ -111,3 +119,8 @@ class CallQueue:
             self._calls[number] = with_features(call, None)
         else:
             del self._calls[number]
+            self._waiting -= 1
+
+
+def _size(call: QueuedCall) -> int:
+    return max(1, len(call)) if isinstance(call, ReportColumns) else 1

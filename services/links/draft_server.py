@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.call_queue import END, CallQueue
-from services.links.codec.drafting import encode_drafting_replies, encode_drafting_reply
+from services.links.codec.columns import MOST_NUMBERS, numbers_of_nodes
+from services.links.codec.drafting import each_alone, encode_drafting_replies, encode_drafting_reply
 from services.links.codec.features import features_of, with_features
 from services.links.open_sessions import OpenSessions
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import (
     CloseSession,
     DraftFailure,
@@ -24,11 +26,12 @@ from speculation.messages import (
     SessionCall,
     StepReport,
 )
-from speculation.ports import Drafter, DraftsAtOnce
+from speculation.ports import Drafter, DraftsAtOnce, DraftsTogether
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+Reply = DraftingReply | DraftColumns
 
 # Most calls answered at once, and most unread replies. Beyond these the sender has to wait. Most replies put together.
 _MOST, _TOGETHER = 4096, 64
@@ -36,7 +39,7 @@ _MOST, _TOGETHER = 4096, 64
 _MOST_HELD = 64 << 20
 
 
-async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[list[DraftingReply], None]:
+async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[list[Reply], None]:
     """Answer calls until ``END``: those of one session in order, those of different sessions concurrently.
 
     Yields all replies that are there, so that they can be sent together.
@@ -65,7 +68,7 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
         await conversation.end()
 
 
-def encode_replies(replies: Sequence[DraftingReply], *, columns: bool = True) -> list[drafting_pb2.DraftResponse]:
+def encode_replies(replies: Sequence[Reply], *, columns: bool = True) -> list[drafting_pb2.DraftResponse]:
     """The messages for ``replies``. A draft that cannot be encoded becomes a failure of its session only.
 
     Args:
@@ -74,7 +77,7 @@ def encode_replies(replies: Sequence[DraftingReply], *, columns: bool = True) ->
     try:
         return list(encode_drafting_replies(replies, columns=columns))
     except (ValueError, TypeError):
-        return [_encode_reply(reply) for reply in replies]
+        return [_encode_reply(reply) for reply in each_alone(replies)]
 
 
 def _encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
@@ -117,6 +120,7 @@ class _Conversation:
     def __init__(self, drafter: Drafter, silence_s: float) -> None:
         self._drafter = drafter
         self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
+        self._drafts_together = drafter if isinstance(drafter, DraftsTogether) else None
         self._sessions = OpenSessions(drafter, silence_s, asyncio.get_running_loop().time)
         self._room = asyncio.Semaphore(_MOST)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -125,7 +129,7 @@ class _Conversation:
         self._further: dict[str, asyncio.Task[None]] = {}
         # By session: the last call that opens it, until the drafter is told.
         self._opening: dict[str, _Opening] = {}
-        self.replies: asyncio.Queue[Sequence[DraftingReply] | None] = asyncio.Queue(_MOST // _TOGETHER)
+        self.replies: asyncio.Queue[Sequence[Reply] | None] = asyncio.Queue(_MOST // _TOGETHER)
 
     async def listen(self, calls: CallQueue) -> None:
         """Answer calls until ``END``."""
@@ -141,7 +145,9 @@ class _Conversation:
                     await self.replies.put(ready)
                     call = await calls.get() if call is END else call
                     continue
-                if isinstance(call, ForgetTenant):
+                if isinstance(call, ReportColumns):
+                    await self._take_columns(call)
+                elif isinstance(call, ForgetTenant):
                     await self._forget(call)
                 elif call is not END:
                     await self._take(call)
@@ -164,6 +170,54 @@ class _Conversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sessions.close_all()
+
+    async def _take_columns(self, reports: ReportColumns) -> None:
+        """Answer reports that came together: together as far as the drafter can, and the others one by one."""
+        try:
+            drafts = self._together(reports)
+        except Exception:
+            log.exception("drafting failed for %d sessions together", len(reports))
+            await self.replies.put([_failure(name) for name in reports.session_ids])
+            return
+        if drafts is not None and len(drafts):
+            await self.replies.put([drafts])
+        if drafts is not None and not drafts.left:
+            return
+        ready: list[DraftingReply] = []
+        alone = reports.alone()
+        for report in alone if drafts is None else [alone[at] for at in drafts.left]:
+            reply = self._now(report)
+            if ready and (reply is None or len(ready) == _TOGETHER):
+                await self.replies.put(ready)
+                ready = []
+            if reply is None:
+                await self._take(report)
+            else:
+                ready.append(reply)
+        if ready:
+            await self.replies.put(ready)
+
+    def _together(self, reports: ReportColumns) -> DraftColumns | None:
+        """The drafts of those sessions that the drafter can draft for together; None: nothing was done for any.
+
+        Raises:
+            Exception: drafting failed.
+        """
+        if self._drafts_together is None or not self._answering.keys().isdisjoint(reports.session_ids):
+            return None
+        # All drafts share a message.
+        if sum(map(numbers_of_nodes, reports.max_nodes)) > MOST_NUMBERS:
+            return None
+        drafts = self._drafts_together.together(reports)
+        for name in () if drafts is None else drafts.session_ids:
+            self._heard(name)
+        return drafts
+
+    def _heard(self, name: str) -> None:
+        """Note that a step of a session has been answered: further drafts still being made are for an earlier prefix."""
+        self._sessions.heard(name)
+        if (further := self._further.pop(name, None)) is not None:
+            further.cancel()
 
     async def _take(self, call: SessionCall | FeatureChunk) -> None:
         name = call.session_id
@@ -193,9 +247,7 @@ class _Conversation:
             log.exception("drafting failed for %s", call.session_id)
             reply = _failure(call.session_id)
         if reply is not None:
-            self._sessions.heard(call.session_id)
-            if (further := self._further.pop(call.session_id, None)) is not None:
-                further.cancel()
+            self._heard(call.session_id)
         return reply
 
     def _begin(self, doing: Coroutine[None, None, _T]) -> asyncio.Task[_T]:

@@ -28,6 +28,7 @@ from services.links.status import aborting
 from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import limits
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import (
     CloseSession,
     DraftingCall,
@@ -174,7 +175,9 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
             await asyncio.gather(reading, return_exceptions=True)
 
 
-def _without(prefix: str, reply: DraftingReply) -> DraftingReply:
+def _without(prefix: str, reply: DraftingReply | DraftColumns) -> DraftingReply | DraftColumns:
+    if isinstance(reply, DraftColumns):
+        return replace(reply, session_ids=[name.removeprefix(prefix) for name in reply.session_ids])
     return reply if isinstance(reply, Forgotten) else replace(reply, session_id=reply.session_id.removeprefix(prefix))
 
 
@@ -182,7 +185,11 @@ async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str,
     """Put a stream's calls into a queue, then end the queue. A full queue makes the sender wait."""
     try:
         async for wire in requests:
-            for call in codec.decode_drafting_calls(wire):
+            read = codec.decode_together(wire)
+            if isinstance(read, ReportColumns):
+                await calls.put(replace(read, session_ids=[prefix + name for name in read.session_ids]))
+                continue
+            for call in read:
                 named = call if isinstance(call, ForgetTenant) else replace(call, session_id=prefix + call.session_id)
                 await calls.put(named)
     finally:

@@ -13,13 +13,14 @@ from contextlib import aclosing
 
 from outrider.internal.v1 import drafting_pb2, retrieval_pb2
 from services.links import serialised
-from services.links.call_queue import CallQueue
+from services.links.call_queue import CallQueue, QueuedCall
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec.features import detach_data, features_of
 from services.links.draft_server import converse, encode_replies
 from services.links.open_sessions import SILENCE_S
 from speculation.adapters import AdapterOrder
+from speculation.columns import ReportColumns
 from speculation.errors import Unavailable
 from speculation.messages import (
     CloseSession,
@@ -138,13 +139,17 @@ class InProcessDraftLink:
                 calls.abandon()
 
 
-def _through_codec(calls: Sequence[DraftingCall]) -> Iterator[DraftingCall]:
+def _through_codec(calls: Sequence[DraftingCall]) -> Iterator[QueuedCall]:
     for carries, group in itertools.groupby(calls, lambda call: features_of(call) is not None):
         if carries:
             yield from map(_with_data, group)
             continue
         for wire in codec.encode_drafting_calls(list(group)):
-            yield from codec.decode_drafting_calls(drafting_pb2.DraftRequest.FromString(wire.SerializeToString()))
+            read = codec.decode_together(drafting_pb2.DraftRequest.FromString(wire.SerializeToString()))
+            if isinstance(read, ReportColumns):
+                yield read
+            else:
+                yield from read
 
 
 def _with_data(call: DraftingCall) -> DraftingCall:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from services.metrics.registry import Metrics
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -19,7 +20,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import Drafter, DraftsAtOnce
+from speculation.ports import Drafter, DraftsAtOnce, DraftsTogether
 
 
 class ObservedDrafter:
@@ -28,6 +29,7 @@ class ObservedDrafter:
     def __init__(self, drafter: Drafter, metrics: Metrics) -> None:
         self._drafter = drafter
         self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
+        self._together = drafter if isinstance(drafter, DraftsTogether) else None
         self._drafts = metrics.counter("drafter_drafts_total")
         self._failures = metrics.counter("drafter_failures_total")
         self._nodes = metrics.counter("drafter_nodes_total")
@@ -42,6 +44,19 @@ class ObservedDrafter:
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         """As ``speculation.ports.DraftsAtOnce.at_once``."""
         return None if self._at_once is None else self._seen(self._at_once.at_once(message))
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        """As ``speculation.ports.DraftsTogether.together``."""
+        drafts = None if self._together is None else self._together.together(reports)
+        if drafts is None:
+            return None
+        if found := sum([nodes > 0 for nodes in drafts.node_counts]):
+            self._drafts.add(found, drafts.group)
+            for _ in range(found):
+                self._seconds.observe(drafts.drafting_s, drafts.group)
+            for number, nodes in Counter(drafts.sources).items():
+                self._nodes.add(nodes, drafts.source_names[number])
+        return drafts
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         async for draft in self._drafter.further(session_id):

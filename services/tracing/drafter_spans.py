@@ -10,8 +10,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, ForgetTenant, OpenSession, StepReport
-from speculation.ports import Drafter, DraftsAtOnce
+from speculation.ports import Drafter, DraftsAtOnce, DraftsTogether
 
 # Sessions that nobody closes, such as those that the drafter dropped for want of room, must not stay for ever.
 _MOST_OPEN = 4096
@@ -39,6 +40,7 @@ class TracedDrafter:
     def __init__(self, drafter: Drafter, tracer: Tracer) -> None:
         self._drafter = drafter
         self._at_once = drafter if isinstance(drafter, DraftsAtOnce) else None
+        self._together = drafter if isinstance(drafter, DraftsTogether) else None
         self._tracer = tracer
         self._open: OrderedDict[str, _Session] = OrderedDict()
 
@@ -65,6 +67,18 @@ class TracedDrafter:
         if reply is not None and (session := self._open.get(message.session_id)) is not None:
             session.steps += 1
         return self._seen(message.session_id, reply)
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        """As ``speculation.ports.DraftsTogether.together``."""
+        drafts = None if self._together is None else self._together.together(reports)
+        if drafts is None or not self._open:
+            return drafts
+        for name, nodes in zip(drafts.session_ids, drafts.node_counts, strict=True):
+            if (session := self._open.get(name)) is not None:
+                session.steps += 1
+                session.drafts += nodes > 0
+                session.nodes += nodes
+        return drafts
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         async for draft in self._drafter.further(session_id):

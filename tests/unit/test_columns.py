@@ -10,6 +10,7 @@ import pytest
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec import columns, drafting
 from speculation import limits
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     CloseSession,
@@ -21,7 +22,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.types import Features, Observation, Proposal, TokenTree
+from speculation.types import EMPTY_TREE, Features, Observation, Proposal, TokenTree
 from tests.fakes import random_tree
 from tests.refusals import refuses
 
@@ -109,6 +110,57 @@ def test_what_shares_messages_is_what_each_would_be_alone(seed: int) -> None:
     assert [each.drafting_s for each in read if isinstance(each, Draft)] == [
         each.drafting_s for each in replies if isinstance(each, Draft)
     ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reports_are_read_as_columns_and_drafts_written_from_them(seed: int) -> None:
+    source = random.Random(seed)
+    reports = [report_of(source, f"s{number}") for number in range(12)]
+    reports = [report for report in reports if columns.numbers_of_report(report) is not None]
+    (wire,) = drafting.encode_drafting_calls(reports)
+    read = drafting.decode_together(wire)
+    assert isinstance(read, ReportColumns) and read.alone() == reports
+    assert replace(read, session_ids=["other"] * len(read)).alone() == [
+        replace(each, session_id="other") for each in reports
+    ]
+    trees = [EMPTY_TREE if each.observation is None else each.observation.tree for each in reports]
+    tokens = [token for tree in trees for token in tree.tokens]
+    assert [*read.tokens] == tokens and [*read.node_counts] == [*map(len, trees)]
+    made = DraftColumns(
+        left=(),
+        session_ids=read.session_ids,
+        base_lengths=read.lengths,
+        base_hashes=read.prefix_hashes,
+        node_counts=read.node_counts,
+        tokens=read.tokens,
+        parents=read.parents,
+        sources=[source.randrange(len(NAMES)) for _ in tokens],
+        source_names=NAMES,
+        scores=[source.randrange(65) / 64 for _ in tokens],
+        drafting_s=0.25,
+        group="text",
+    )
+    (told,) = drafting.encode_drafting_replies([made])
+    assert drafting.decode_drafting_replies(told) == made.alone()
+    assert [each.drafting_s for each in made.alone()] == [0.25] * len(made)
+    alone = drafting.encode_drafting_replies([made], columns=False)
+    assert [*map(drafting.decode_drafting_reply, alone)] == made.alone()
+
+
+@pytest.mark.parametrize(
+    "column", ["committed", "accepted_paths", "max_nodes", "top_ids", "min_probabilities", "session_ids"]
+)
+def test_columns_that_do_not_fit_together_are_refused_as_ever(column: str) -> None:
+    (wire,) = drafting.encode_drafting_calls([report_of(random.Random(3), f"s{number}") for number in range(4)][:1])
+    getattr(wire.steps, column).append("x" if column == "session_ids" else 1)
+    with pytest.raises(InvalidArgument):
+        drafting.decode_together(wire)
+
+
+def test_numbers_that_have_no_room_in_columns_come_one_by_one() -> None:
+    report = replace(report_of(random.Random(1), "s"), observation=None, committed=(1 << 31,))
+    (wire,) = drafting.encode_drafting_calls([report])
+    assert drafting.decode_together(wire) == [report]
 
 
 def test_the_reports_of_a_step_share_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import pytest
+
 from services.links.call_queue import CallQueue
+from services.links.codec.drafting import decode_together, each_alone, encode_drafting_calls
 from services.links.draft_server import converse
-from speculation.messages import CloseSession, Draft, DraftingReply, FeatureChunk, ForgetTenant, OpenSession, StepReport
+from speculation.columns import DraftColumns, ReportColumns
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    DraftingReply,
+    FeatureChunk,
+    ForgetTenant,
+    OpenSession,
+    StepReport,
+)
 from speculation.tree import chain
 
 # More than go back together.
@@ -44,6 +57,34 @@ class HalfAtOnce:
         raise NotImplementedError
 
 
+class HalfTogether(HalfAtOnce):
+    """The same, but it drafts together for every second session; ``fails``: for none."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+        self.together_for: list[str] = []
+
+    def together(self, reports: ReportColumns) -> DraftColumns:
+        if self._fails:
+            raise ValueError("a fault of the drafter")
+        done = [at for at, name in enumerate(reports.session_ids) if int(name) % 2 == 0]
+        self.together_for += [reports.session_ids[at] for at in done]
+        return DraftColumns(
+            left=[at for at in range(len(reports)) if at not in done],
+            session_ids=[reports.session_ids[at] for at in done],
+            base_lengths=[reports.lengths[at] for at in done],
+            base_hashes=[0] * len(done),
+            node_counts=[1] * len(done),
+            tokens=[5] * len(done),
+            parents=[-1] * len(done),
+            sources=[0] * len(done),
+            source_names=("suffix",),
+            scores=[1.0] * len(done),
+            drafting_s=0.0,
+            group="",
+        )
+
+
 def draft_of(report: StepReport) -> Draft:
     return Draft(session_id=report.session_id, base_length=report.length, base_hash=0, tree=chain([5], "suffix"))
 
@@ -54,17 +95,24 @@ def report_of(session: int) -> StepReport:
     )
 
 
-async def _answers() -> list[list[DraftingReply]]:
+async def _answers(drafter: HalfAtOnce, *, columns: bool = False) -> list[list[DraftingReply]]:
     calls = CallQueue()
-    for session in range(_SESSIONS):
-        assert calls.push(report_of(session))
+    reports = [report_of(session) for session in range(_SESSIONS)]
+    if columns:
+        (wire,) = encode_drafting_calls(reports)
+        read = decode_together(wire)
+        assert isinstance(read, ReportColumns) and calls.push(read)
+        assert len(calls) == _SESSIONS
+    else:
+        assert all(calls.push(report) for report in reports)
     calls.end()
-    async with aclosing(converse(HalfAtOnce(), calls, silence_s=60.0)) as replies:
-        return [ready async for ready in replies]
+    async with aclosing(converse(drafter, calls, silence_s=60.0)) as replies:
+        return [[*each_alone(ready)] async for ready in replies]
 
 
-def test_every_report_of_a_step_is_answered_once_and_most_together() -> None:
-    answers = asyncio.run(_answers())
+@pytest.mark.parametrize("columns", [False, True], ids=["one by one", "columns"])
+def test_every_report_of_a_step_is_answered_once_and_most_together(columns: bool) -> None:
+    answers = asyncio.run(_answers(HalfAtOnce(), columns=columns))
     names = [int(reply.session_id) for ready in answers for reply in ready if not hasattr(reply, "forget_id")]
     assert sorted(names) == list(range(_SESSIONS))
     assert [name for name in names if name % 10 != 3] == [name for name in range(_SESSIONS) if name % 10 != 3]
@@ -72,3 +120,19 @@ def test_every_report_of_a_step_is_answered_once_and_most_together() -> None:
     assert len(drafts) == _SESSIONS - 1
     assert all(draft.base_length == int(draft.session_id) + 9 for draft in drafts)
     assert len(answers) < _SESSIONS / 5
+
+
+def test_what_is_drafted_together_is_not_drafted_again_and_the_rest_is() -> None:
+    drafter = HalfTogether()
+    answers = asyncio.run(_answers(drafter, columns=True))
+    drafts = [reply for ready in answers for reply in ready if isinstance(reply, Draft)]
+    # The seventh fails, as ever.
+    assert sorted(int(draft.session_id) for draft in drafts) == [name for name in range(_SESSIONS) if name != 7]
+    assert all(draft.base_length == int(draft.session_id) + 9 for draft in drafts)
+    assert [int(draft.session_id) for draft in drafts[: _SESSIONS // 2]] == [*range(0, _SESSIONS, 2)]
+    assert [*map(int, drafter.together_for)] == [*range(0, _SESSIONS, 2)]
+
+
+def test_where_drafting_together_fails_it_is_not_tried_again() -> None:
+    (failures,) = asyncio.run(_answers(HalfTogether(fails=True), columns=True))
+    assert [failure.session_id for failure in failures if isinstance(failure, DraftFailure)] == [*map(str, range(_SESSIONS))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -18,7 +18,9 @@ from services.api.http.server import serve_http
 from services.tracing import drafter_spans
 from services.tracing.drafter_spans import TracedDrafter
 from services.tracing.request_spans import TracedRouter
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, ForgetTenant, OpenSession, StepReport
+from speculation.ports import Drafter
 from tests.scripted_router import ScriptedRouter
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -79,6 +81,46 @@ async def test_seeds_of_64_bits_can_be_sent(spans: Spans, caplog: pytest.LogCapt
     await server.stop(0)
     assert [span.attributes["gen_ai.request.seed"] for span in spans.taken()] == [-1, -(2**63), 7]
     assert not caplog.records
+
+
+class Together:
+    """A drafter of which only its drafts for several sessions are asked."""
+
+    def together(self, reports: object) -> DraftColumns:
+        return DraftColumns(
+            left=(),
+            session_ids=("a", "b", "nobody"),
+            base_lengths=(1, 1, 1),
+            base_hashes=(0, 0, 0),
+            node_counts=(3, 0, 2),
+            tokens=(1,) * 5,
+            parents=(-1,) * 5,
+            sources=(0,) * 5,
+            source_names=("suffix",),
+            scores=(),
+            drafting_s=0.0,
+            group="",
+        )
+
+    async def open(self, message: OpenSession) -> None:
+        """Drafts nothing yet."""
+
+    def close(self, message: CloseSession) -> None:
+        """Closes nothing."""
+
+
+async def test_drafts_for_several_sessions_count_for_each(spans: Spans) -> None:
+    drafter = TracedDrafter(cast(Drafter, Together()), spans.tracer)
+    for name in ("a", "b"):
+        await drafter.open(opening(name))
+    assert drafter.together(cast(ReportColumns, None)) is not None
+    for name in ("a", "b"):
+        drafter.close(CloseSession(session_id=name))
+    counted = ("steps", "drafts", "drafted", "failures")
+    assert [[span.attributes[f"outrider.{each}"] for each in counted] for span in spans.taken()] == [
+        [1, 1, 3, 0],
+        [1, 0, 0, 0],
+    ]
 
 
 class Fails:

@@ -201,7 +201,6 @@ void automaton_free(struct automaton *counted) {
     free(counted->states), free(counted->edges), free(counted->rankings), free(counted->buckets), free(counted);
 }
 
-/* Counts every n-gram that ends in one of these tokens. Returns 0, and does nothing, where there is no memory. */
 int64_t automaton_add(struct automaton *counted, const int32_t *tokens, int64_t many, struct ending *head) {
     if (!reserve((void **)&counted->states, &counted->state_room, counted->state_count, 2 * many, sizeof(struct state))) return 0;
     int32_t state = counted->head.state, size = counted->head.size;

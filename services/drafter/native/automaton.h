@@ -17,6 +17,8 @@ struct follower {
 
 struct automaton;
 
+/* Counts every n-gram that ends in one of these tokens. Returns 0, and does nothing, where there is no memory. */
+int64_t automaton_add(struct automaton *counted, const int32_t *tokens, int64_t many, struct ending *head);
 struct ending automaton_follow(const struct automaton *counted, struct ending ending, int32_t token);
 /* The state of the last `size` tokens of a state's n-grams. */
 int32_t automaton_shortened(const struct automaton *counted, int32_t state, int32_t size);

@@ -43,6 +43,11 @@ class CompiledAutomaton(Held):
             raise MemoryError
         self.head = self._head[0], self._head[1]
 
+    def counted(self, head: Ending) -> None:
+        """Note that tokens were counted by compiled code, behind which the text ends at ``head``."""
+        self.changes += 1
+        self.head = head
+
     def remove(self, tokens: Iterable[int]) -> None:
         held = _numbers(tokens)
         self.changes += 1

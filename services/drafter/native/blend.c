@@ -202,8 +202,6 @@ struct draft *blend_new(void) { return calloc(1, sizeof(struct draft)); }
 
 void blend_free(struct draft *draft) { free(draft->nodes), free(draft->candidates), free(draft->heap), free(draft); }
 
-/* The likeliest tree: tokens, parents (-1: the root), whether recycling named the node, and probabilities of the nodes'
-   paths. Returns how many nodes there are. */
 int64_t blend_draft(struct draft *draft, const struct wanted *wanted, int32_t *tokens, int32_t *parents, int32_t *recycled,
                     double *scores) {
     int32_t pushed = 0;
@@ -227,7 +225,6 @@ int64_t blend_draft(struct draft *draft, const struct wanted *wanted, int32_t *t
     return draft->node_count ? draft->node_count - 1 : 0;
 }
 
-/* Learns from the last draft that these tokens were committed, and forgets it. */
 void blend_learn(struct draft *draft, const int32_t *committed, int64_t many, double *weights, double *squares) {
     int32_t node = 0;
     for (int64_t at = 0; at < many && node >= 0 && node < draft->node_count; at++) {

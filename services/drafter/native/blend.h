@@ -50,3 +50,12 @@ struct wanted {
     int32_t max_nodes, depth, max_endings;
     struct ending own_end, shared_end;
 };
+
+struct draft;
+
+/* The likeliest tree: tokens, parents (-1: the root), whether recycling named the node, and probabilities of the nodes'
+   paths. Returns how many nodes there are. */
+int64_t blend_draft(struct draft *draft, const struct wanted *wanted, int32_t *tokens, int32_t *parents, int32_t *recycled,
+                    double *scores);
+/* Learns from the last draft that these tokens were committed, and forgets it. */
+void blend_learn(struct draft *draft, const int32_t *committed, int64_t many, double *weights, double *squares);

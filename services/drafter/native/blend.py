@@ -18,13 +18,13 @@ from services.drafter.sessions.tree_walk import TreeWalk
 from services.drafter.sources import recycling, suffix
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import Place, SuffixSession
-from services.drafter.sources.suffix_automaton import NOWHERE
+from services.drafter.sources.suffix_automaton import NOWHERE, Ending
 from speculation import limits
 from speculation.records import maker
 from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
-_KNOWN = (suffix.NAME, recycling.NAME)
+KNOWN = (suffix.NAME, recycling.NAME)
 # The structs wanted and candidate in blend.h.
 _WANTED = struct.Struct("5Pd7i4x")
 # The numbers of so many nodes.
@@ -38,7 +38,7 @@ class _Candidate(ctypes.Structure):
 
 def is_compiled(names: Sequence[str]) -> bool:
     """Whether there is a compiled form of the blend of these sources."""
-    return bool(names) and tuple(names) == tuple(name for name in _KNOWN if name in names)
+    return bool(names) and tuple(names) == tuple(name for name in KNOWN if name in names)
 
 
 class CompiledBlendSession(BlendSession):
@@ -75,6 +75,36 @@ class CompiledBlendSession(BlendSession):
         except Exception:
             return super().draft(max_nodes)
         return self._drafted(self._last, max_nodes, place, self._recycling is not None)
+
+    def before_step(self, many: int) -> tuple[int, ...] | None:
+        """What steps.c has to know to let the session observe ``many`` tokens and draft; None: it cannot.
+
+        In the order of its struct session: from the last draft to the end of the text, without the prefix.
+        """
+        if len(self._sources) < self._whole or self._models:
+            return None
+        own = shared = table = end = 0
+        place: Ending | None = NOWHERE
+        if self._suffix is not None:
+            try:
+                place = self._suffix.before_step(many)
+            except Exception:
+                return None
+            if place is None:
+                return None
+            counted, answers = self._suffix.automata
+            own, shared = counted.address, answers.address  # type: ignore[union-attr]  # Both are compiled.
+        if self._recycling is not None:
+            table, end = self._table.address, self._end.address
+        return self._last.address, self._weights, self._squares, own, shared, table, end, *self._limits, *place
+
+    def after_step(self, tokens: array[int], least: float, end: Ending, shared_end: Ending, *, drafted: bool) -> None:
+        """Note what steps.c has done; if it has not ``drafted``, there was no memory to count the tokens."""
+        self._least = least
+        if not drafted:
+            self._lose(suffix.NAME)
+        elif self._suffix is not None:
+            self._suffix.after_step(tokens, end, shared_end)
 
     def likeliest_after(self, node: int) -> list[tuple[int, float]]:
         if self._calibrator is not self._alone:
@@ -125,7 +155,7 @@ class CompiledBlendSession(BlendSession):
         return _make_tree(
             tokens=ints.unpack_from(tokens),
             parents=ints.unpack_from(parents),
-            sources=tuple([_KNOWN[each] for each in ints.unpack_from(named)]),
+            sources=tuple([KNOWN[each] for each in ints.unpack_from(named)]),
             scores=doubles.unpack_from(scores),
         )
 

@@ -142,20 +142,30 @@ static struct context context_of(const struct context *root, const int32_t *toke
     return context;
 }
 
-/* Notes what a pass has shown: the likeliest ids after the root and each node, `counts` of them each, one behind the other.
-   Deeper nodes first: if two paths end in the same context, the one nearer to the text is kept. */
-static void table_learn(struct table *table, const struct context *root, const int32_t *tokens, const int32_t *parents,
-                        int64_t nodes, const int32_t *ids, const int32_t *counts) {
-    for (int64_t row = 0; row <= nodes; row++) ids += counts[row];
-    for (int64_t node = nodes - 1; node >= -1; node--) {
-        const struct context context = context_of(root, tokens, parents, node);
-        ids -= counts[node + 1];
-        for (int32_t order = context.size; order > 0; order--) note(&table->top, &context, order, ids, counts[node + 1]);
+/* How many ids a pass has shown in a row. */
+static int32_t shown(const struct pass *pass, int64_t row) { return pass->counts ? pass->counts[row] : pass->top; }
+
+/* The ids of a row. */
+static const int32_t *ids_of(const struct pass *pass, int64_t row) {
+    if (!pass->counts) return pass->ids + row * pass->top;
+    const int32_t *ids = pass->ids;
+    for (int64_t before = 0; before < row; before++) ids += pass->counts[before];
+    return ids;
+}
+
+/* Notes the likeliest ids after the root and each node. Deeper nodes first: if two paths end in the same context, the one
+   nearer to the text is kept. */
+static void table_learn(struct table *table, const struct context *root, const struct pass *pass) {
+    const int32_t *ids = ids_of(pass, pass->nodes + 1);
+    for (int64_t node = pass->nodes - 1; node >= -1; node--) {
+        const struct context context = context_of(root, pass->tokens, pass->parents, node);
+        const int32_t count = shown(pass, node + 1);
+        ids -= count;
+        for (int32_t order = context.size; order > 0; order--) note(&table->top, &context, order, ids, count);
         while (table->top.count > table->top.most) drop_oldest(&table->top);
     }
 }
 
-/* Notes that tokens followed a context, one after the other, and moves it behind them. */
 void table_read(struct table *table, struct context *context, const int32_t *tokens, int64_t many) {
     for (int64_t at = 0; at < many; at++) {
         for (int32_t order = context->size; order > 0; order--) {
@@ -176,23 +186,33 @@ static void pass_over(struct text_end *end, int32_t token, const int32_t *ids, i
     end->passed[0] = many;
 }
 
-/* Notes what a pass has shown behind a text, and moves the text's end behind what was committed then. `told`: these tokens, as
-   many as `many`; `path`: nodes before all but the first; tokens and parents of all nodes; how many ids there are in each of
-   `rows`, the root's first; the ids. Returns 0, and does nothing, where the path leaves the tree. */
+int table_fits(const struct pass *pass) {
+    for (int64_t at = 0; at < pass->path; at++)
+        if (pass->accepted[at] < 0 || pass->accepted[at] >= pass->nodes) return 0;
+    return 1;
+}
+
+void table_watch(struct table *table, struct text_end *end, const struct pass *pass) {
+    table_learn(table, &end->context, pass);
+    const int64_t chosen = pass->many < pass->path + 1 ? pass->many : pass->path + 1;
+    for (int64_t at = chosen > PASSED ? chosen - PASSED : 0; at < chosen; at++) {
+        const int32_t row = at ? pass->accepted[at - 1] + 1 : 0;
+        pass_over(end, pass->committed[at], ids_of(pass, row), shown(pass, row));
+    }
+    table_read(table, &end->context, pass->committed, pass->many);
+}
+
+/* The same of one array. `told`: tokens that were committed, as many as `many`; the path; tokens and parents of all nodes; how
+   many ids there are in each of `rows`, the root's first; the ids. Returns 0, and does nothing, where the path leaves the tree. */
 int32_t table_observe(struct table *table, struct text_end *end, const int32_t *told, int64_t many, int64_t path, int64_t nodes,
                       int64_t rows) {
     const int32_t *accepted = told + many, *tokens = accepted + path, *parents = tokens + nodes, *counts = parents + nodes;
-    const int32_t *ids = counts + rows;
-    for (int64_t at = 0; at < path; at++)
-        if (accepted[at] < 0 || accepted[at] >= nodes) return 0;
-    table_learn(table, &end->context, tokens, parents, nodes, ids, counts);
-    const int64_t chosen = many < path + 1 ? many : path + 1;
-    for (int64_t at = chosen > PASSED ? chosen - PASSED : 0; at < chosen; at++) {
-        const int32_t row = at ? accepted[at - 1] + 1 : 0, *likely = ids;
-        for (int32_t before = 0; before < row; before++) likely += counts[before];
-        pass_over(end, told[at], likely, counts[row]);
-    }
-    table_read(table, &end->context, told, many);
+    const struct pass pass = {
+        .committed = told, .accepted = accepted, .tokens = tokens, .parents = parents, .counts = counts,
+        .ids = counts + rows, .many = many, .path = path, .nodes = nodes,
+    };
+    if (!table_fits(&pass)) return 0;
+    table_watch(table, end, &pass);
     return 1;
 }
 

@@ -15,9 +15,23 @@ struct text_end {
     int32_t passed[PASSED], passed_ids[PASSED][PASSED_RANKS];
 };
 
+/* What a pass has shown behind a text: tokens that were committed then; nodes before all but the first; tokens and parents of
+   all nodes; the likeliest ids after the root and each node, row behind row, as many as `counts` say, or `top` of each. */
+struct pass {
+    const int32_t *committed, *accepted, *tokens, *parents, *counts, *ids;
+    int64_t many, path, nodes;
+    int32_t top;
+};
+
 struct table;
 
 struct context context_after(struct context context, int32_t token);
+/* Whether the path stays in the tree. */
+int table_fits(const struct pass *pass);
+/* Notes what a pass that fits has shown, and moves the text's end behind what was committed. */
+void table_watch(struct table *table, struct text_end *end, const struct pass *pass);
+/* Notes that tokens followed a context, one after the other, and moves it behind them. */
+void table_read(struct table *table, struct context *context, const int32_t *tokens, int64_t many);
 /* The tokens that were likeliest after the last `order` tokens of a context, in a pass; returns how many. */
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids);
 /* The token that followed these in a text; -1: unknown. */

@@ -18,7 +18,7 @@ _RECIPE = Recipe(
     name="drafting",
     folder=_HERE,
     shipped=_HERE / "shipped",
-    sources=("automaton.c", "contexts.c", "blend.c", "check.c"),
+    sources=("automaton.c", "contexts.c", "blend.c", "steps.c", "check.c"),
     # Contraction is off: the reference rounds after every operation.
     flags=("-O3", "-ffp-contract=off", "-fPIC"),
     links=("-lm",),
@@ -46,6 +46,7 @@ _SIGNATURES = {
     "blend_draft": ("PPPPPP", "q"),
     "blend_learn": ("PPqPP", None),
     "blend_candidates": ("PiPP", "q"),
+    "steps_take": ("PPqPP", "q"),
     "suffix_candidates": ("PPiiiiiiPq", "q"),
     "recycling_candidates": ("PPPq", "q"),
 }

@@ -8,6 +8,7 @@ first, then shorter ones. Texts are counted a piece at a time, prompts included;
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -270,6 +271,25 @@ class SuffixSession:
                 found += bool(followers[whose])
             if found >= enough:
                 return
+
+    def before_step(self, many: int) -> Ending | None:
+        """Where the text ends in the tenant's answers.
+
+        None: to observe ``many`` tokens takes more than to count them in the own text and to follow them in the answers.
+        """
+        own, answers = self._own, self._answers.memory
+        if not (own.idle and answers.idle) or own.end + many > self.config.max_tokens or many > _PIECE:
+            return None
+        if self._beside and len(self._answer) + many >= _TOLD:
+            return None
+        return self._shared_end()
+
+    def after_step(self, tokens: array[int], end: Ending, shared_end: Ending) -> None:
+        """Note that compiled code has counted and followed tokens, behind which the text ends here."""
+        self._own.counted(tokens, end)
+        self._recent.extend(tokens)
+        self._answer += tokens
+        self._shared = self._shared[0], shared_end
 
     def observe(self, report: StepReport) -> None:
         self._read(report.committed)

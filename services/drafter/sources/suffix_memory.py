@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from services.drafter.native.automaton import CompiledAutomaton, counting_automaton
-from services.drafter.sources.suffix_automaton import Automaton
+from services.drafter.sources.suffix_automaton import Automaton, Ending
 
 
 class _Counted:
@@ -70,6 +70,12 @@ class Memory:
         self._text.extend(added)
         self._used.head = self.end = self.end + len(added)
         return most - len(added)
+
+    def counted(self, tokens: array[int], head: Ending) -> None:
+        """Note that compiled code has counted ``tokens`` behind a text that had been counted whole; it ends at ``head``."""
+        self._used.automaton.counted(head)  # type: ignore[union-attr]  # It is compiled.
+        self._text.extend(tokens)
+        self._used.head = self.end = self.end + len(tokens)
 
     def forget(self, begin: int) -> None:
         """Forget what lies before position ``begin``."""

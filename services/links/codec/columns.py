@@ -6,13 +6,16 @@ rare in them, as hidden states or sampled drafts, has no column; such ones trave
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeVar
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.records import maker
@@ -41,7 +44,12 @@ def numbers_of_report(report: StepReport) -> int | None:
 def numbers_of_draft(draft: Draft) -> int | None:
     """As ``numbers_of_report``, of a draft."""
     rare = draft.assumed or draft.more or draft.unready or draft.tree.probes or draft.tree.proposals
-    return None if rare else 4 * len(draft.tree.tokens) + 5
+    return None if rare else numbers_of_nodes(len(draft.tree.tokens))
+
+
+def numbers_of_nodes(nodes: int) -> int:
+    """About how many numbers a draft of so many nodes brings into the columns."""
+    return 4 * nodes + 5
 
 
 def write_reports(reports: Sequence[StepReport], made: drafting_pb2.StepReports) -> None:
@@ -101,6 +109,61 @@ def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:
     ]
 
 
+def read_report_columns(wire: drafting_pb2.StepReports) -> ReportColumns | None:
+    """The reports of a message as columns; None where ``read_reports`` refuses one, or a number is too large."""
+    trees = wire.trees
+    try:
+        held = [array("i", column[:]) for column in _numbers_of(wire)]
+    except OverflowError:
+        return None
+    committed, committed_counts, lengths, paths, path_counts, nodes, counts, tokens, parents, tops, ids = held
+    each = (committed_counts, lengths, path_counts, nodes, counts, tops, wire.prefix_hashes, wire.min_probabilities)
+    rows = sum([top * (1 + count) for top, count in zip(tops, counts, strict=False)])
+    parts = (
+        (sum(committed_counts), committed), (sum(path_counts), paths), (sum(counts), tokens), (sum(counts), parents),
+        (sum(counts), trees.sources), (sum(trees.score_counts), trees.scores), (rows, ids),
+    )  # fmt: skip
+    count = len(wire.session_ids)
+    fits = all(len(column) == count for column in each) and all(size == len(column) for size, column in parts)
+    small = max(committed_counts, default=0) <= limits.MAX_TREE_NODES + 1 and max(nodes, default=0) <= limits.MAX_TREE_NODES
+    if not (fits and small and len(trees.score_counts) == count and _names(trees).sound):
+        return None
+    return ReportColumns(
+        read=partial(read_reports, wire),
+        session_ids=wire.session_ids[:],
+        committed=committed,
+        committed_counts=committed_counts,
+        lengths=lengths,
+        prefix_hashes=array("Q", wire.prefix_hashes[:]),
+        accepted_paths=paths,
+        accepted_counts=path_counts,
+        max_nodes=nodes,
+        min_probabilities=array("d", wire.min_probabilities[:]),
+        node_counts=counts,
+        tokens=tokens,
+        parents=parents,
+        top_counts=tops,
+        top_ids=ids,
+    )
+
+
+def _numbers_of(wire: drafting_pb2.StepReports) -> tuple[Sequence[int], ...]:
+    trees = wire.trees
+    return (
+        wire.committed,
+        wire.committed_counts,
+        wire.lengths,
+        wire.accepted_paths,
+        wire.accepted_counts,
+        wire.max_nodes,
+        trees.counts,
+        trees.tokens,
+        trees.parents,
+        wire.top_counts,
+        wire.top_ids,
+    )
+
+
 def _observation(tree: TokenTree, top: int, ids: tuple[int, ...]) -> Observation | None:
     if not top:
         return None
@@ -115,6 +178,24 @@ def write_drafts(drafts: Sequence[Draft], made: drafting_pb2.Drafts) -> None:
     _write_trees([each.tree for each in drafts], made.trees)
     made.drafting_s.extend([each.drafting_s for each in drafts])
     made.groups.extend([each.group for each in drafts])
+
+
+def write_draft_columns(drafts: DraftColumns, made: drafting_pb2.Drafts) -> None:
+    """As ``write_drafts``, of drafts that are columns already."""
+    count = len(drafts)
+    made.session_ids.extend(drafts.session_ids)
+    made.base_lengths.extend(drafts.base_lengths)
+    made.base_hashes.extend(drafts.base_hashes)
+    made.drafting_s.extend([drafts.drafting_s] * count)
+    made.groups.extend([drafts.group] * count)
+    trees = made.trees
+    trees.counts.extend(drafts.node_counts)
+    trees.tokens.extend(drafts.tokens)
+    trees.parents.extend(drafts.parents)
+    trees.sources.extend(drafts.sources)
+    trees.source_names.extend(drafts.source_names)
+    trees.scores.extend(drafts.scores)
+    trees.score_counts.extend(drafts.node_counts)
 
 
 def read_drafts(wire: drafting_pb2.Drafts) -> list[Draft | DraftFailure]:
@@ -168,12 +249,18 @@ def _write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
     made.score_counts.extend([len(tree.scores) for tree in trees])
 
 
-def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
-    counts, told = wire.counts[:], tuple(wire.source_names[:])
-    check_size(f"{name}.source_names", len(told), limits.MAX_SOURCES * len(counts))
+def _names(wire: tree_pb2.TokenTrees) -> _Names:
+    told = tuple(wire.source_names[:])
     longest = max(map(len, told), default=0)
-    most, last = max((*counts, *wire.score_counts), default=0), max(wire.sources[:], default=-1)
-    names = _Names(told, longest, most <= limits.MAX_TREE_NODES and last < len(told) and longest <= limits.MAX_SOURCE_NAME)
+    most, last = max((*wire.counts[:], *wire.score_counts[:]), default=0), max(wire.sources[:], default=-1)
+    many = len(told) <= limits.MAX_SOURCES * len(wire.counts)
+    few = many and longest <= limits.MAX_SOURCE_NAME
+    return _Names(told, longest, most <= limits.MAX_TREE_NODES and last < len(told) and few)
+
+
+def _trees(name: str, wire: tree_pb2.TokenTrees) -> list[_Nodes]:
+    counts, names = wire.counts[:], _names(wire)
+    check_size(f"{name}.source_names", len(names.all), limits.MAX_SOURCES * len(counts))
     return [
         (*columns, names)
         for columns in zip(

@@ -13,7 +13,9 @@ from services.links.codec.columns import (
     numbers_of_draft,
     numbers_of_report,
     read_drafts,
+    read_report_columns,
     read_reports,
+    write_draft_columns,
     write_drafts,
     write_reports,
 )
@@ -21,6 +23,7 @@ from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, write_tree
 from speculation import limits
+from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     CloseSession,
@@ -78,8 +81,14 @@ def decode_drafting_calls(wire: drafting_pb2.DraftRequest) -> Sequence[DraftingC
     return read_reports(wire.steps) if wire.HasField("steps") else [decode_drafting_call(wire)]
 
 
+def decode_together(wire: drafting_pb2.DraftRequest) -> ReportColumns | Sequence[DraftingCall]:
+    """As ``decode_drafting_calls``; where possible, reports that share a message as columns."""
+    columns = read_report_columns(wire.steps) if wire.HasField("steps") else None
+    return decode_drafting_calls(wire) if columns is None else columns
+
+
 def encode_drafting_replies(
-    replies: Sequence[DraftingReply], *, columns: bool = True
+    replies: Sequence[DraftingReply | DraftColumns], *, columns: bool = True
 ) -> Iterator[drafting_pb2.DraftResponse]:
     """Drafter to verifier, in as few messages as possible: drafts that follow each other share one.
 
@@ -87,13 +96,17 @@ def encode_drafting_replies(
         columns: the verifier reads these; otherwise each reply has a message of its own.
     """
     if not columns:
-        yield from map(encode_drafting_reply, replies)
+        yield from map(encode_drafting_reply, each_alone(replies))
         return
     for alone, together in _grouped(replies, Draft, numbers_of_draft):
-        if alone is not None:
+        if alone is not None and not isinstance(alone, DraftColumns):
             yield encode_drafting_reply(alone)
             continue
         made = drafting_pb2.DraftResponse()
+        if alone is not None:
+            write_draft_columns(alone, made.drafts)
+            yield made
+            continue
         write_drafts(together, made.drafts)
         yield made
 
@@ -105,6 +118,15 @@ def decode_drafting_replies(wire: drafting_pb2.DraftResponse) -> Sequence[Drafti
         InvalidArgument: no event.
     """
     return read_drafts(wire.drafts) if wire.HasField("drafts") else [decode_drafting_reply(wire)]
+
+
+def each_alone(replies: Sequence[DraftingReply | DraftColumns]) -> Iterator[DraftingReply]:
+    """Replies with every draft by itself."""
+    for reply in replies:
+        if isinstance(reply, DraftColumns):
+            yield from reply.alone()
+        else:
+            yield reply
 
 
 def _grouped(

@@ -9,6 +9,7 @@ from outrider.internal.v1 import drafting_pb2
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size
 from speculation import limits
+from speculation.columns import ReportColumns
 from speculation.errors import InvalidArgument
 from speculation.messages import DraftingCall, FeatureChunk, StepReport
 from speculation.types import Features
@@ -52,7 +53,7 @@ def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> F
     return _FEATURES.decode(wire, data=data)
 
 
-def features_of(call: DraftingCall) -> Features | None:
+def features_of(call: DraftingCall | ReportColumns) -> Features | None:
     """The hidden states that ``call`` carries, if any."""
     match call:
         case FeatureChunk():
@@ -81,11 +82,14 @@ def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
             return call, None
 
 
-def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
+def in_messages(call: DraftingCall | ReportColumns) -> Iterator[DraftingCall]:
     """Split ``call`` into calls that each fit into a message.
 
     Hidden states too large for one message are sent ahead in chunks. A step report comes last, with the last chunk.
     """
+    if isinstance(call, ReportColumns):
+        yield from call.alone()
+        return
     features = features_of(call)
     large = features is not None and len(features.data) > limits.MAX_FEATURE_BYTES
     if features is None or not large or not isinstance(call, StepReport | FeatureChunk):

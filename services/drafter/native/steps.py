@@ -1,0 +1,94 @@
+"""A step of many blends in one call; see steps.c. The reference is ``BlendSession``: each observes, then drafts."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.drafter.blend import LEAST
+from services.drafter.native.blend import CompiledBlendSession
+from services.drafter.native.library import drafting_library
+from speculation.columns import ReportColumns
+
+# The structs session, reports, outcome and drafts in steps.c.
+_SESSION, _REPORTS, _OUTCOME, _DRAFTS = struct.Struct("7P5i4xQ"), struct.Struct("13P"), 5, struct.Struct("4P")
+_NOBODY = bytes(_SESSION.size)
+NOT_DONE, _NO_MEMORY = -1, -2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TakenSteps:
+    """What became of the reports of a step.
+
+    Attributes:
+        counts: nodes that each report's session drafts; ``NOT_DONE``: nothing was done for it.
+        tokens, parents, sources, scores: of all nodes; a source by its number in ``blend.KNOWN``.
+    """
+
+    counts: Sequence[int]
+    tokens: array[int]
+    parents: array[int]
+    sources: array[int]
+    scores: array[float]
+
+
+def take_steps(
+    blends: Sequence[CompiledBlendSession | None], prefixes: Sequence[tuple[int, int]], reports: ReportColumns
+) -> TakenSteps:
+    """Let sessions observe and draft.
+
+    Args:
+        blends: the session of each report; None: nothing is to be done.
+        prefixes: length and hash of each session's prefix.
+    """
+    library = drafting_library()
+    many = reports.committed_counts
+    asked = [None if blend is None else blend.before_step(size) for blend, size in zip(blends, many, strict=True)]
+    sessions = b"".join(
+        [_NOBODY if each is None else _SESSION.pack(*each, *prefix) for each, prefix in zip(asked, prefixes, strict=True)]
+    )
+    count, room = len(reports), sum(reports.max_nodes)
+    outcomes = array("i", bytes(4 * _OUTCOME * count))
+    tokens, parents, sources = (array("i", bytes(4 * room)) for _ in range(3))
+    scores = array("d", bytes(8 * room))
+    least = array("d", [max(LEAST, each) for each in reports.min_probabilities])
+    told = _REPORTS.pack(*map(_address, _columns(reports)), _address(least))
+    drafts = _DRAFTS.pack(_address(tokens), _address(parents), _address(sources), _address(scores))
+    assert library is not None, "sessions are compiled"
+    made = library.steps_take(sessions, told, count, _address(outcomes), drafts)
+    counts = outcomes[::_OUTCOME].tolist()
+    first = 0
+    for at, (blend, size) in enumerate(zip(blends, many, strict=True)):
+        if blend is not None and counts[at] != NOT_DONE:
+            state, length, shared, shared_length = outcomes[_OUTCOME * at + 1 : _OUTCOME * (at + 1)]
+            drafted = counts[at] != _NO_MEMORY
+            committed = reports.committed[first : first + size]
+            blend.after_step(committed, least[at], (state, length), (shared, shared_length), drafted=drafted)
+            counts[at] = max(counts[at], 0)
+        first += size
+    return TakenSteps(
+        counts=counts, tokens=tokens[:made], parents=parents[:made], sources=sources[:made], scores=scores[:made]
+    )
+
+
+def _columns(reports: ReportColumns) -> tuple[array[int], ...]:
+    return (
+        reports.committed,
+        reports.committed_counts,
+        reports.lengths,
+        reports.accepted_paths,
+        reports.accepted_counts,
+        reports.max_nodes,
+        reports.node_counts,
+        reports.tokens,
+        reports.parents,
+        reports.top_counts,
+        reports.top_ids,
+        reports.prefix_hashes,
+    )
+
+
+def _address(held: array[int] | array[float]) -> int:
+    return held.buffer_info()[0]

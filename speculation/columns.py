@@ -1,0 +1,107 @@
+"""Reports and drafts of many sessions by columns: what each session has in a column lies behind what the one before has.
+
+A step brings a report of every request. An object for each, and for each of its parts, costs more than drafting does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from speculation.messages import Draft, StepReport
+from speculation.types import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReportColumns:
+    """What ``StepReport``s say that have no hidden states, no probes, and as many likely ids after each node.
+
+    Attributes:
+        read: makes the reports themselves; their sessions may have other names.
+        committed, accepted_paths: as many of each report as ``committed_counts`` and ``accepted_counts`` say.
+        node_counts: nodes of each observed tree, of which ``tokens`` and ``parents`` are told.
+        top_counts: how many likely ids there are after the root and after each node; 0: nothing was observed.
+
+    Arrays have 32 bits (``i``), hashes 64 (``Q``).
+    """
+
+    read: Callable[[], list[StepReport]]
+    session_ids: Sequence[str]
+    committed: array[int]
+    committed_counts: array[int]
+    lengths: array[int]
+    prefix_hashes: array[int]
+    accepted_paths: array[int]
+    accepted_counts: array[int]
+    max_nodes: array[int]
+    min_probabilities: array[float]
+    node_counts: array[int]
+    tokens: array[int]
+    parents: array[int]
+    top_counts: array[int]
+    top_ids: array[int]
+
+    def __len__(self) -> int:
+        return len(self.session_ids)
+
+    def alone(self) -> list[StepReport]:
+        """The reports, each by itself."""
+        return [
+            report if report.session_id == name else replace(report, session_id=name)
+            for name, report in zip(self.session_ids, self.read(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DraftColumns:
+    """What ``Draft``s of one group say that follow their prefix at once, with a score for each node.
+
+    Attributes:
+        left: reports that none of these answers, by their number.
+        node_counts: nodes of each tree.
+        sources: of each node, its number in ``source_names``.
+        drafting_s: of each draft.
+    """
+
+    left: Sequence[int]
+    session_ids: Sequence[str]
+    base_lengths: Sequence[int]
+    base_hashes: Sequence[int]
+    node_counts: Sequence[int]
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    sources: Sequence[int]
+    source_names: tuple[str, ...]
+    scores: Sequence[float]
+    drafting_s: float
+    group: str
+
+    def __len__(self) -> int:
+        return len(self.session_ids)
+
+    def alone(self) -> list[Draft]:
+        """The drafts, each by itself."""
+        made, first = [], 0
+        for name, length, base, count in zip(
+            self.session_ids, self.base_lengths, self.base_hashes, self.node_counts, strict=True
+        ):
+            nodes = slice(first, first + count)
+            tree = TokenTree(
+                tokens=tuple(self.tokens[nodes]),
+                parents=tuple(self.parents[nodes]),
+                sources=tuple([self.source_names[each] for each in self.sources[nodes]]),
+                scores=tuple(self.scores[nodes]),
+            )
+            made.append(
+                Draft(
+                    session_id=name,
+                    base_length=length,
+                    base_hash=base,
+                    tree=tree,
+                    group=self.group,
+                    drafting_s=self.drafting_s,
+                )
+            )
+            first += count
+        return made
