@@ -156,7 +156,8 @@ async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
 
 async def told_by_none(router: RouterService) -> None:
     """What becomes of a router's orders when it dies."""
-    assert (joining := router._pauses._joining) is not None
+    joining = router._pauses._joining
+    assert joining is not None
     joining.cancel()
     await asyncio.gather(joining, return_exceptions=True)
 
