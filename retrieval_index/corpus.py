@@ -51,44 +51,48 @@ def read_corpus(paths: Sequence[Path], field: str | None = None) -> list[Documen
 
 def _read(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
     if not path.is_dir():
-        yield from _split(path, _text_of(path), field)
+        _check_text(path)
+        yield from _split(path, field)
         return
     for file in sorted(path.rglob("*")):
         parts = file.relative_to(path).parts
         if not file.is_file() or file.is_symlink() or any(part.startswith(".") for part in parts):
             continue
         try:
-            text = _text_of(file)
+            _check_text(file)
         except ConfigurationError:
             continue
-        yield from _split(file, text, field)
+        yield from _split(file, field)
 
 
-def _text_of(path: Path) -> str:
+def _check_text(path: Path) -> None:
+    """Check that all of a file is text, before anything of it is taken."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as lines:
+            for line in lines:
+                line.decode()
+                if b"\0" in line:
+                    raise ValueError
     except OSError as error:
         raise ConfigurationError(
             f"cannot be read ({error.strerror or error})", field="--corpus", verb="", value=path
         ) from error
-    try:
-        if b"\0" in content:
-            raise ValueError
-        return content.decode()
     except ValueError:
         raise ConfigurationError(
             "not UTF-8 text; give .jsonl, text files or folders of them", field="--corpus", verb="", value=path
         ) from None
 
 
-def _split(path: Path, text: str, field: str | None) -> Iterator[tuple[str, str]]:
+def _split(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
     if path.suffix != ".jsonl":
-        yield str(path), text
+        yield str(path), path.read_bytes().decode()
         return
-    # Not splitlines: JSON strings may hold other line separators of Unicode.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield f"{path}:{number}", _field_of(path, number, line, field)
+    with path.open("rb") as lines:
+        # Lines of bytes: JSON strings may hold other line separators of Unicode.
+        for number, line in enumerate(lines, 1):
+            text = line.decode().removesuffix("\n")
+            if text.strip():
+                yield f"{path}:{number}", _field_of(path, number, text, field)
 
 
 def _field_of(path: Path, number: int, line: str, field: str | None) -> str:

@@ -11,16 +11,16 @@ needs one of them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import marisa_trie
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from retrieval_index.manifest import MAX_SHARDS, trie_files
+from retrieval_index.manifest import END, MAX_SHARDS, trie_files
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation
 
@@ -30,8 +30,10 @@ _LARGEST_COUNT = 2**16 - 1
 _SHORTEST_MATCH = 2
 
 
-# Positions of the corpus whose keys are in one trie, unless a single token has more. A build holds some 450 bytes of each.
-_SHARD = 4_000_000
+# Tokens of the keys in one trie, unless a single first token has more. A build holds some 9 bytes of each.
+_SHARD = 64_000_000
+# Keys that are read or written at once.
+_AT_ONCE = 65_536
 
 
 def build(
@@ -54,12 +56,12 @@ def build(
         The number of keys, and ``Manifest.shards``.
     """
     begins = [document[:-_SHORTEST_MATCH] for document in documents]
-    shards = _shards(begins, shard or _SHARD)
+    shards = _shards(begins, shard or _SHARD // depth)
     keys = 0
     for number, first in enumerate(shards):
         advance(number, len(shards))
         last = shards[number + 1] if number + 1 < len(shards) else np.inf
-        keys += _build_one(documents, begins, (first, last), _TOKEN_BYTES * depth, folder, number)
+        keys += _build_one(documents, begins, (first, last), depth, folder, number)
     advance(len(shards), len(shards))
     return keys, shards
 
@@ -84,26 +86,65 @@ def _build_one(
     documents: Sequence[NDArray[np.uint32]],
     begins: Sequence[NDArray[np.uint32]],
     tokens: tuple[int, float],
-    width: int,
+    depth: int,
     folder: Path,
     number: int,
 ) -> int:
     """Write the trie of the keys that begin with ``tokens``, from the first to before the last; returns their number."""
-    counted: Counter[bytes] = Counter()
-    for document, first in zip(documents, begins, strict=True):
-        starts = np.flatnonzero((first >= tokens[0]) & (first < tokens[1])) * _TOKEN_BYTES
-        if len(starts):
-            encoded = document.astype(">u4").tobytes()
-            counted.update(encoded[start : start + width] for start in starts.tolist())
-    # The weights order the branches, so that iteration meets frequent ones first.
-    trie = marisa_trie.BinaryTrie(list(counted), weights=[float(count) for count in counted.values()])
     keys_file, counts_file = trie_files(number)
+    # A trie is made of all its keys at once. Beside it they lie on disk.
+    sorted_file = folder / "keys"
+    occurred = _sort_keys(documents, begins, tokens, depth, sorted_file)
+    # The weights order the branches, so that iteration meets frequent ones first.
+    trie = marisa_trie.BinaryTrie(_keys(sorted_file, depth), weights=map(float, occurred))
     trie.save(str(folder / keys_file))
-    counts = np.zeros(len(counted), dtype="<u2")
-    for key, count in counted.items():
-        counts[trie.key_id(key)] = min(count, _LARGEST_COUNT)
+    counts = np.zeros(len(occurred), dtype="<u2")
+    for key, count in zip(_keys(sorted_file, depth), np.minimum(occurred, _LARGEST_COUNT), strict=True):
+        counts[trie.key_id(key)] = count
     counts.tofile(folder / counts_file)
-    return len(counted)
+    sorted_file.unlink()
+    return len(occurred)
+
+
+def _sort_keys(
+    documents: Sequence[NDArray[np.uint32]],
+    begins: Sequence[NDArray[np.uint32]],
+    tokens: tuple[int, float],
+    depth: int,
+    file: Path,
+) -> NDArray[np.int64]:
+    """Write the different keys into ``file``, each as ``depth`` tokens: behind a document's end there is ``END``.
+
+    Returns:
+        How often each occurred, [keys].
+    """
+    starts = [np.flatnonzero((first >= tokens[0]) & (first < tokens[1])) for first in begins]
+    rows = np.empty((sum(map(len, starts)), depth), dtype=">u4")
+    filled = 0
+    for document, own in zip(documents, starts, strict=True):
+        if len(own):
+            ended = np.concatenate([document, np.full(depth - 1, END, dtype=np.uint32)])
+            rows[filled : filled + len(own)] = sliding_window_view(ended, depth)[own]
+            filled += len(own)
+    keys = rows.view(f"V{_TOKEN_BYTES * depth}").ravel()
+    keys.sort()
+    firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]]))
+    with file.open("wb") as out:
+        for start in range(0, len(firsts), _AT_ONCE):
+            out.write(keys[firsts[start : start + _AT_ONCE]].tobytes())
+    return np.diff(firsts, append=len(keys))
+
+
+def _keys(file: Path, depth: int) -> Iterator[bytes]:
+    """The keys that ``_sort_keys`` has written."""
+    width, ended = _TOKEN_BYTES * depth, END.to_bytes(_TOKEN_BYTES)
+    with file.open("rb") as keys:
+        while block := keys.read(width * _AT_ONCE):
+            for start in range(0, len(block), width):
+                key = block[start : start + width]
+                while key.endswith(ended):
+                    key = key[:-_TOKEN_BYTES]
+                yield key
 
 
 class NgramTrie:

@@ -72,10 +72,11 @@ class ScoreFile:
         """``Score.likely``, [tokens, width], of each of these documents, all of which have a score."""
         if not self._end:
             return
-        rows = np.memmap(self._rows, dtype="<u4", mode="r").reshape(-1, self._width)
-        for digest in digests:
-            start, count = self._places[digest]
-            yield rows[start : start + count]
+        with self._rows.open("rb") as rows:
+            for digest in digests:
+                start, count = self._places[digest]
+                rows.seek(4 * self._width * start)
+                yield np.fromfile(rows, dtype="<u4", count=count * self._width).reshape(-1, self._width)
 
 
 def limit_for(perplexities: list[float], keep: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from speculation.records import quickly_made
+from speculation.reloads import PauseMode
 from speculation.types import (
     EMPTY_TREE,
     Features,
@@ -151,7 +152,7 @@ class DecodingCounts:
 class VerifierCard:
     """What a verifier serves and how busy it is; see ``services.api.model_card.ModelCard`` for the rest.
 
-    ``drafters``: whether it is connected to them, by their names.
+    ``drafters``: whether it is connected to them, by their names. ``paused``: how decoding was paused; None: it is not.
     """
 
     model: str
@@ -168,6 +169,7 @@ class VerifierCard:
     counts: DecodingCounts = DecodingCounts()
     drafters: Mapping[str, bool] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
+    paused: PauseMode | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

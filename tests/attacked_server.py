@@ -19,6 +19,7 @@ import grpc
 import psutil
 
 import outrider
+from tests.slowed_by_others import slowed_by_others
 from tests.tiny import make_tiny_model
 
 CONTEXT = 131_072
@@ -50,6 +51,8 @@ class Hostile(Protocol):
 class Cost:
     """What an attack cost: processor seconds of the server, and the longest that somebody else waited for /health.
 
+    All waits are those of a machine that does nothing else: they are divided by how much others slowed the server.
+
     Attributes:
         end: an HTTP status, or that of gRPC.
     """
@@ -70,11 +73,11 @@ class Served:
     def cost(self, attack: Hostile, size: int) -> Cost:
         """What the attack costs at this size."""
         body = attack.make(size)
-        with self._asking() as waits:
+        with slowed_by_others(self._process) as slowed, self._asking() as waits:
             before = self._cpu_s()
             end = self._end(attack, body)
             cpu_s = self._cpu_s() - before
-        return Cost(cpu_s, max(waits), end)
+        return Cost(cpu_s, max(waits) / slowed(), end)
 
     def victims_gap_s(self, attack: Hostile | None, size: int = 0) -> float:
         """The longest time between two pieces of somebody else's stream while the attack goes on; None: none does."""
@@ -98,15 +101,16 @@ class Served:
         victim = threading.Thread(target=stream)
         victim.start()
         told.wait(_PATIENCE_S)
-        if attack is None:
-            time.sleep(0.5)
-        else:
-            self._end(attack, body)
-        told.clear()
-        told.wait(_AFTER_S)
-        over.set()
-        victim.join()
-        return max(gaps)
+        with slowed_by_others(self._process) as slowed:
+            if attack is None:
+                time.sleep(0.5)
+            else:
+                self._end(attack, body)
+            told.clear()
+            told.wait(_AFTER_S)
+            over.set()
+            victim.join()
+        return max(gaps) / slowed()
 
     def _end(self, attack: Hostile, body: bytes) -> str:
         """How the attack ends: an HTTP status, or that of gRPC."""
@@ -117,9 +121,9 @@ class Served:
 
     def idle_s(self, seconds: float = 1.0) -> float:
         """The longest wait for /health while nothing else is asked: what the machine's other work costs."""
-        with self._asking() as waits:
+        with slowed_by_others(self._process) as slowed, self._asking() as waits:
             time.sleep(seconds)
-        return max(waits)
+        return max(waits) / slowed()
 
     def _http_end(self, path: str, body: bytes) -> str:
         connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)

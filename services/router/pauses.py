@@ -6,7 +6,9 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from speculation import limits
 from speculation.errors import ConfigurationError, OutriderError
+from speculation.messages import VerifierCard
 from speculation.ports import VerifierLink
 from speculation.reloads import PauseMode, ReloadOrder, ReloadStep
 
@@ -36,7 +38,7 @@ class Pauses:
                 log.error("not all verifiers have confirmed that they decode: %s", lost)
             raise
         self._stop_joining()
-        self._joining = asyncio.create_task(self._join(waits_s), name="pause-late-verifiers")
+        self._let_join(waits_s)
 
     async def resume(self) -> None:
         self._stop_joining()
@@ -48,6 +50,14 @@ class Pauses:
         except ConfigurationError:
             # They differ: one has begun anew since, and decodes.
             return False
+
+    def seen(self, card: VerifierCard) -> None:
+        """Take part in a pause that another router was told of, which may be gone before it ends."""
+        if card.paused is not None and (self._joining is None or self._joining.done()):
+            self._let_join(limits.RELOAD_S if card.paused == "wait" else 0.0)
+
+    def _let_join(self, within_s: float) -> None:
+        self._joining = asyncio.create_task(self._join(within_s), name="pause-late-verifiers")
 
     async def _join(self, within_s: float) -> None:
         """Have verifiers that start from now on stand still, until another router resumes."""

@@ -237,6 +237,7 @@ class RouterService:
             self._card, self._described_at = await describe(self._verifier), time.perf_counter()
         except OutriderError:
             return False
+        self._pauses.seen(self._card)
         return True
 
     async def service_state(self) -> ServiceState:

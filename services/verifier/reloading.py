@@ -17,7 +17,7 @@ from services.verifier.loading.replaceable import check_replaceable, check_suppo
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable
-from speculation.reloads import ReloadOrder
+from speculation.reloads import PauseMode, ReloadOrder
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,9 @@ class Reloading:
         self._settled.set()
         # The last one that was kept, and the folder and the digest of its weights.
         self._kept = self._folder = self._digest = ""
-        # Whether a pause has begun or ended here, and the id of the one that was joined late.
+        # Whether a pause has begun or ended here, how the last one began, and the id of the one that was joined late.
         self._has_paused = False
+        self._mode: PauseMode = "keep"
         self._joined: str | None = None
         self._waiting: asyncio.TimerHandle | None = None
         self._undoing: asyncio.Task[None] | None = None
@@ -95,6 +96,11 @@ class Reloading:
                 return self._digest
             self._expect_next(order)
             return found.weights.digest
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """How decoding was paused; None: it is not."""
+        return self._mode if self._loop.hold.on else None
 
     async def replaced(self) -> tuple[str, str]:
         """The folder and the digest of the weights that have taken the place of the first ones; empty: none have."""
@@ -151,6 +157,7 @@ class Reloading:
             raise ConfigurationError("decoding was resumed")
         if self._open is not None:
             raise Unavailable("the weights are being replaced at present; try again")
+        self._mode = "wait" if order.within_s else "keep"
         if order.within_s:
             # What an earlier pause has kept ends, too.
             self._loop.hold.end()

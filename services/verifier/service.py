@@ -195,6 +195,7 @@ class VerifierService:
             counts=_counts(self.loop.stats),
             drafters={origin.name: origin.link.connected for origin in self._origins},
             adapters=self._with_adapters(),
+            paused=self._reloading.paused,
         )
 
 

@@ -10,10 +10,10 @@ from tests.attacked_server import Served, served
 from tests.hostile_costs import ATTACKS, Attack
 
 # The same holds for the longest gap of somebody else's stream, beyond that of one that nobody disturbs: a pass with a stretch of
-# a long prompt takes longer than one without.
+# a long prompt takes longer than one without. Both are those of a machine that does nothing else (``slowed_by_others``).
 GAP_S = 0.5
 # Beyond what others wait while nobody asks anything. The goal is 0.1 s, which the table of docs/log.md is held to; what held
-# everybody up took a second and more, and this suite shares its cores with other tests.
+# everybody up took a second and more.
 HEALTH_S = 0.5
 # On a machine that does much else, one try in so many is quiet.
 TRIES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import pytest
@@ -17,6 +17,7 @@ from services.router import pauses
 from services.router.service import RouterService
 from speculation.errors import Unavailable
 from speculation.ports import VerifierPort
+from speculation.reloads import PauseMode
 from tests.http_service import HttpService, http_served
 from tests.patience import at_rest, until
 from tests.service import pipeline
@@ -119,6 +120,46 @@ async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, 
         assert not third.verifier.loop.hold.on
         for number, task in enumerate(late):
             versions.check(number, await task, "a")
+
+
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch, mode: PauseMode
+) -> None:
+    monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
+    there: list[Between] = []
+
+    def between(_: int, verifier: VerifierPort) -> Between:
+        there.append(Between(verifier))
+        return there[-1]
+
+    async with (
+        serving(versions, "in process", "over gRPC", between=between) as router,
+        pipeline(versions.folder / "a") as late,
+    ):
+        other = RouterService(router._config, router._verifier)
+        await router.pause(mode, 60.0)
+        assert await other.ready()
+        await told_by_none(router)
+        for each in there:
+            each.verifier = late.verifier
+        await until(lambda: late.verifier.loop.hold.on)
+        assert (await late.verifier.describe()).paused == mode
+        # Nor does it begin again of itself once somebody has resumed.
+        await RouterService(router._config, router._verifier).resume()
+        await until(lambda: other._pauses._joining is None or other._pauses._joining.done())
+        assert await other.ready()
+        await asyncio.sleep(QUIET_S)
+        assert not late.verifier.loop.hold.on
+        versions.check(0, await answered(other, wanted(0)), "a")
+
+
+async def told_by_none(router: RouterService) -> None:
+    """What becomes of a router's orders when it dies."""
+    joining = router._pauses._joining
+    assert joining is not None
+    joining.cancel()
+    await asyncio.gather(joining, return_exceptions=True)
 
 
 async def test_answers_that_do_not_end_in_time_go_on(versions: Versions) -> None:

@@ -30,6 +30,7 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.identity import Identity
+from services.verifier.reloading import Reloading
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
 from speculation.ports import Drafter, VerifierLink
@@ -145,6 +146,7 @@ class VerifierMachine(Component):
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
         service._check = SelfCheck(self.engine, 0)
+        service._reloading = Reloading(service._target, service._config.target, self.engine, worker, (), str)
         await service.start()
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)

@@ -211,6 +211,7 @@ CARD = VerifierCard(
     ),
     drafters={"d": True, "e": False},
     adapters={"lora": "0a1c"},
+    paused="keep",
 )
 ADAPTING = AdapterOrder(order_id="o", step="load", name="lora", folder="/adapters/lora", within_s=2.5)
 

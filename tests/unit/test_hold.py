@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from services.links.in_process import InProcessDraftLink
-from speculation.errors import Unavailable
+from services.verifier.engine.clock import now
+from speculation.errors import ResourceExhausted, Unavailable
 from speculation.messages import GenerationRequest
 from tests.fakes import RandomDrafter, ToyTarget, collect, request
 from tests.simulated import PASS_S, decoding, simulated
@@ -36,6 +37,24 @@ async def test_a_held_loop_begins_no_pass_and_goes_on_with_the_same_tokens(depth
         loop.hold.end()
         assert [(await task)[0] for task in tasks] == expected
         assert len((await late)[0]) == 3
+
+
+@simulated
+async def test_who_waits_for_too_long_in_a_pause_is_refused_then() -> None:
+    async def refused_after_s(name: str) -> float:
+        began = now()
+        with pytest.raises(ResourceExhausted, match="max_wait_s"):
+            await collect(loop, request(name, [1], max_tokens=3))
+        return now() - began
+
+    async with decoding(ToyTarget(), max_wait_s=10.0) as loop:
+        await loop.hold.begin()
+        first = asyncio.create_task(refused_after_s("first"))
+        await asyncio.sleep(4.0)
+        second = asyncio.create_task(refused_after_s("second"))
+        assert await asyncio.gather(first, second) == pytest.approx([10.0, 10.0], abs=0.1)
+        loop.hold.end()
+        assert (await collect(loop, request("third", [1], max_tokens=3)))[0]
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,20 @@ def test_jsonl_text_and_folders_are_read_and_doubles_once(tmp_path: Path) -> Non
         read_corpus([tmp_path / "q.jsonl"], "question") if _write(tmp_path / "q.jsonl", '{"question": "x"}') else ()
     )
     assert question.text == "x"
+
+
+def test_a_large_file_is_read_line_by_line(tmp_path: Path) -> None:
+    # One such character makes Python's texts four times as long.
+    line = json.dumps({"text": 10_000 * "word " + "\U0001f600"}, ensure_ascii=False)
+    _write(tmp_path / "a.jsonl", 100 * (line + "\n"))
+    tracemalloc.start()
+    try:
+        (only,) = read_corpus([tmp_path / "a.jsonl"])
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert only.text.endswith("word \U0001f600")
+    assert most < 40 * len(line)
 
 
 def _write(path: Path, text: str) -> bool:
@@ -222,6 +238,24 @@ def test_a_large_corpus_has_several_tries_that_find_what_one_finds(tmp_path: Pat
     # The next trie begins where one token has more than a trie should.
     keys, shards = ngram_trie.build([np.array([5] * 30 + [7, 7, 9, 9], dtype=np.uint32)], 4, tmp_path, shard=3)
     assert (len(NgramTrie(tmp_path, 4, shards)), shards) == (keys, (0, 7))
+
+
+@pytest.mark.parametrize("shard", [None, 50])
+def test_every_key_is_counted_once_whatever_its_bytes(tmp_path: Path, shard: int | None) -> None:
+    # Bytes of 0 and 255 at many places of a token; documents shorter than a key.
+    tokens = (0, 1, 255, 256, 0xFF00, 0xFFFF, 0x10000, 0x100FF, 0x1FFFF)
+    source = random.Random(1)
+    texts = [source.choices(tokens[: source.randint(1, 9)], k=source.randint(0, 30)) for _ in range(60)]
+    expected = Counter(
+        np.array(text[start : start + 4], dtype=">u4").tobytes() for text in texts for start in range(len(text) - 2)
+    )
+    keys, shards = ngram_trie.build([np.array(text, dtype=np.uint32) for text in texts], 4, tmp_path, shard=shard)
+    tries = NgramTrie(tmp_path, 4, shards)
+    found = {key: int(part.counts[part.trie.key_id(key)]) for part in tries._parts for key in part.trie}
+    assert found == expected
+    assert keys == len(expected) > 500
+    assert (len(shards) > 1) == (shard is not None)
+    assert {file.name for file in tmp_path.iterdir()} == {name for n in range(len(shards)) for name in trie_files(n)}
 
 
 @pytest.mark.parametrize("shards", [[], [1], [0, 0], [0, 9, 3], [0, 1.5], ["a"], 7, list(range(2000)), [0, 5]])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from services.access.gate import open_gate
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import live_status
@@ -79,10 +80,12 @@ def test_without_a_verifier_nothing_is_ready() -> None:
 
 @asynccontextmanager
 async def served(router: ScriptedRouter, public: PublicServerConfig | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    server = await serve_http(router, HttpConfig(port=0, public=public or PublicServerConfig(port=0)))
-    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
-        yield client
-    await server.stop(0)
+    public = public or PublicServerConfig(port=0)
+    with closing(open_gate((), public.keys_file, public.audit_log)) as gate:
+        server = await serve_http(router, HttpConfig(port=0, public=public), gate)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
+            yield client
+        await server.stop(0)
 
 
 def scripted() -> ScriptedRouter:

@@ -12,7 +12,7 @@ from services.verifier.engine import pass_queue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop import DecodingLoop
 from speculation.budget import FixedBudget
-from speculation.errors import Internal, InvalidArgument, TargetLost, Unavailable
+from speculation.errors import Internal, InvalidArgument, ResourceExhausted, TargetLost, Unavailable
 from speculation.messages import Draft, DraftFailure, OpenSession
 from speculation.tree import chain
 from speculation.types import Plan
@@ -145,6 +145,25 @@ async def test_stopping_does_not_wait_for_a_pass_that_hangs() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await loop.stop()
     target.let_go.set()
+
+
+async def test_who_waits_for_too_long_is_refused_while_the_target_is_rebuilt() -> None:
+    class SlowlyRebuilt(HangingTarget):
+        def recover(self) -> None:
+            self._hang("recover")
+            super().recover()
+
+    target = SlowlyRebuilt()
+    target.lose_next, target.hang_in = True, "recover"
+    async with decoding(target, max_wait_s=0.1) as loop:
+        with pytest.raises(Unavailable):
+            await collect(loop, request("lost", [1], max_tokens=3))
+        with pytest.raises(ResourceExhausted, match="max_wait_s"):
+            await collect(loop, request("late", [1], max_tokens=3))
+        assert not target.recovered
+        target.let_go.set()
+        await until(lambda: loop.healthy)
+        assert (await collect(loop, request("next", [1], max_tokens=3)))[0]
 
 
 async def test_a_slow_target_does_not_hang() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from services.verifier.engine.clock import now
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _HEADROOM = 64
 # When to try again, in seconds, while nothing is known of how long answers take.
 _UNKNOWN_S = 1.0
+# Seconds by which who has waited for too long is found later, so that no clock's rounding hides it.
+_LATE_S = 0.01
 
 
 class Admission:
@@ -50,6 +53,7 @@ class Admission:
         self._target = target
         self._config = config
         self._stats = stats
+        self._looking: asyncio.TimerHandle | None = None
 
     def check(self, message: GenerationRequest) -> None:
         """Check that ``message`` may join the waiting queue.
@@ -78,6 +82,8 @@ class Admission:
         """Let a request wait that was checked."""
         request.submitted_at = now()
         self.waiting.append(request)
+        if self._looking is None:
+            self._look_later()
 
     def _most_wait_s(self, message: GenerationRequest) -> float | None:
         """The longest that a request may wait; None: any time."""
@@ -215,13 +221,27 @@ class Admission:
 
     def _end_late(self) -> None:
         """Refuse those that have waited for too long, the last to come first: the others' waits are shorter without it."""
+        most_s = self._config.max_wait_s
+        if most_s is None:
+            return
         for request in reversed(list(self.waiting)):
-            most_s = self._most_wait_s(request.message)
-            if most_s is not None and not request.begun and now() - request.submitted_at > most_s:
+            if not request.begun and now() - request.submitted_at > most_s:
                 self.waiting.remove(request)
                 wait_s = self._wait_s(request.message)
                 told = f"it has waited for {most_s:g} s (max_wait_s)"
                 self._end(request, ResourceExhausted(told, max(wait_s - most_s, self._expected_s(0)) or _UNKNOWN_S))
+
+    def _look_later(self) -> None:
+        """Refuse the next one in time even if no step is taken then: in a pause, or while the target is rebuilt."""
+        most_s = self._config.max_wait_s
+        self._looking = None
+        if most_s is not None and (since := [request.submitted_at for request in self.waiting if not request.begun]):
+            after_s = max(0.0, min(since) + most_s - now()) + _LATE_S
+            self._looking = asyncio.get_running_loop().call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        self._end_late()
+        self._look_later()
 
     def admitted(self) -> list[LiveRequest]:
         """Requests known to drafters: running or preempted."""

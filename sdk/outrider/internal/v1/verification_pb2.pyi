@@ -704,6 +704,7 @@ class DescribeResponse(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -714,6 +715,8 @@ class DescribeResponse(_message.Message):
     bit_exact: _builtins.bool
     arithmetic: _builtins.str
     """A short hash that differs where weights, dtype or kernels could give other tokens."""
+    paused: _builtins.str
+    """How decoding was paused, "wait" or "keep"; unset: it is not."""
     @_builtins.property
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
@@ -745,12 +748,15 @@ class DescribeResponse(_message.Message):
         counts: Global___DecodingCounts | None = ...,
         drafters: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        paused: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "paused", b"paused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
