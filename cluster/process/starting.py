@@ -11,7 +11,7 @@ _LOOKS = "GOMP_SPINCOUNT"
 # How often libgomp's threads look for work before they sleep; by its own choice 300,000 times. A look takes 10 to 60 ns, and
 # threads wait for each other for microseconds, some ten times a layer. But while another program has one of the cores, the
 # thread on the other one would look for milliseconds, in place of the one that it waits for (docs/log.md, 2026-11-27).
-_FEW = "500"
+_FEW = "1000"
 
 
 def begin_starting() -> None:

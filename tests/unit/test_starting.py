@@ -23,7 +23,7 @@ def usual() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("given", "looks"),
     [
-        ({}, "500"),
+        ({}, "1000"),
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "active"}, None),
         ({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "9"}, "9"),
