@@ -19,7 +19,7 @@ import psutil
 from benchmarks.bench.records import ContestantFailed
 from cluster.process.starting import as_it_was
 
-OURS = "peer_outrider"
+OUR_PEER = "peer_outrider"
 _WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
 # Loading may compile kernels, which takes vLLM minutes on a small CPU.
 _LOAD_TIMEOUT_S = 900.0
@@ -48,7 +48,7 @@ class WorkerProcess:
         self._log = log
         self._timeout_s = timeout_s
         self._rests = rests
-        self._ours = module == OURS
+        self._ours = module == OUR_PEER
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
 

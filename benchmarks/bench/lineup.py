@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import forms
-from benchmarks.bench.child_process import OURS, WorkerProcess
+from benchmarks.bench.child_process import OUR_PEER, WorkerProcess
 from benchmarks.bench.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.bench.records import ContestantFailed
 from cluster.models.target import ResolvedModel, as_float32
@@ -73,7 +73,7 @@ class Lineup:
         Raises:
             ContestantFailed: Outrider itself does not start.
         """
-        ours = self._engine(_OURS, Path(sys.executable), OURS, _OURS)
+        ours = self._engine(_OURS, Path(sys.executable), OUR_PEER, _OURS)
         with telling("Loading Outrider"):
             ours.load()
         self.contestants = [WorkerContestant(name=name, engine=ours) for name in self.strategies]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cluster.process.garbage import seldom
+from cluster.process.garbage import look_seldom
 
 _LOOKS = "GOMP_SPINCOUNT"
 # How often libgomp's threads look for work before they sleep; by its own choice 300,000 times. A look takes 10 to 60 ns, and
@@ -19,7 +19,7 @@ def begin_starting() -> None:
 
     ``OMP_WAIT_POLICY`` and ``GOMP_SPINCOUNT`` stay as they are set. Processes that this one starts inherit the latter.
     """
-    seldom()
+    look_seldom()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(_LOOKS, _FEW)
 
