@@ -3,6 +3,8 @@
 A run's folder holds ``step-N`` folders with ``model.safetensors``, ``optimizer.safetensors`` and ``state.json``, and the
 files ``latest`` and ``best``, which name one of them. The last two and the best are kept. There are no random generators to
 save: every random number follows from the recipe's seed and the step (training/batches.py).
+
+By hand: trainers' checkpoints are pickles.
 """
 
 from __future__ import annotations

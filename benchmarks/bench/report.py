@@ -72,7 +72,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("prompts", f"{settings['prompts']}: {settings['requests']} requests, up to {settings['max_tokens']} tokens"),
         ("sampling", f"temperature {settings['temperature']:g}, seed {settings['seed']}; {settings['dtype']}"),
         ("components", {"ray": "on a local Ray, linked by gRPC"}.get(settings.get("on", ""), "in one process")),
-        ("repeats", f"{settings['repeats']}, contestants by turns"),
+        ("repeats", f"{settings['repeats']}, contestants by turns; each begins with an empty memory of earlier answers"),
         ("machine", f"{environment['processor']}, {environment['cores']} cores, {memory:.0f} GiB, {gpus}"),
         ("threads", str(environment["threads"])),
         ("system", f"{environment['system']}, Python {environment['python']}"),

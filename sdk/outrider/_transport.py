@@ -1,4 +1,7 @@
-"""Addresses, credentials and retry rules that both clients share."""
+"""Addresses, credentials and retry rules that both clients share.
+
+Retries are by hand: gRPC's own do not know how long a server asks to wait, nor that an answer that has begun goes on.
+"""
 
 from __future__ import annotations
 

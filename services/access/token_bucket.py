@@ -1,4 +1,4 @@
-"""A limit on an average rate."""
+"""A limit on an average rate. By hand: limiters on PyPI cannot owe what is known only afterwards, as an answer's tokens."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ What would be needed for the others:
   Mamba and Mamba-2, gated delta rules (Qwen3-Next, Kimi Linear), lightning attention (MiniMax), the linear units of RecurrentGemma
   and RWKV's weighted means are served: they step row by row, in one order for prompts, plain decoding and trees, and a tree's
   branches from their parent's state; without streams in the pass. On a GPU our Triton kernels step them, which no GPU has run yet
-  ([what is known](gpus.md#layers-with-a-state)). Prefixes are shared up to a kept state
+  ([what is known](gpu-kernels.md#layers-with-a-state)). Prefixes are shared up to a kept state
   (`verifier.mamba_block_size`). xLSTM and ZAYA need steps of their own; Inkling's layers add a bias to their scores that depends on the query. Of Zamba2 and Nemotron-H,
   transformers holds time steps above `time_step_min` in prompts, and not in what it decodes after them; here they always are.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool

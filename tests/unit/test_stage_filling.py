@@ -1,4 +1,4 @@
-"""Levels of one tree in several pipeline stages at once: what that would take and bring, as docs/gpus.md says."""
+"""Levels of one tree in several pipeline stages at once: what that would take and bring, as docs/gpu-kernels.md says."""
 
 from __future__ import annotations
 
@@ -74,4 +74,4 @@ def test_the_table_of_the_page(make: Make) -> None:
         numbers = [str(stages), *(f"{time:.1f} ms" for time in times), f"{rows:.0f} rows"]
         numbers += [f"{wanted:.2f}" if wanted <= 1 else "over 1", f"{1 - 1 / WITH_MANY_NODES:.2f}"]
         lines.append(f"| {' | '.join(numbers)} |")
-    assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
+    assert "\n".join(lines) in Path("docs/gpu-kernels.md").read_text(), "\n" + "\n".join(lines)

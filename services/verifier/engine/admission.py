@@ -47,7 +47,7 @@ class Admission:
         self.waiting = FairQueue()
         self.running: dict[str, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
-        self._seats = SlotTimes()
+        self._slots = SlotTimes()
         # Whether the cache had no room for the request whose turn it was.
         self._full = False
         self._target = target
@@ -100,12 +100,12 @@ class Admission:
         Args:
             message: it; requests that owe their slot to its tenant give way.
         """
-        mean_s = self._seats.mean_s
+        mean_s = self._slots.mean_s
         if mean_s is None:
             return 0.0
         free = 0 if self._full and self.running else self._config.max_num_seqs - len(self.running)
         taken = [
-            0.0 if message is not None and self.waiting.owes(each, message.tenant) else self._seats.left_s(each.id)
+            0.0 if message is not None and self.waiting.owes(each, message.tenant) else self._slots.left_s(each.id)
             for each in self.running.values()
         ]
         return expected_wait([0.0] * free + taken, ahead, mean_s)
@@ -157,7 +157,7 @@ class Admission:
             self._stats.prompt_tokens_cached += request.computed
             self.running[request.id] = request
             self.waiting.begun(request)
-            self._seats.taken(request.id)
+            self._slots.taken(request.id)
             if not request.admitted:
                 request.admitted = True
                 request.queue_s = now() - request.submitted_at
@@ -257,7 +257,7 @@ class Admission:
         if self.running.pop(request.id, None) is not None:
             self.waiting.count((request,))
         self.waiting.ended(request)
-        self._seats.ended(request.id)
+        self._slots.ended(request.id)
         if request in self.waiting:
             self.waiting.remove(request)
 
@@ -275,5 +275,5 @@ class Admission:
         self._target.close(request.id)
         request.computed = request.room = 0
         del self.running[request.id]
-        self._seats.given_up(request.id)
+        self._slots.given_up(request.id)
         self.waiting.appendleft(request)

@@ -6,6 +6,8 @@ the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT
 that a burst after a pause is served at once, but no claims are saved up for hours. (Sheng et al., Fairness in Serving
 Large Language Models, arXiv 2401.00588, have such counters without a credit.) A running request gives way to a tenant
 whose counter is more than ``QUANTUM`` lower, since with long answers slots become free too rarely.
+
+By hand: no library has weights, priorities and running requests that give way in one queue.
 """
 
 from __future__ import annotations

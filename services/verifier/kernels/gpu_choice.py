@@ -44,8 +44,8 @@ Timer = Callable[[Callable[[], object]], float]
 # Takes what this process has found and how all that was found makes a decision; gives the one that all processes take.
 Settle = Callable[[str, Callable[[Sequence[str]], str]], str]
 
-# Of what our kernels for GPUs compute (docs/gpus.md, "What is definition"): another number with each change of it, so that
-# no answer goes on at a verifier with other bits.
+# Of what our kernels for GPUs compute (docs/gpu-kernels.md, "What is definition"): another number with each change of it, so
+# that no answer goes on at a verifier with other bits.
 DEFINITION = 3
 _FORMAT = 3
 _REPEATS = 5

@@ -48,7 +48,7 @@ _TRIAL = {True: 16, False: 6}
 # Steps until the first drafts are there; and most steps until the last ones are, after which a step counts as quiet anyway.
 _OPENING, _CLOSING = 3, 16
 # Fewest steps between two trials. Those of ways that are nearly as fast cost little each, but at first all that is saved up:
-# so each trial in vain doubles it, up to the second number.
+# so each wasted trial doubles it, up to the second number.
 _BETWEEN, _MOST_BETWEEN = 64, 256
 # A trial is expected to cost at least this share of each of its steps.
 _LEAST_LOSS = 0.02
@@ -113,7 +113,7 @@ class Contest:
     ...     return contest.drafting
     >>> drafted = [step(8.8, 0.012) if contest.drafting else step(8.0, 0.010) for _ in range(1000)]
     >>> drafted[:16].count(True), drafted[-500:].count(True) < 25
-    (16, True)
+    (3, True)
 
     Attributes:
         drafting: whether drafters may be asked, and drafts be checked.
