@@ -179,11 +179,14 @@ def write_sizes_report(found: MeasuredSizes, about: Mapping[str, Any], folder: P
 def _by_size(axes: Axes, results: Mapping[str, Any]) -> bool:
     sizes = results["sizes"]
     at = [size["parameters"] / 1e9 for size in sizes]
+    drafters = list(dict.fromkeys(first["drafter"] for first in sizes[0]["speed_ups"]))
     for place, first in enumerate(sizes[0]["speed_ups"]):
         gains = [size["speed_ups"][place]["is"] for size in sizes]
         colour = colour_of(first["drafter"] or "blend")
         style = "--" if first["beside"] else "-"
-        axes.plot(at, gains, style, marker="o", markersize=3, label=first["name"], color=colour)
+        # Colours of drafters of one kind are alike.
+        marker = _MARKERS[drafters.index(first["drafter"]) % len(_MARKERS)]
+        axes.plot(at, gains, style, marker=marker, markersize=5, label=first["name"], color=colour)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(at, [size["size"] for size in sizes])
@@ -194,4 +197,5 @@ def _by_size(axes: Axes, results: Mapping[str, Any]) -> bool:
     return True
 
 
+_MARKERS = "osD^v*PX"
 PLOTS: Plots = (("sizes", "Which drafter pays for which target", _by_size),)
