@@ -28,7 +28,7 @@ def draft(
     ] = None,
 ) -> None:
     """Run a drafter outside of Ray, for a service whose drafter.address leads here, until interrupted."""
-    from cluster.outside_drafter import drafting
+    from cluster.outside.drafter import drafting
 
     _run(drafting, "drafts", config, model, settings)
 
@@ -41,7 +41,7 @@ def verify(
     ] = None,
 ) -> None:
     """Run a verifier outside of Ray, for a service whose router.verifiers lead here, until interrupted."""
-    from cluster.outside_verifier import verifying
+    from cluster.outside.verifier import verifying
 
     lost = asyncio.Event()
     _run(partial(verifying, lost=lost), "verifies", config, model, settings, lost)

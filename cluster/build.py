@@ -52,7 +52,7 @@ async def in_process(
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.observing import Observing
-    from cluster.outside_links import outside_link
+    from cluster.outside.links import outside_link
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink

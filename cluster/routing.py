@@ -10,7 +10,7 @@ from cluster import component_configs
 from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.outside_links import verifier_links
+from cluster.outside.links import verifier_links
 from cluster.settings.config import Settings
 from services.api.messages import RouterPort
 from services.router.service import RouterService

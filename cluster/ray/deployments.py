@@ -30,7 +30,7 @@ from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.outside_links import outside_link, verifier_links
+from cluster.outside.links import outside_link, verifier_links
 from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
 from cluster.process.starting import begin_starting

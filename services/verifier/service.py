@@ -13,23 +13,23 @@ from pathlib import Path
 from services.metrics.registry import DROPPED, Metrics, Values
 from services.model_files.folder import weights_digest
 from services.tracing.log_names import log_name
-from services.verifier.adapting import Adapting
+from services.verifier.changing.adapting import Adapting
+from services.verifier.changing.reloading import Reloading
 from services.verifier.checks.kept_measurements import Kept
 from services.verifier.checks.pass_costs import costs_of, machine_and_model
 from services.verifier.checks.self_check import SelfCheck
 from services.verifier.comparing.comparing import Comparing
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.deciding.contest import Contest
+from services.verifier.engine.identity import Identity, with_adapter
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.identity import Identity, with_adapter
 from services.verifier.kernels.gpu_choice import DEFINITION
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
-from services.verifier.reloading import Reloading
 from services.verifier.stages.upstream import Launch
 from speculation.adapters import AdapterOrder
 from speculation.budget import Budget, FixedBudget

@@ -27,7 +27,7 @@ _DRAFTS = """
 import asyncio, json, sys
 from pathlib import Path
 from cluster.models.target import ResolvedModel
-from cluster.outside_drafter import drafting
+from cluster.outside.drafter import drafting
 from cluster.process.logs import start_logging
 from cluster.settings.config import load
 from cluster.settings.operating import LoggingSettings

@@ -14,7 +14,7 @@ from cluster.build import Pipeline, in_process
 from cluster.checks.listeners import listeners
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
-from cluster.outside_drafter import drafting
+from cluster.outside.drafter import drafting
 from cluster.ray.resources import components
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import trustme
 
-from cluster import build, outside_verifier
+from cluster import build
 from cluster.checks.listeners import listeners
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
-from cluster.outside_verifier import verifying
+from cluster.outside import verifier as outside_verifier
+from cluster.outside.verifier import verifying
 from cluster.ray.resources import components
 from cluster.routing import Routing, routing
 from cluster.settings.config import Settings, load

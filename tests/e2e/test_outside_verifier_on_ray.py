@@ -10,7 +10,7 @@ import pytest
 
 import outrider
 from cluster.models.target import ResolvedModel
-from cluster.outside_verifier import verifying
+from cluster.outside.verifier import verifying
 from cluster.settings.config import load
 from tests.on_ray import Service
 from tests.service import tiny_settings

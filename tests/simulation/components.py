@@ -24,13 +24,13 @@ from services.retrieval.service import RetrievalService
 from services.router.config import RouterConfig
 from services.router.service import RouterService
 from services.router.strategies import StrategyConfig
+from services.verifier.changing.reloading import Reloading
 from services.verifier.checks.self_check import SelfCheck
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.identity import Identity
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.identity import Identity
-from services.verifier.reloading import Reloading
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
 from speculation.ports import Drafter, VerifierLink

@@ -15,9 +15,9 @@ from services.router import migration
 from services.verifier.engine import forgetting
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
+from services.verifier.engine.identity import Identity
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Prefixes
-from services.verifier.identity import Identity
 from services.verifier.kv_cache.blocks import BlockAllocator
 from speculation import acceptance
 from speculation.messages import Draft, GenerationRequest

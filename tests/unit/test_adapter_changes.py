@@ -13,7 +13,7 @@ import pytest
 
 from cluster.chosen_verifier import ChosenVerifier
 from services.router.adapter_changes import AdapterChanges
-from services.verifier.adapting import Adapting
+from services.verifier.changing.adapting import Adapting
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, OutriderError

@@ -19,7 +19,7 @@ from services.router import migration
 from services.router.config import RouterConfig
 from services.router.migration import Migration
 from services.router.service import RouterService
-from services.verifier.identity import Identity
+from services.verifier.engine.identity import Identity
 from speculation.errors import NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.types import FinishReason

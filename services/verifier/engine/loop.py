@@ -35,6 +35,7 @@ from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.events import Events
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
+from services.verifier.engine.identity import UNNAMED, Identity
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
@@ -46,7 +47,6 @@ from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.identity import UNNAMED, Identity
 from services.verifier.model.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.costs import Load

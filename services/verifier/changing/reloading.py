@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.verifier.config import TargetConfig
+from services.verifier.engine.identity import Identity
 from services.verifier.engine.loop import DecodingLoop
-from services.verifier.identity import Identity
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.replaceable import check_replaceable, check_supported
 from services.verifier.model.new_weights import NewWeights

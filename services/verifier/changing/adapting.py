@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from services.verifier.identity import check_begun, with_adapter
+from services.verifier.engine.identity import check_begun, with_adapter
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
 from speculation.adapters import AdapterOrder

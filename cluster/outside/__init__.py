@@ -1,0 +1,1 @@
+"""Components outside of Ray: a drafter, verifiers, and the links to them."""

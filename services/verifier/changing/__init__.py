@@ -1,0 +1,1 @@
+"""What changes while a verifier serves: its weights and its adapters."""
