@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.index_building import build_progress, built_index, open_tokenizer
 from cluster.process.terminal import stderr, stdout
 
 if TYPE_CHECKING:
@@ -66,27 +65,11 @@ def build(
 
     # Importing, reading and scoring take long, so the folder is checked first.
     check_folder("--out", out_folder)
-    from cluster.models.target import as_float32
-    from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
+    from retrieval_index.builder import BuildConfig
     from retrieval_index.corpus import read_corpus
-    from retrieval_index.perplexity import ModelScorer
 
     config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
-    documents = read_corpus(corpus, field)
-    resolved = _resolve(model)
-    digest, tokenizer = _tokenizer(resolved.path)
-    vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-    target = ScoringTarget(name=resolved.name, tokenizer_sha256=digest, vocab_size=vocab_size)
-    with _progress() as advance:
-        manifest = build_index(
-            documents,
-            target,
-            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-            lambda: ModelScorer(as_float32(resolved.path, say=stderr().print), device=device, top_k=config.top_k),
-            out_folder,
-            config,
-            advance,
-        )
+    manifest = built_index(read_corpus(corpus, field), _resolve(model), out_folder, config, device)
     _show(manifest, out_folder)
 
 
@@ -128,7 +111,7 @@ def publish(
     promote: Annotated[bool, typer.Option(help="Make it live at once.")] = True,
 ) -> None:
     """Upload an index and make it live. Waits for other publishers; services switch without interrupting look-ups."""
-    with _progress() as advance, _store(redis, name) as store:
+    with build_progress() as advance, _store(redis, name) as store:
         version = store.publish(folder, promote=promote, advance=advance)
     stdout().print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
 
@@ -234,7 +217,7 @@ def _look_up(folder: Path, text: str, model: str | None) -> None:
     from speculation.messages import RetrievalQuery
 
     path = _resolve(model).path
-    digest, tokenizer = _tokenizer(path)
+    digest, tokenizer = open_tokenizer(path)
     index = open_index(folder, digest)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     (found,) = index.look_up([RetrievalQuery(suffix=ids[-64:], max_continuations=16, max_length=10)])
@@ -256,39 +239,3 @@ def _resolve(model: str | None) -> ResolvedModel:
     settings = load(flags=[] if model is None else [f"model={model}"])
     check_folder("cache_dir", settings.cache_dir)
     return resolve(settings.model, settings.cache_dir, say=stderr().print)
-
-
-def _tokenizer(model: Path) -> tuple[str, Any]:
-    """A model's tokenizer without truncation and padding, with its digest."""
-    from tokenizers import Tokenizer
-
-    from services.model_files.folder import tokenizer_digest
-
-    digest = tokenizer_digest(model)
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return digest, tokenizer
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars by stage; yields the function that advances them."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr()) as bars:
-        tasks: dict[str, Any] = {}
-
-        def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield advance

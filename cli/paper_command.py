@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from speculation.errors import ConfigurationError
 if TYPE_CHECKING:
     from benchmarks.papers.page import PaperSection
     from benchmarks.papers.workbench import PaperConfig
+    from cluster.models.target import ResolvedModel
     from services.drafter.heads.files.kinds import Checkpoint
 
 app = typer.Typer(
@@ -46,6 +47,13 @@ Drafters = Annotated[
 ]
 Index = Annotated[Path | None, typer.Option(help="Index of documents of low perplexity, for rows that look up.")]
 UnfilteredIndex = Annotated[Path | None, typer.Option(help="Index of all documents (outrider index build --keep 1).")]
+Corpus = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Where no index is named, both are built from these: a .jsonl file, a text file or a folder of them. "
+        "Repeatable. Default: the modules of Python's standard library."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,16 +83,23 @@ def spectra(
     as_json: Json = False,
     index: Index = None,
     unfiltered_index: UnfilteredIndex = None,
+    corpus: Corpus = None,
 ) -> None:
     """SPECTRA: Table 1 greedy and at temperature 1, Table 2 with all ablations, Tables 4 and 5, Figures 3 and 6.
 
-    Rows that look up (REST, RETRIEVAL, full SPECTRA) need --index and --unfiltered-index.
+    Rows that look up (REST, RETRIEVAL, full SPECTRA) look up in two indexes: name --index and --unfiltered-index, or have
+    both built from a corpus.
     """
+    if corpus and (index or unfiltered_index):
+        raise ConfigurationError(
+            "is for runs that name no index", field="--corpus", verb="", value=corpus[0], given="with --index"
+        )
     options = _Options(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
         as_json=as_json,
     )  # fmt: skip
-    _measure("spectra", options, index=index, unfiltered_index=unfiltered_index)
+    make_indexes = None if index or unfiltered_index else _IndexMaker(corpus or ())
+    _measure("spectra", options, make_indexes, index=index, unfiltered_index=unfiltered_index)
 
 
 @app.command()
@@ -169,7 +184,26 @@ def page(
     write_page(out, sections, [name for name in NAMES if name not in names], out.parent / "plots" / "papers")
 
 
-def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
+@dataclass(frozen=True, slots=True)
+class _IndexMaker:
+    """Makes the indexes of a corpus once the model is known."""
+
+    corpus: Sequence[Path]
+
+    @property
+    def about(self) -> str:
+        """What the page says of them."""
+        told = " ".join(map(str, self.corpus)) or "the modules of Python's standard library"
+        return f"Both indexes hold {told}; the paper's hold conversations and code."
+
+    def __call__(self, model: ResolvedModel, cache: Path) -> dict[str, Path]:
+        from cli.paper_indexes import made_indexes
+
+        made = made_indexes(self.corpus, model, cache)
+        return {"index": made["filtered"], "unfiltered_index": made["unfiltered"]}
+
+
+def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = None, **inputs: Path | None) -> None:
     from benchmarks.bench.plots import check_installed
     from benchmarks.bench.prompts import read_prompts
     from benchmarks.papers.catalogue import experiment_of
@@ -192,6 +226,8 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
         named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
     settings = load(flags=[*SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
+    if make_indexes is not None:
+        inputs = {**inputs, **make_indexes(model, settings.cache_dir)}
     config = PaperConfig(
         settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
         repeats=1 if options.quick else 3, index=inputs.get("index"), classifier=inputs.get("classifier"),
@@ -203,7 +239,7 @@ def _measure(name: str, options: _Options, **inputs: Path | None) -> None:
         "command": shlex.join(["outrider", *sys.argv[1:]]),
         "requests": bench.answers,
         "units": [unit.name for unit in experiment.units],
-        "deviations": experiment.deviations,
+        "deviations": (*experiment.deviations, *([] if make_indexes is None else [make_indexes.about])),
     }
     out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
     folder = PaperFolder(out, _identity(name, options, config, bench.checkpoints), told)

@@ -39,7 +39,7 @@ from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
 HISTOGRAM = "perplexity.png"
-_SCORES = "scores"
+SCORES = "scores"
 _WORKING = "building"
 
 
@@ -114,7 +114,7 @@ def build_index(
     plot.check_available()
     tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
     key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
-    scores = ScoreFile(out / _SCORES, key, 1 + config.top_k)
+    scores = ScoreFile(out / SCORES, key, 1 + config.top_k)
     _score(documents, tokens, scores, scorer, config, advance)
     perplexities = [scores.perplexities[document.digest] for document in documents]
     limit = limit_for(perplexities, config.keep) if config.keep < 1 else None
@@ -126,7 +126,7 @@ def build_index(
     if not grams:
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep", about="--keep")
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
-    states = StateFile(out / _SCORES, key)
+    states = StateFile(out / SCORES, key)
     if config.semantic:
         _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, config, advance)
     plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
@@ -168,7 +168,7 @@ def _index_states(
 def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigurationError("is a file; give a folder", field="--out", verb="", value=out)
-    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _SCORES).exists():
+    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / SCORES).exists():
         raise ConfigurationError(
             "holds other things; give a new folder, or one of an earlier build", field="--out", verb="", value=out
         )

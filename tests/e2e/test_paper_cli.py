@@ -45,16 +45,15 @@ def rows(folder: Path) -> dict[str, list[dict[str, str]]]:
     return {table["title"]: table["rows"] for table in found["tables"]}
 
 
-def test_spectra(target: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spectra(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number in range(4):
         (corpus / f"{number}.txt").write_text("prompt lookup copies what was said before, and before that " * 4)
-    index = tmp_path / "index"
-    built = run_here("index", "build", "--corpus", str(corpus), "--out", str(index), "--keep", "1", "--model", str(target))
-    assert built == 0
-    run = [*small, "--out", str(tmp_path / "run"), "--index", str(index), "--unfiltered-index", str(index)]
-    capsys.readouterr()
+    run = [*small, "--out", str(tmp_path / "run"), "--corpus", str(corpus)]
     assert run_here("paper", "spectra", *run, "--json") == 0
     assert json.loads(capsys.readouterr().out)["paper"] == "spectra"
     tables = rows(tmp_path / "run")
@@ -73,6 +72,8 @@ def test_spectra(target: Path, small: list[str], tmp_path: Path, capsys: pytest.
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "units").iterdir()} == before
     assert run_here("paper", "spectra", *run, "--seed", "2") == 2
     assert "seed 1, and this one has 2" in capsys.readouterr().err
+    assert run_here("paper", "spectra", *run, "--index", str(corpus)) == 2
+    assert "--corpus" in capsys.readouterr().err
     page = tmp_path / "papers.md"
     assert run_here("paper", "page", str(tmp_path / "run"), "--out", str(page)) == 0
     assert "## SPECTRA" in page.read_text() and (tmp_path / "plots" / "papers" / "spectra-guesses.svg").is_file()

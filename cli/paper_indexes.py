@@ -1,0 +1,64 @@
+"""The two indexes of SPECTRA's tables, made where none is named, so that a fresh clone has all rows."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.index_building import built_index
+
+if TYPE_CHECKING:
+    from cluster.models.target import ResolvedModel
+    from retrieval_index.corpus import Document
+
+# Of documents of low perplexity, and of all.
+KEPT = {"filtered": 0.3, "unfiltered": 1.0}
+# Modules of Python's library that are longer, in bytes, would be most of the index.
+_LONGEST = 32_000
+
+
+def python_library() -> list[Path]:
+    """What is at hand on every machine: the modules of this Python's standard library, but for the longest."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [path for path in sorted(folder.glob("*.py")) if 0 < path.stat().st_size <= _LONGEST]
+
+
+def made_indexes(corpus: Sequence[Path], model: ResolvedModel, cache: Path) -> dict[str, Path]:
+    """Folders of the two indexes of a corpus, by the names in ``KEPT``. What an earlier call built is used again.
+
+    Args:
+        corpus: files, and folders of them; none: ``python_library``.
+        cache: folder of what can be made again.
+
+    Raises:
+        ConfigurationError: the corpus cannot be read.
+    """
+    from retrieval_index.builder import SCORES, BuildConfig
+    from retrieval_index.corpus import read_corpus
+    from retrieval_index.manifest import FILE
+    from services.model_files.folder import model_fingerprint
+
+    documents = read_corpus(corpus or python_library())
+    folder = cache / "paper-indexes" / _digest(documents, model_fingerprint(model.path))
+    made = {name: folder / name for name in KEPT}
+    for name, out in made.items():
+        if (out / FILE).is_file():
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        # All documents are scored once.
+        scored = made["filtered"] / SCORES
+        if name != "filtered" and not (out / SCORES).exists():
+            shutil.copytree(scored, out / SCORES)
+        built_index(documents, model, out, BuildConfig(keep=KEPT[name]))
+    return made
+
+
+def _digest(documents: Sequence[Document], fingerprint: str) -> str:
+    of_all = hashlib.sha256(fingerprint.encode())
+    for document in documents:
+        of_all.update(document.digest.encode())
+    return of_all.hexdigest()[:16]
