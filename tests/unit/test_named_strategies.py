@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.costs import CostTable
-from speculation.messages import Draft, DraftFailure
+from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.types import EMPTY_TREE, Plan
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, origin, request
 from tests.simulated import SimulatedWorker, SlowDrafter, run
@@ -60,6 +61,7 @@ class TextAndModel(RandomDrafter):
 class Run:
     took: dict[str, float]
     stats: LoopStats
+    notes: dict[str, list[str]]
 
 
 async def answered(
@@ -67,6 +69,7 @@ async def answered(
     *,
     draft_s: float = 0.0,
     drafter: RandomDrafter | None = None,
+    link: InProcessDraftLink | None = None,
     tokens: int = TOKENS,
     budget: Budget | None = None,
     **limits: float,
@@ -79,21 +82,23 @@ async def answered(
     config = LoopConfig(draft_deadline_s=0.025, **limits)  # type: ignore[arg-type]
     loop = DecodingLoop(
         target,
-        [origin(InProcessDraftLink(drafter or SlowDrafter(lambda: draft_s, "random")))],
+        [origin(link or InProcessDraftLink(drafter or SlowDrafter(lambda: draft_s, "random")))],
         budget,
         config,
         SimulatedWorker(lambda: target.seconds),
     )
     await loop.start()
+    notes: dict[str, list[str]] = {}
 
     async def ended(name: str, plan: Plan) -> tuple[str, float]:
-        answer, _, _ = await collect(loop, request(name, [1, 2, 3], plan, max_tokens=tokens, ignore_eos=True))
+        answer, _, steps = await collect(loop, request(name, [1, 2, 3], plan, max_tokens=tokens, ignore_eos=True))
         assert len(answer) == tokens
+        notes[name] = [note for step in steps for note in step.switches]
         return name, clock.time()
 
     took = dict(await asyncio.gather(*(ended(name, plan) for name, plan in plans.items())))
     await loop.stop()
-    return Run(took, loop.stats)
+    return Run(took, loop.stats, notes)
 
 
 def nodes(found: Run) -> int:
@@ -153,6 +158,51 @@ def test_others_pay_no_more_where_time_does_not_count(draft_s: float) -> None:
     unnamed = run(answered({"plain": PLAIN, "other": MEASURED}, draft_s=draft_s, budget=FIXED))
     named = run(answered({"plain": PLAIN, "other": PAPER}, draft_s=draft_s, budget=FIXED))
     assert named.took["plain"] <= (1.0 + LoopConfig().named_share + 0.02) * unnamed.took["plain"]
+
+
+class Unconnected(InProcessDraftLink):
+    """A link to a drafter that has gone."""
+
+    connected = False  # type: ignore[assignment]
+
+    def step(self, message: StepReport) -> None:
+        pass
+
+
+WITHOUT = "without the draft of test: "
+
+
+@pytest.mark.parametrize("budget", [None, FIXED])
+@pytest.mark.parametrize(
+    ("how", "why", "words"),
+    [
+        ({"draft_s": 0.3, "named_deadline_s": 0.2}, "deadline", "it did not come in time (verifier.named_deadline_s)"),
+        ({"draft_s": 1e6, "named_deadline_s": 0.2}, "silent", "its drafter had not answered yet"),
+        ({"drafter": RandomDrafter(mood="silent")}, "failed", "its drafter could not make one"),
+        ({"link": Unconnected(RandomDrafter())}, "lost", "its drafter was not connected"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_an_answer_says_why_it_went_without_drafts(how: dict[str, Any], why: str, words: str, budget: Budget | None) -> None:
+    found = run(answered({"a": PAPER}, budget=budget, **how))
+    counts, notes = found.stats.named["test"], found.notes["a"]
+    assert counts["answers"] == counts["answers without"] == 1 and counts[why] > 0
+    assert any(note.endswith(f" tokens a step {WITHOUT}{words}") for note in notes)
+    if counts[why] > 1:
+        assert f"after {TOKENS} tokens {counts[why]} of {counts['steps']} steps {WITHOUT}{words}" in notes
+
+
+def test_an_answer_says_that_others_would_have_lost_too_much() -> None:
+    notes = run(answered({"plain": PLAIN, "named": PAPER}, draft_s=0.0005, named_share=0.0)).notes
+    words = "what other requests may lose by it (verifier.named_share) was used up"
+    assert notes["plain"] == []
+    assert any(note.endswith(f"a step {WITHOUT}{words}") for note in notes["named"])
+
+
+def test_an_answer_that_had_all_of_its_drafts_says_nothing() -> None:
+    found = run(answered({"a": PAPER}, draft_s=0.0005))
+    assert found.notes["a"] == []
+    assert found.stats.named["test"] == {"answers": 1, "steps": found.stats.drafts_used, "answers without": 0}
 
 
 def test_without_a_share_nothing_is_added() -> None:
