@@ -96,8 +96,8 @@ class LoopStats:
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
-        weighed: sums over the "times" that a costly source was left out: what it "brings", in extra tokens for each other one,
-            and what it "costs", as a share of a step.
+        weighed: sums over the "times" that a costly source was left out: what it "brings", in extra tokens for each other
+            one, and what it "costs", as a share of a step.
         named: of requests by their paper's rule, for each source: "answers" and "steps" for which it was to draft, "answers
             without", in which it did not always, and the steps in which it did not, by reason.
         saved_s: seconds by which tokens came sooner than by plain decoding, less those by which they came later.
