@@ -123,6 +123,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                 sampling=replace(sampling, seed=(seed + choice) % 2**64),
                 model=asked.model,
                 strategy=asked.strategy,
+                sources=asked.sources,
                 num_speculative_tokens=asked.num_speculative_tokens,
                 acceptance=asked.acceptance,
                 effort=asked.effort,
