@@ -9,6 +9,13 @@ import typer
 from speculation.sources import STRATEGIES
 
 Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}. Default: the server's.")]
+DraftSources = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-sources",
+        help="In place of a strategy: comma-separated sources that draft one tree, as lookahead,rest.",
+    ),
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: the model's, or 256.")]
 Temperature = Annotated[
     float | None, typer.Option(help="0: always the likeliest token; larger is more random. Default: the model's, or 0.")

@@ -14,6 +14,7 @@ import typer
 
 from benchmarks.bench.measures import FORMULAS
 from cli import host_command, never_slower_command, sizes_command, soak_command, stopping_command
+from cli.answer_options import EffortName
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
 from cluster.process.terminal import stderr, stdout
@@ -56,6 +57,7 @@ def bench(
     strategies: Annotated[
         str | None, typer.Option(help="Comma-separated. Default: all. autoregressive always takes part.")
     ] = None,
+    effort: EffortName = None,
     peers: Annotated[
         str,
         typer.Option(
@@ -110,7 +112,7 @@ def bench(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    loaded = _settings(config, settings, model)
+    loaded = _settings(config, settings, model, effort)
     lineup = LineupConfig(
         strategies=_served(loaded) if strategies is None else read_names(strategies),
         peers=() if peers == "none" else read_names(peers),
@@ -322,10 +324,12 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     return model, lineup
 
 
-def _settings(config: Path | None, flags: list[str] | None, model: str | None) -> Settings:
+def _settings(config: Path | None, flags: list[str] | None, model: str | None, effort: str | None = None) -> Settings:
     from cluster.settings.config import load
 
-    return load(config, [*(flags or []), *([f"model={model}"] if model else [])])
+    # Its requests name their strategies and nothing else, so that the server's effort is theirs.
+    named = {"model": model, "router.effort": effort}
+    return load(config, [*(flags or []), *(f"{name}={value}" for name, value in named.items() if value)])
 
 
 def _with_room(settings: Settings, at_once: int) -> Settings:

@@ -35,7 +35,7 @@ from speculation.reloads import ReloadOrder
 from speculation.types import Plan, SamplingDefaults
 
 _CALL = "tenant=NAME, key=NAME, header.NAME=VALUE, open_requests=NUMBER or time=2026-11-25T23:30+01:00"
-_FIELDS = ("strategy", "num_speculative_tokens", "effort", "drafter")
+_FIELDS = ("sources", "strategy", "num_speculative_tokens", "effort", "drafter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +112,9 @@ def explain(settings: Settings, file: Path, call: Sequence[str]) -> Explanation:
         by_rule = rule is not None and field in rule.sets and (rule.override or not own)
         said = f"the rule {name}" if by_rule else "the request" if own else f"router.{field}" if usual else "the strategy"
         said_by[field] = said
+    if said_by["sources"] != "the strategy":
+        # A list of sources is a blend.
+        said_by["strategy"] = said_by["sources"]
     drafter = rule.applied(request).drafter if rule is not None else request.drafter
     passed = tuple(tried_rules(rules, request, facts, strategy))
     return Explanation(passed=passed, plan=plan, drafter=drafter, said_by=said_by)
@@ -205,6 +208,7 @@ def print_explanation(explained: Explanation, *, as_json: bool) -> None:
         console.print("No rule counts.")
     values = {
         "strategy": plan.strategy,
+        "sources": ", ".join(plan.sources) or "none",
         "num_speculative_tokens": plan.max_nodes,
         "effort": plan.effort,
         "drafter": explained.drafter or "none is named",

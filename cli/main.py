@@ -27,6 +27,7 @@ from cli import (
 )
 from cli.answer_options import (
     DrafterName,
+    DraftSources,
     EffortName,
     MaxTokens,
     MinP,
@@ -39,6 +40,7 @@ from cli.answer_options import (
     TopK,
     TopP,
 )
+from cli.bench_options import read_names
 from cli.printed_answer import print_answer
 from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.starting import begin_starting
@@ -121,6 +123,7 @@ def serve(
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue, without a chat template (see outrider chat).")],
     strategy: Strategy = None,
+    draft_sources: DraftSources = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
@@ -147,7 +150,8 @@ def generate(
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
-        drafter=drafter, report="sources" if sources else None,
+        sources=None if draft_sources is None else read_names(draft_sources), drafter=drafter,
+        report="sources" if sources else None,
     )  # fmt: skip
     with _client(
         address, in_process, model, config, settings, verbose, prompt, options, credentials(api_key, tls, tls_root)
@@ -162,6 +166,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     strategy: Strategy = None,
+    draft_sources: DraftSources = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
@@ -192,7 +197,8 @@ def chat(
     options = _options(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens, effort=effort,
-        drafter=drafter, report="sources" if sources else None,
+        sources=None if draft_sources is None else read_names(draft_sources), drafter=drafter,
+        report="sources" if sources else None,
     )  # fmt: skip
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     asked: list[Message] = [*messages, {"role": "user", "content": message or "Hello!"}]

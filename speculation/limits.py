@@ -13,6 +13,8 @@ MAX_TREE_NODES = 512
 MAX_SOURCES, MAX_SOURCE_NAME = 16, 64
 # Strategies that one answer is compared with; characters of the name that requests have in common.
 MAX_COMPARED, MAX_GROUP_CHARACTERS = 8, 64
+# Most sources that a request may list.
+MAX_LISTED_SOURCES = 16
 MAX_PROPOSAL, MAX_ASSUMED = 256, 512
 MAX_TOP_IDS, MAX_LAYERS = 64, 16
 MAX_SESSION_TOKENS, MAX_UINT64 = 1 << 20, (1 << 64) - 1

@@ -74,7 +74,7 @@ SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 _NAMED = "@"
 
 # Users name a strategy, a set of sources; plain decoding is the empty one. ``auto`` leaves out what does not pay.
-AUTO, _BLEND = "auto", ("suffix", "recycling")
+AUTO, BLEND, _BLEND = "auto", "blend", ("suffix", "recycling")
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "autoregressive": (),
     **{name: (name,) for name in ("prompt_lookup", "suffix", "recycling")},
@@ -95,6 +95,12 @@ FROM_ANSWERS = frozenset({"suffix"})
 # Sources that run a model, which a strategy uses as well where the server has them.
 _TRAINED = ("dflash", "peagle", "fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa", "mtp", "uno")
 WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)
+# What a list of sources may name: strategies of one source, and sources, each with the source that it means. What drafts
+# from a request's prediction joins by itself.
+LISTED: dict[str, str] = {
+    **{strategy: own[0] for strategy, own in STRATEGIES.items() if len(own) == 1},
+    **{name: name for name in SOURCES if name not in ("autoregressive", "prediction")},
+}
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}
 

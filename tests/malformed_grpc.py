@@ -158,6 +158,8 @@ def likely(source: random.Random) -> pb.GenerateRequest:
         sampling.stop_token_ids.append(source.choice(WHOLE))
     if source.random() < 0.5:
         made.speculation.strategy = source.choice(STRATEGIES)
+    if source.random() < 0.05:
+        made.speculation.sources.extend(source.choice(STRATEGIES) for _ in range(source.randrange(20)))
     if source.random() < 0.2:
         made.speculation.num_speculative_tokens = source.choice(WHOLE)
     if source.random() < 0.1:

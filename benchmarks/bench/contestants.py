@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.bench.child_process import WorkerProcess
 from benchmarks.bench.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
 from speculation.errors import ConfigurationError
-from speculation.sources import STRATEGIES
+from speculation.sources import LISTED, STRATEGIES
 
 PLAIN = "autoregressive"
 
@@ -87,8 +87,11 @@ def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
     """
     for option, names, known in (("--strategies", strategies, STRATEGIES), ("--peers", peers, PEERS)):
         for name in names:
-            if name not in known:
-                raise ConfigurationError(f"there is no {name!r}; there are {', '.join(known)}", field=option)
+            # Sources that draft into one tree are joined by a plus.
+            several = option == "--strategies" and "+" in name
+            for part in name.split("+") if several else (name,):
+                if part not in (possible := LISTED if several else known):
+                    raise ConfigurationError(f"there is no {part!r}; there are {', '.join(possible)}", field=option)
         if len(set(names)) < len(names):
             raise ConfigurationError(f"{option} names something twice: {', '.join(names)}", about=option)
 

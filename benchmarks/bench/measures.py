@@ -168,13 +168,15 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     seconds: dict[str, float] = {}
     nodes: dict[str, int] = {}
     accepted: dict[str, int] = {}
-    left_out: dict[str, dict[str, int]] = {}
+    # By source: of requests that leave out what does not pay, and of those that named it. Earlier versions counted neither.
+    nested: dict[str, dict[str, dict[str, Any]]] = {"source_choices": {}, "weighed": {}, "named": {}}
     for loop in loops:
         _add(seconds, loop["times"]["seconds"])
         _add(nodes, loop["nodes_by_source"])
         _add(accepted, loop["accepted_by_source"])
-        for source, reasons in loop.get("source_choices", {}).items():
-            _add(left_out.setdefault(source, {}), reasons)
+        for field, sums in nested.items():
+            for source, counts in loop.get(field, {}).items():
+                _add(sums.setdefault(source, {}), counts)
     passes = sum(loop["times"]["steps"] for loop in loops)
     used = sum(loop["drafts_used"] for loop in loops)
     waited = seconds.get("draft_wait", 0.0)
@@ -184,7 +186,7 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     return {
         "passes": passes,
         "nodes_per_pass": sum(nodes.values()) / passes if passes else 0.0,
-        "source_choices": left_out,
+        **nested,
         "acceptance_by_source": {source: accepted.get(source, 0) / count for source, count in nodes.items() if count},
         "shares": {
             "draft": drafting / wall,

@@ -250,6 +250,7 @@ class Bench:
             "requests": len(self.requests),
             "base": PLAIN,
             "strategies": list(self._lineup.strategies),
+            "effort": self._settings.router.effort,
             "peers": peers,
             "seed": self._config.seed,
             "max_tokens": schedule.max_tokens,

@@ -10,6 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from benchmarks.bench.left_out import left_out_lines
 from benchmarks.bench.measures import Spread
 
 
@@ -199,22 +200,8 @@ def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -
             "acceptance at 1, 2, ...", "per source",
         ),
         rows=tuple(rows),
-        note="; ".join(filter(None, map(_left_out, records))),
+        note="\n".join(line for record in records for line in left_out_lines(record["contestant"], record["loop"] or {})),
     )  # fmt: skip
-
-
-def _left_out(record: dict[str, Any]) -> str:
-    """What a contestant's requests went without because it did not pay."""
-    parts = []
-    # Results that were written before have none.
-    for source, reasons in (record["loop"] or {}).get("source_choices", {}).items():
-        without, given_up = reasons.get("too_costly", 0), reasons.get("given_up", 0)
-        begun = without + reasons.get("trial", 0) + reasons.get("pays", 0)
-        if without:
-            parts.append(f"left {source} out of {without} of {begun} answers")
-        if given_up:
-            parts.append(f"gave {source} up in {given_up} of {begun}")
-    return f"{record['contestant']}: {', '.join(parts)}, where it did not pay" if parts else ""
 
 
 def _by_task(results: Results, measure: str, title: str) -> Table:

@@ -90,7 +90,7 @@ _DEVIATIONS = (
     "never be checked.",
     "Where internal guesses fill all 15 places, the index keeps one of them.",
     "Lookahead + REST are blended into one tree by calibrated probabilities, without Lookahead's window; the paper appends "
-    "one list to the other.",
+    "one list to the other; `sources: [lookahead, rest]` asks for it.",
     "REST and w/o PPL refine look up in an index of all documents, RETRIEVAL and SPECTRA in one of those of low perplexity.",
     "Figure 3 counts guesses of CORE, and of the index where there is one, within the limit of 15 guesses.",
 )

@@ -158,7 +158,14 @@ def _message(strategy: str, request: Counts, load: Counts) -> ClientRequest:
         seed=request["seed"],
         ignore_generation_config=True,
     )
-    return ClientRequest(input=tuple(request["prompt"]), sampling=sampling, strategy=strategy, tenant=load["tenant"])
+    several = tuple(strategy.split("+"))
+    return ClientRequest(
+        input=tuple(request["prompt"]),
+        sampling=sampling,
+        strategy=strategy if len(several) == 1 else None,
+        sources=several if len(several) > 1 else None,
+        tenant=load["tenant"],
+    )
 
 
 @asynccontextmanager
@@ -203,8 +210,11 @@ class _OnRay:
 
 
 def _options(strategy: str, request: Counts, load: Counts) -> outrider.requests.Options:
+    named: outrider.requests.Options = {"strategy": cast("outrider.Strategy", strategy)}
+    if "+" in strategy:
+        named = {"sources": strategy.split("+")}
     return {
-        "strategy": cast("outrider.Strategy", strategy),
+        **named,
         "seed": request["seed"],
         "temperature": load["temperature"],
         "max_tokens": load["max_tokens"],

@@ -111,6 +111,8 @@ class AsyncClient:
             traceparent: the trace that it belongs to, as in W3C Trace Context.
             model: name of a served model. Default: the only one.
             strategy: how tokens are drafted, one of the model's ``strategies``. It changes the speed, never the answer.
+            sources: names of the sources that draft, in place of a strategy, such as ["lookahead", "rest"]: one tree is
+                made of what exactly these say. It changes the speed, never the answer.
             num_speculative_tokens: most drafted tokens to check in one pass; 0 is plain decoding.
             acceptance: "walk" (default): a seed gives the same tokens under any strategy; or "rejection", the classic rule:
                 the same distribution, but which tokens are drawn depends on the drafts.

@@ -89,6 +89,7 @@ class Options(TypedDict, total=False):
 
     model: str | None
     strategy: Strategy | None
+    sources: str | Sequence[str] | None
     num_speculative_tokens: int | None
     acceptance: Acceptance | None
     effort: Effort | None
@@ -122,7 +123,9 @@ class Options(TypedDict, total=False):
     privacy: Privacy | None
 
 
-_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance", "effort", "drafter", "group", "report", "compare")
+_SPECULATION = (
+    "strategy", "sources", "num_speculative_tokens", "acceptance", "effort", "drafter", "group", "report", "compare",
+)  # fmt: skip
 
 
 def build_request(
@@ -180,7 +183,7 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
     if name in ("model", "prediction", "cache_salt", "priority", "privacy"):
         _set(request, name, value)
     elif name in _SPECULATION:
-        _set(request.speculation, name, [value] if name == "compare" and isinstance(value, str) else value)
+        _set(request.speculation, name, [value] if name in ("sources", "compare") and isinstance(value, str) else value)
     elif name == "structured_outputs":
         _set_form(request.sampling.structured_outputs, value)
     elif name in ("stop", "bad_words"):

@@ -178,6 +178,7 @@ class ClientRequest:
     sampling: RequestedSampling
     model: str | None = None
     strategy: str | None = None
+    sources: tuple[str, ...] | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     effort: Effort | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -14,7 +14,9 @@ from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import (
     AUTO,
+    BLEND,
     FROM_ANSWERS,
+    LISTED,
     MEASURED,
     SOURCES,
     STRATEGIES,
@@ -123,11 +125,17 @@ def check_named(request: ClientRequest, config: StrategyConfig) -> None:
     """Check what a request says itself of its drafter, its strategy and its nodes.
 
     Raises:
-        InvalidArgument: there is no such drafter, its strategy is unknown or not served here, or num_speculative_tokens is
-            out of range.
+        InvalidArgument: there is no such drafter, its strategy or a source is unknown or not served here, it names sources
+            and another strategy than blend, or num_speculative_tokens is out of range.
     """
     if request.drafter is not None:
         config = _drafting(request.drafter, config)
+    if request.sources is not None:
+        if request.strategy not in (None, BLEND):
+            named = ", ".join(request.sources)
+            allowed = f"unset with the strategy {request.strategy}: only {BLEND} takes a list"
+            raise InvalidArgument("speculation.sources", named, allowed)
+        listed_sources(request.sources, config)
     if (strategy := request.strategy) is not None:
         if strategy not in STRATEGIES:
             raise InvalidArgument("speculation.strategy", strategy or "empty", _known(strategy))
@@ -143,21 +151,25 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     """The plan for ``request``.
 
     Raises:
-        InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
-            drafts nothing with its drafter, or from its prediction or its group; or num_speculative_tokens is out of range.
+        InvalidArgument: its strategy or a source is unknown or not served here, reads an index although the request is
+            private, or drafts nothing with its drafter, or from its prediction or its group; or num_speculative_tokens is
+            out of range.
     """
     check_named(request, config)
-    strategy = request.strategy if request.strategy is not None else config.strategy
+    listed = request.sources
+    strategy = BLEND if listed is not None else request.strategy if request.strategy is not None else config.strategy
     if request.drafter is not None:
         config = _drafting(request.drafter, config)
-        _check_drafter(config.trained[0], strategy)
+        _check_drafter(config.trained[0], strategy, listed)
     nodes = request.num_speculative_tokens
     if nodes is None:
         nodes = config.num_speculative_tokens
     if nodes is None:
-        nodes = _suitable_nodes(strategy)
-    sources = sources_of(strategy, config)
-    if request.private:
+        nodes = max(map(_suitable_nodes, listed or (strategy,)))
+    sources = sources_of(strategy, config) if listed is None else listed_sources(listed, config)
+    if request.private and listed is not None:
+        _check_private(listed)
+    elif request.private:
         sources = tuple(source for source in sources if not SOURCES[kind_of(source)].retrieval)
         if STRATEGIES[strategy] and not sources:
             usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
@@ -176,7 +188,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         observe_layers=tuple(sorted({layer for source in sources for layer in _layers_of(source, config)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
         report_passes=request.report == "trees",
-        effort=request.effort or config.effort or _usual_effort(strategy),
+        effort=request.effort or config.effort or ("paper" if listed is not None else _usual_effort(strategy)),
     )
 
 
@@ -199,8 +211,12 @@ def _drafting(drafter: str, config: StrategyConfig) -> StrategyConfig:
     return replace(config, trained=(replace(named[0], blended=True, only_named=False),))
 
 
-def _check_drafter(drafter: TrainedDrafter, strategy: str) -> None:
+def _check_drafter(drafter: TrainedDrafter, strategy: str, listed: Sequence[str] | None) -> None:
     """Refuse a drafter that would be ignored."""
+    if listed is not None:
+        if drafter.kind not in map(kind_of, listed):
+            raise InvalidArgument("speculation.drafter", drafter.name, f"unset, or sources that name {drafter.kind} as well")
+        return
     using = (*WHERE_TRAINED, drafter.kind)
     if strategy not in using:
         shown = ", ".join(using)
@@ -242,9 +258,10 @@ def _reads_index(strategy: str) -> list[bool]:
     return [SOURCES[source].retrieval for source in STRATEGIES[strategy]] or [False]
 
 
-def _suitable_nodes(strategy: str) -> int:
-    suits = max((SOURCES[source].nodes for source in STRATEGIES[strategy]), default=0)
-    return STRATEGY_NODES.get(strategy, suits)
+def _suitable_nodes(name: str) -> int:
+    """Most nodes per step for a strategy, or for a name in a list of sources."""
+    own = STRATEGIES.get(name, (kind_of(name),))
+    return STRATEGY_NODES.get(name, max((SOURCES[source].nodes for source in own), default=0))
 
 
 def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
@@ -255,6 +272,39 @@ def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
     blended = replace(config, trained=tuple(each for each in config.trained if each.blended))
     trained = [source for kind in kinds for source in _models(kind, blended)]
     return (*own, *indexed, *trained[:_MOST_MODELS])
+
+
+def listed_sources(names: Sequence[str], config: StrategyConfig) -> tuple[str, ...]:
+    """The sources that a list names, in its order.
+
+    Args:
+        names: each that of a strategy with one source, of a source, or of a source and the model that it runs.
+
+    Raises:
+        InvalidArgument: a name is unknown, not served here, or means a source that another one means; or they are too many.
+    """
+    field, most = "speculation.sources", limits.MAX_LISTED_SOURCES
+    if not 1 <= len(names) <= most:
+        raise InvalidArgument(field, f"{len(names)} sources", f"1 to {most} sources, or unset")
+    models, found = {each.source for each in config.trained}, dict[str, str]()
+    for name in names:
+        kind = kind_of(name) if name in models else LISTED.get(name)
+        lack = None if kind is None else _source_lacks(SOURCES[kind], config)
+        if kind is None or (lack is not None and name not in models):
+            usable = sorted({each for each, own in LISTED.items() if _source_lacks(SOURCES[own], config) is None} | models)
+            why = "" if lack is None else f"; this server has {lack.has}"
+            raise InvalidArgument(field, name or "empty", f"one of {', '.join(usable)}{why}")
+        source = name if name in models else next(iter(_models(kind, config)), kind)
+        if source in found:
+            raise InvalidArgument(field, name, f"left out: {found[source]} is the same source")
+        found[source] = name
+    return tuple(found)
+
+
+def _check_private(listed: Sequence[str]) -> None:
+    """Refuse sources that a private request may not use."""
+    if reading := [name for name in listed if SOURCES[LISTED[kind_of(name)]].retrieval]:
+        raise InvalidArgument("speculation.sources", reading[0], "left out with privacy: strict, as it reads an index")
 
 
 def _models(kind: str, config: StrategyConfig) -> tuple[str, ...]:

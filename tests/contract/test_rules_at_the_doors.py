@@ -154,6 +154,7 @@ def test_a_request_is_explained_before_it_is_sent(tiny_model: Path, tmp_path: Pa
     assert (told["rule"], told["plan"]["strategy"], told["plan"]["num_speculative_tokens"]) == ("by-header", "suffix", 4)
     assert told["said_by"] == {
         "strategy": "the rule by-header",
+        "sources": "the strategy",
         "num_speculative_tokens": "the request",
         "effort": "the strategy",
         "drafter": "the strategy",

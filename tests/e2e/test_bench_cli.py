@@ -55,10 +55,16 @@ def test_a_whole_run(outrider_here: Command, tiny_model: Path, tmp_path: Path, p
     done = bench(
         "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "2", "--concurrency", "1,2",
         "--peers", "hf,hf_prompt_lookup,hf_assisted,vllm,llamacpp", "--assistant", str(tiny_model),
-        "--peer-python", f"vllm={crashing_python}", "--out", str(out), *SMALL,
+        "--peer-python", f"vllm={crashing_python}", "--effort", "paper", "--out", str(out), *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((out / "results.json").read_text())
+    assert results["settings"]["effort"] == "paper"
+    named = {
+        each["contestant"]: {source for source, counts in each["loop"]["named"].items() if counts["answers"]}
+        for each in results["summary"] if each["loop"]
+    }  # fmt: skip
+    assert (named["blend"], named["autoregressive"]) == ({"suffix and recycling"}, set())
     states = {name: (entry["status"], entry["note"]) for name, entry in results["contestants"].items()}
     assert [state for state, _ in states.values()] == ["measured"] * (len(served(StrategyConfig())) + 3) + ["no part"] * 2
     assert "crashed with exit code 9: cannot allocate 80 GiB" in states["vllm"][1]

@@ -52,6 +52,32 @@ def test_generate_in_process_prints_the_promised_object(outrider_here: Command, 
     assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
 
 
+def test_generate_says_how_much_is_drafted(outrider_here: Command, tiny_model: Path) -> None:
+    """Drafts that may not be waited for come too late for each step by the paper's rule, and the answer says so."""
+    here = ["--in-process", "--model", str(tiny_model), *SMALL, "--set", "verifier.named_deadline_s=0"]
+    notes = {}
+    for effort in ("paper", "measured"):
+        done = outrider_here(
+            "generate",
+            "the quick brown",
+            *here,
+            "--strategy",
+            "prompt_lookup",
+            "--effort",
+            effort,
+            "--max-tokens",
+            "8",
+            "--json",
+        )
+        assert done.returncode == 0, done.stderr
+        notes[effort] = json.loads(done.stdout)["metrics"]["speculative_decoding"]["switches"]
+    assert notes["measured"] == []
+    assert "without the draft of prompt_lookup: it did not come in time (verifier.named_deadline_s)" in notes["paper"][0]
+    for command in (["generate", "a", *here], ["bench", "--model", str(tiny_model)]):
+        refused = outrider_here(*command, "--effort", "much")
+        assert refused.returncode == 2 and "effort" in refused.stderr and "paper" in refused.stderr
+
+
 @pytest.mark.exhaustive
 def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
     command = [

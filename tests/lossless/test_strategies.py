@@ -218,7 +218,9 @@ async def test_every_strategy_on_every_link(
     # One service answers by all of them, as users' services do.
     async with verifier(model, "real", link, "fixed") as running:
         assert await said(running, PLAIN, sampling, together=True) == plain
-        for sources in [*((source,) for source in SOURCES), blend]:
+        # As a request that lists its sources has them.
+        listed = ("lookahead", "retrieval", "prompt_lookup")
+        for sources in [*((source,) for source in SOURCES), blend, listed]:
             plan = plan_of(sources, strategy="auto" if sources == blend else "any")
             assert await said(running, plan, sampling, together=together) == plain, sources
         for form in STREAM_FORMS if model == tiny_model else ():

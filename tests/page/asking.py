@@ -17,19 +17,38 @@ from services.api.messages import RouterPort
 from tests.patience import end_thread
 
 
-def ask(page: Any, message: str, *, strategy: str = "", seed: str = "", temperature: str = "0", length: str = "48") -> None:
+def ask(
+    page: Any,
+    message: str,
+    *,
+    strategy: str = "",
+    effort: str = "",
+    seed: str = "",
+    temperature: str = "0",
+    length: str = "48",
+) -> None:
     """Send a message, and wait until its answer has ended and all of it is shown."""
-    send(page, message, strategy=strategy, seed=seed, temperature=temperature, length=length)
+    send(page, message, strategy=strategy, effort=effort, seed=seed, temperature=temperature, length=length)
     page.locator(".answer .under").last.wait_for()
     page.locator(".answer.busy").wait_for(state="detached")
     # What is beside the answer is drawn some time later.
     page.evaluate("new Promise(done => { const look = () => inspector.drawn ? setTimeout(look, 5) : done(); look(); })")
 
 
-def send(page: Any, message: str, *, strategy: str = "", seed: str = "", temperature: str = "0", length: str = "48") -> None:
+def send(
+    page: Any,
+    message: str,
+    *,
+    strategy: str = "",
+    effort: str = "",
+    seed: str = "",
+    temperature: str = "0",
+    length: str = "48",
+) -> None:
     """Send a message."""
     page.locator(f"#strategy option[value='{strategy}']").wait_for(state="attached")
     page.select_option("#strategy", strategy)
+    page.select_option("#effort", effort)
     page.fill("#seed", seed)
     page.fill("#temperature", temperature)
     page.fill("#length", length)

@@ -64,6 +64,18 @@ def test_the_kept_path_of_each_pass_is_what_comes_next_in_the_answer(open_page: 
     assert cut == sum(min(40, len(one["dropped"]["tokens"])) for one in run["passes"])
 
 
+@pytest.mark.parametrize("effort", ["", "paper", "measured"])
+def test_the_effort_is_asked_for_and_saved(open_page: Open, service: HttpService, effort: str) -> None:
+    page = open_page(service.url)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, MESSAGE, strategy="suffix", effort=effort, length="8")
+    assert asked.value.post_data_json["speculation"].get("effort", "") == effort
+    run = saved(page)
+    assert run["effort"] == effort
+    whole = whole_answer(service.url, MESSAGE, temperature=0, max_tokens=8)
+    assert answer_of(page) == whole["choices"][0]["message"]["content"]
+
+
 def test_a_conversation_goes_on(open_page: Open, service: HttpService) -> None:
     page = open_page(service.url)
     ask(page, "one two", length="8")

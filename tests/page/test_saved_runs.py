@@ -109,7 +109,7 @@ def test_a_saved_run_is_shown(page: Any) -> None:
 
 def test_a_run_that_was_saved_opens_as_it_was(open_page: Open, service: HttpService) -> None:
     page = open_page(service.url)
-    ask(page, "one two one two one two one two", strategy="blend", temperature="0.7", seed="9")
+    ask(page, "one two one two one two one two", strategy="blend", effort="paper", temperature="0.7", seed="9")
     before = [
         answer_of(page),
         page.inner_text("#figures"),
@@ -120,6 +120,7 @@ def test_a_run_that_was_saved_opens_as_it_was(open_page: Open, service: HttpServ
     page.click("#new")
     give(page, json.dumps(run))
     page.locator(".under").last.wait_for()
+    assert saved(page)["effort"] == run["effort"] == "paper"
     assert before == [
         answer_of(page), page.inner_text("#figures"), page.inner_text("#legend"), page.locator(".token.drafted").count()
     ]  # fmt: skip

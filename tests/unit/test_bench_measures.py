@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.bench import environment, measures
 from benchmarks.bench.compare import compare, verdict
@@ -16,7 +17,7 @@ from benchmarks.bench.measures import Spread
 from benchmarks.bench.records import Cell, ContestantFailed, LoadOutcome, LoadPoint, Request, TimedAnswer
 from benchmarks.bench.results import cumulative_tokens
 from benchmarks.bench.summary import summarise
-from benchmarks.bench.tables import all_tables, ratio
+from benchmarks.bench.tables import all_tables, ratio, render
 from benchmarks.bench.verdict_line import verdict_line
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
@@ -95,6 +96,50 @@ def test_the_report_shows_what_drafting_saved_an_answer() -> None:
     # Results of an earlier version can still be shown.
     del records[0]["seconds_saved"]
     assert shown() == "–"
+
+
+def test_a_line_under_the_table_says_who_did_not_draft() -> None:
+    """As printed by ``outrider bench``, over both cells of a contestant."""
+    nothing = {"times": {"steps": 1, "seconds": {}}, "nodes_by_source": {}, "accepted_by_source": {},
+               "drafts_used": 0, "drafts_ahead": 0, "drafting_s": 0.0}  # fmt: skip
+    left_out = {
+        "source_choices": {"fspad": {"too_costly": 4, "trial": 1, "given_up": 1}},
+        "weighed": {"fspad": {"times": 5, "brings": 1.4, "costs": 1.7}},
+    }
+    named = {
+        "named": {
+            "draft_model": {"answers": 3, "steps": 50, "answers without": 2, "deadline": 7, "share": 1},
+            "suffix": {"answers": 3, "steps": 50, "answers without": 0},
+        }
+    }
+    loops = {"fspad": (left_out, left_out), "auto": (left_out,), "draft_model": (named, named), "suffix": ({},), "plain": ()}
+    cells = [
+        Cell(
+            contestant=name, task=f"{number}", concurrency=1, repeat=0,
+            outcome=LoadOutcome(answers=(answer((1.0, 2)),), wall_s=1.0, loop={**nothing, **loop}),
+        )
+        for name, told in loops.items() for number, loop in enumerate(told)
+    ]  # fmt: skip
+    results = {
+        "settings": {"concurrency": [1], "requests": 1, "base": "plain", "strategies": [*loops], "peers": []},
+        "contestants": {}, "summary": summarise(cells, "plain", []), "lossless": {"checks": [], "differences": []},
+    }  # fmt: skip
+    (inside,) = (table for table in all_tables(results) if table.title.startswith("Inside"))
+    lines = (
+        "fspad: left out in 8 of 10 answers, given up in 2 of 10, costs 34 % a step, brings 28 %",
+        "auto: fspad left out in 4 of 5 answers, given up in 1 of 5, costs 34 % a step, brings 28 %",
+        "draft_model: did not always draft in 4 of 6 answers: of 100 steps, others would have lost more than "
+        "verifier.named_share in 2, not there within verifier.named_deadline_s in 14",
+    )
+    console = Console(width=300, record=True)
+    console.print(render(inside))
+    printed = " ".join(console.export_text().split())
+    assert printed.endswith(" ".join(lines))
+    # Results of an earlier version can still be shown.
+    for record in results["summary"]:
+        del record["loop"]["weighed"], record["loop"]["named"]
+    (inside,) = (table for table in all_tables(results) if table.title.startswith("Inside"))
+    assert inside.note.splitlines()[0] == "fspad: left out in 8 of 10 answers, given up in 2 of 10"
 
 
 def test_acceptance_per_position_is_the_share_of_passes_that_reach_it() -> None:

@@ -458,6 +458,7 @@ class SpeculationParams(_message.Message):
     EFFORT_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """Name of a strategy (see ListModels). Unset: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -491,6 +492,13 @@ class SpeculationParams(_message.Message):
         only models draft for are refused, and so is this of private answers.
         """
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The sources that draft, in place of a strategy: one tree is made of what exactly these say, as blend makes it. Each is the
+        name of a strategy that drafts from one source, or of a source; each once, at most 16. Unset: those of the strategy. Refused
+        with strategies other than blend. It is the same answer.
+        """
+
     def __init__(
         self,
         *,
@@ -502,10 +510,11 @@ class SpeculationParams(_message.Message):
         effort: _builtins.str | None = ...,
         group: _builtins.str = ...,
         drafter: _builtins.str | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_drafter", b"_drafter", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "drafter", b"drafter", "effort", b"effort", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_drafter", b"_drafter", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "drafter", b"drafter", "effort", b"effort", "group", b"group", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_drafter", b"_drafter", "_effort", b"_effort", "_num_speculative_tokens", b"_num_speculative_tokens", "_report", b"_report", "_strategy", b"_strategy", "acceptance", b"acceptance", "compare", b"compare", "drafter", b"drafter", "effort", b"effort", "group", b"group", "num_speculative_tokens", b"num_speculative_tokens", "report", b"report", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015

@@ -76,6 +76,7 @@ def decode_request(
         sampling=_decode_sampling(wire.sampling),
         model=wire.model if wire.HasField("model") else None,
         strategy=speculation.strategy if speculation.HasField("strategy") else None,
+        sources=tuple(speculation.sources) or None,
         num_speculative_tokens=speculation.num_speculative_tokens
         if speculation.HasField("num_speculative_tokens")
         else None,

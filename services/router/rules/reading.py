@@ -12,9 +12,10 @@ import yaml
 from services.router.rules.conditions import read_conditions
 from services.router.rules.fields import Field
 from services.router.rules.rule import Rule
-from services.router.strategies import StrategyConfig, served
+from services.router.strategies import StrategyConfig, listed_sources, served
 from speculation import limits
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.sources import BLEND
 from speculation.types import Effort
 
 MOST_BYTES = 1 << 20
@@ -22,7 +23,7 @@ _MOST_RULES = 256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # What answers without a rule are counted under.
 NO_RULE = "none"
-_SETS = ("strategy", "num_speculative_tokens", "effort", "drafter")
+_SETS = ("strategy", "sources", "num_speculative_tokens", "effort", "drafter")
 
 
 def read_rules_file(path: Path, config: StrategyConfig) -> tuple[Rule, ...]:
@@ -90,11 +91,23 @@ def _read(entry: Field, config: StrategyConfig) -> Rule:
         name=name.value,
         conditions=read_conditions(parts["when"]) if "when" in parts else (),
         strategy=sets["strategy"].one_of(strategies) if "strategy" in sets else None,
+        sources=_sources(sets["sources"], sets.get("strategy"), config) if "sources" in sets else None,
         num_speculative_tokens=None if nodes is None else nodes.whole(0, limits.MAX_TREE_NODES),
         effort=None if effort is None else cast(Effort, effort.one_of(get_args(Effort))),
         drafter=_drafter(sets["drafter"], config) if "drafter" in sets else None,
         override=parts["override"].truth() if "override" in parts else False,
     )
+
+
+def _sources(field: Field, strategy: Field | None, config: StrategyConfig) -> tuple[str, ...]:
+    names = field.texts()
+    if strategy is not None and strategy.value != BLEND:
+        field.refuse(f"left out where strategy is set and is not {BLEND}")
+    try:
+        listed_sources(names, config)
+    except InvalidArgument as error:
+        Field(field.where, field.name, error.value).refuse(error.allowed)
+    return names
 
 
 def _drafter(field: Field, config: StrategyConfig) -> str:

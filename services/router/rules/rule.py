@@ -18,13 +18,15 @@ class Rule:
     Attributes:
         name: what answers, logs and metrics call it.
         conditions: all of them must hold; none: it matches every request.
-        strategy, num_speculative_tokens, effort, drafter: what it sets, as in a request; None: it leaves that alone.
+        strategy, sources, num_speculative_tokens, effort, drafter: what it sets, as in a request; None: it leaves
+            that alone.
         override: it also replaces what a request says itself.
     """
 
     name: str
     conditions: tuple[Condition, ...] = ()
     strategy: str | None = None
+    sources: tuple[str, ...] | None = None
     num_speculative_tokens: int | None = None
     effort: Effort | None = None
     drafter: str | None = None
@@ -35,6 +37,7 @@ class Rule:
         """What it sets, by the names of a request's fields."""
         given = {
             "strategy": self.strategy,
+            "sources": self.sources,
             "num_speculative_tokens": self.num_speculative_tokens,
             "effort": self.effort,
             "drafter": self.drafter,
@@ -46,13 +49,17 @@ class Rule:
         for condition in self.conditions:
             if not condition.holds(facts):
                 return f"{condition.name} is {condition.found(facts)}, not {condition.wanted}"
-        if request.strategy is not None and self.strategy is not None and not self.override:
+        says_who = self.strategy is not None or self.sources is not None
+        if says_who and not self.override and request.sources is not None:
+            return f"the request names sources itself, {', '.join(request.sources)}"
+        if says_who and not self.override and request.strategy is not None:
             return f"the request names a strategy itself, {request.strategy}"
         return ""
 
     def applied(self, request: ClientRequest) -> ClientRequest:
         """The request with what the rule sets, where the request does not say or the rule overrides it."""
-        return replace(
-            request,
-            **{name: value for name, value in self.sets.items() if self.override or getattr(request, name) is None},
-        )
+        given = {name: value for name, value in self.sets.items() if self.override or getattr(request, name) is None}
+        if given.keys() & {"strategy", "sources"}:
+            # Who drafts is said by one of the two.
+            given = {"strategy": None, "sources": None, **given}
+        return replace(request, **given)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.sparse_log import SparseLog
 from services.verifier.engine.admission import Admission
@@ -16,6 +16,7 @@ from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_dr
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
 from services.verifier.engine.deciding.draft_costs import Busy, DraftCosts
 from services.verifier.engine.deciding.waiting import Experience
+from services.verifier.engine.draft_receiver import OriginReceiver
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
@@ -37,24 +38,6 @@ log = logging.getLogger(__name__)
 _GROUPS = 8
 # Passes after the end of a model's use in which it may still compute: they say nothing about those before and after.
 _SETTLING = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Receiver:
-    """Implements ``DraftReceiver`` for one origin."""
-
-    drafting: Drafting
-    origin: Origin
-
-    def on_reply(self, reply: DraftingReply) -> None:
-        # A bad reply may cost speed, and nothing else.
-        try:
-            self.drafting.on_reply(self.origin, reply)
-        except Exception:
-            log.exception("handling a reply of %s failed; it is dropped", self.origin.name)
-
-    def on_connected(self) -> None:
-        self.drafting.on_connected(self.origin)
 
 
 class Drafting:
@@ -96,7 +79,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._experience: dict[tuple[str, str], Experience] = {}
         self.costs = DraftCosts(self._origins)
-        self._costly = CostlySources(stats.source_choices)
+        self._costly = CostlySources(stats.source_choices, stats.weighed)
         self._timed = timed
         # Passes until a source that was given up is taken to have stopped computing.
         self._settling = 0
@@ -112,7 +95,7 @@ class Drafting:
         """Start every origin's link."""
         self._now = clock()
         for origin in self._origins.values():
-            await origin.link.start(_Receiver(self, origin))
+            await origin.link.start(OriginReceiver(origin, self.on_reply, self.on_connected))
 
     async def stop(self) -> None:
         """Stop every origin's link."""
@@ -165,7 +148,7 @@ class Drafting:
             request.missed = False
             for name in set(costly(request.message.plan)).intersection(request.sources):
                 request.sources = tuple(each for each in request.sources if each != name)
-                request.note_switch(f"without {name}: plain decoding was faster for a while")
+                request.switches.note(request.generated, f"without {name}: plain decoding was faster for a while")
             for origin in self._origins.values():
                 if origin.serves(request.sources) and origin.name not in request.mailboxes:
                     self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
@@ -315,6 +298,7 @@ class Drafting:
     def close(self, request: LiveRequest) -> None:
         """Close the request's sessions at its origins."""
         self._costly.end(request)
+        self._stats.count_named(request.switches.sources, request.switches.steps, request.switches.undrafted)
         self._missed.pop(request.id, None)
         self._features.drop(request.id)
         for origin, mailbox in self._of(request):

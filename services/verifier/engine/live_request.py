@@ -15,6 +15,7 @@ from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.engine.observed import NOTHING, Observes, observed_by
 from services.verifier.engine.prompt_scores import PromptScores
+from services.verifier.engine.switches import Switches
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamSpec, TokenRule
@@ -52,6 +53,7 @@ class LiveRequest:
         by_paper: every step waits for its drafts and checks all of them, whatever that costs.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
+        switches: which drafts it went without, and why.
         missed: an origin has not heard of it, because nobody may draft now.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
@@ -69,11 +71,11 @@ class LiveRequest:
 
     # Each step reads most of them, for each request: Python finds so many attributes faster in slots.
     __slots__ = (
-        "_chosen", "_observes", "_prompt_length", "_room", "_stop_ids", "_streams", "_switches", "_words", "admitted",
+        "_chosen", "_observes", "_prompt_length", "_room", "_stop_ids", "_streams", "_words", "admitted",
         "again", "by_paper", "cached", "closed", "computed", "ended", "events", "grammar", "id", "in_pass", "mailboxes",
         "max_nodes", "message", "missed", "observed", "plain", "prefixes", "queue_s", "repetition", "room", "rule",
-        "scores", "sources", "speculates", "submitted_at", "successor", "tenant", "tokens", "told", "used", "void",
-        "waited_since", "without_streams",
+        "scores", "sources", "speculates", "submitted_at", "successor", "switches", "tenant", "tokens", "told", "used",
+        "void", "waited_since", "without_streams",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +108,7 @@ class LiveRequest:
         self.speculates = message.plan.speculates
         self.sources = message.plan.sources if self.speculates else ()
         self.used: dict[str, Use] = {}
-        self._switches: list[str] = []
+        self.switches = Switches()
         self.mailboxes: dict[str, Mailbox] = {}
         self.missed = False
         self.waited_since: tuple[float, float] | None = None
@@ -201,17 +203,6 @@ class LiveRequest:
         if self._observes is None or self._observes[0] is not self.sources:
             self._observes = self.sources, observed_by(self.message.plan, self.sources, self.streams)
         return self._observes[1]
-
-    def note_switch(self, what: str) -> None:
-        """Note that other sources draft for it from now on, and why."""
-        self._switches.append(f"after {self.generated} tokens {what}")
-
-    def take_switches(self) -> tuple[str, ...]:
-        """What was noted since the last call."""
-        if not self._switches:
-            return ()
-        noted, self._switches = tuple(self._switches), []
-        return noted
 
     @property
     def undrafted(self) -> bool:

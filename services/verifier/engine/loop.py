@@ -97,7 +97,7 @@ class DecodingLoop:
         self.hold = Hold(self._wake.set)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
-        self._timed = timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
+        timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
@@ -225,8 +225,7 @@ class DecodingLoop:
             vocab_size=self._target.vocab_size,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
-            # Where time does not count, all are drafted for like that.
-            by_paper=message.plan.by_paper and self._timed,
+            by_paper=message.plan.by_paper,
             grammar=grammar,
             streams=self._target.streams(message.plan.observe_layers),
         )

@@ -276,6 +276,15 @@ class Mailbox:
         there = [found.draft.group for found in self.find(tokens) if not found.late]
         return {group: at for group in self._groups if group not in there}
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups whose drafts are expected; an empty name stands for those of an origin that has named none."""
+        return self._groups
+
+    def refused(self, length: int) -> bool:
+        """Whether the origin has said that no draft will come for the prefix of ``length`` tokens."""
+        return self._none_for == length
+
     def _regroup(self) -> None:
         self._groups = tuple({**dict.fromkeys(self._worth), **dict.fromkeys(self._opened_for)}) or ("",)
 

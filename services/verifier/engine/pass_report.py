@@ -26,6 +26,8 @@ class PassFigures:
 def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
     """What a pass brought to its request, which it tells only once."""
     request, tree = part.request, part.tree
+    if verdict.finish_reason is not None:
+        request.switches.end(request.generated)
     return _make_progress(
         token_ids=verdict.committed,
         queue_s=request.queue_s,
@@ -34,7 +36,7 @@ def progress_of(part: Part, verdict: Verdict, figures: PassFigures) -> Progress:
         accepted_sources=tuple([tree.sources[node] for node in verdict.accepted_path]) if verdict.accepted_path else (),
         logprobs=verdict.logprobs,
         prompt_logprobs=request.scores.take() if request.scores.wanted else (),
-        switches=request.take_switches(),
+        switches=request.switches.take(),
         saved_s=part.saved_s,
         arithmetic="" if request.told else figures.arithmetic,
         restarted=request.void and not request.told,

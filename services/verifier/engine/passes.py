@@ -153,6 +153,9 @@ def _whole(parts: Sequence[Part], budget: Budget, load: Load, named: NamedShare 
         return whole
     cost_s = budget.seconds(load.plus(rows)) - budget.seconds(load)
     if cost_s > named.left_s:
+        for part, kept in zip(parts, whole, strict=True):
+            if kept and part.drafted.tokens:
+                part.request.switches.without_all(part.request.generated, "share")
         return [False] * len(parts)
     # There is no cost where time does not count.
     named.spend(0.0 if math.isnan(cost_s) else cost_s)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from services.verifier.engine.switches import Why
 from speculation.messages import Draft
 from speculation.types import TokenTree, Verdict
 
@@ -95,6 +96,10 @@ class LoopStats:
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
+        weighed: sums over the "times" that a costly source was left out: what it "brings", in extra tokens for each other
+            one, and what it "costs", as a share of a step.
+        named: of requests by their paper's rule, for each source: "answers" and "steps" for which it was to draft, "answers
+            without", in which it did not always, and the steps in which it did not, by reason.
         saved_s: seconds by which tokens came sooner than by plain decoding, less those by which they came later.
         rows: rows of all passes, without stream rows.
         stream_rows: stream rows, each counted as the share of the layers that it goes through.
@@ -117,6 +122,8 @@ class LoopStats:
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     probes_by_source: dict[str, int] = field(default_factory=dict)
     source_choices: dict[str, dict[str, int]] = field(default_factory=dict)
+    weighed: dict[str, dict[str, float]] = field(default_factory=dict)
+    named: dict[str, dict[str, int]] = field(default_factory=dict)
     saved_s: float = 0.0
     rows: int = 0
     stream_rows: float = 0.0
@@ -130,6 +137,21 @@ class LoopStats:
         self.drafts_used += 1
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
+
+    def count_named(self, sources: Sequence[str], steps: int, undrafted: Mapping[tuple[str, Why], int]) -> None:
+        """Count the steps of an answer by its paper's rule.
+
+        Args:
+            sources: that were to draft for it.
+            steps: that were to have a draft of each.
+            undrafted: those that went without, by source and reason.
+        """
+        for source in sources if steps else ():
+            reasons = self.named.setdefault(source, {"answers": 0, "steps": 0, "answers without": 0})
+            found = {why: count for (name, why), count in undrafted.items() if name == source}
+            counted: dict[str, int] = {"answers": 1, "steps": steps, "answers without": int(bool(found))}
+            for name, count in (*counted.items(), *found.items()):
+                reasons[name] = reasons.get(name, 0) + count
 
     def count_rows(self, rows: int, stream_rows: float, observed: int) -> None:
         """Count the rows of one pass; all as in the attributes."""

@@ -20,6 +20,7 @@ from services.api.messages import (
     ChatOptions,
     ClientRequest,
     Completion,
+    HowAsked,
     RequestedSampling,
     RouterPort,
     TextChunk,
@@ -100,14 +101,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
     ]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
-    how = replace(
-        base.how,
-        streams=asked.stream is not None,
-        choices=asked.n,
-        metadata=asked.metadata,
-        system_prompt=system_prompt_of(asked.inputs[0]) if chats else "",
-        tools=bool(asked.chat.tools),
-    )
+    how = _how_asked(base.how, asked, chats=chats)
     requests, thinking = [], []
     for ids in prompts:
         siblings = secrets.token_hex(_SIBLINGS_BYTES) if asked.n > 1 else ""
@@ -123,6 +117,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
                 sampling=replace(sampling, seed=(seed + choice) % 2**64),
                 model=asked.model,
                 strategy=asked.strategy,
+                sources=asked.sources,
                 num_speculative_tokens=asked.num_speculative_tokens,
                 acceptance=asked.acceptance,
                 effort=asked.effort,
@@ -150,6 +145,17 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest, *, stri
         echoed=tuple(echoed),
         ignored=ignored,
         thinking=tuple(thinking),
+    )
+
+
+def _how_asked(base: HowAsked, asked: Asked, *, chats: bool) -> HowAsked:
+    return replace(
+        base,
+        streams=asked.stream is not None,
+        choices=asked.n,
+        metadata=asked.metadata,
+        system_prompt=system_prompt_of(asked.inputs[0]) if chats else "",
+        tools=bool(asked.chat.tools),
     )
 
 

@@ -53,6 +53,7 @@ class Asked:
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
     effort: Effort | None = None
+    sources: tuple[str, ...] | None = None
     drafter: str | None = None
     group: str = ""
     report: Report = "none"

@@ -137,22 +137,23 @@ def read_speculation(fields: Fields) -> dict[str, Any]:
         return {}
     given = {
         "strategy": below.text("strategy"),
+        "sources": _names(below, "sources", "a list of sources' names"),
         "num_speculative_tokens": below.whole("num_speculative_tokens"),
         "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance")),
         "effort": cast(Effort | None, below.one_of("effort")),
         "drafter": below.text("drafter"),
         "group": below.text("group"),
         "report": cast(Report | None, below.one_of("report")),
-        "compare": _compared(below),
+        "compare": _names(below, "compare", "a list of strategies' names"),
     }
     below.end()
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _compared(fields: Fields) -> tuple[str, ...] | None:
-    names = fields.listed("compare")
+def _names(fields: Fields, field: str, allowed: str) -> tuple[str, ...] | None:
+    names = fields.listed(field)
     if names is not None and not all(isinstance(name, str) for name in names):
-        raise fields.refuse("compare", names, "a list of strategies' names", "invalid_type")
+        raise fields.refuse(field, names, allowed, "invalid_type")
     return None if names is None else tuple(names)
 
 

@@ -141,10 +141,9 @@ class Record:
         self.learn(use, kind)
         self.trials -= use.trial
 
-    def why(self, kind: _Kind, requests: int, others_s: float = 0.0) -> str:
-        """Its gain and cost, for the answer's report."""
-        more, slower = self.brought(kind).share(self._all), self._slower(requests, others_s) - 1.0
-        return f"{100 * more:.0f} % more tokens, steps {100 * slower:.0f} % longer"
+    def weighed(self, kind: _Kind, requests: int, others_s: float = 0.0) -> tuple[float, float]:
+        """Its gain and cost: extra tokens that it brings for each other one, and by which share it makes steps longer."""
+        return self.brought(kind).share(self._all), self._slower(requests, others_s) - 1.0
 
 
 class CostlySources:
@@ -152,10 +151,12 @@ class CostlySources:
 
     Args:
         choices: counts its decisions, by source and reason.
+        weighed: sums of what was expected of sources when they were left out, as in ``LoopStats``.
     """
 
-    def __init__(self, choices: dict[str, dict[str, int]]) -> None:
+    def __init__(self, choices: dict[str, dict[str, int]], weighed: dict[str, dict[str, float]]) -> None:
         self._choices = choices
+        self._weighed = weighed
         self._records: dict[str, Record] = {}
 
     def begin(self, request: LiveRequest, requests: int, now: float) -> None:
@@ -264,7 +265,12 @@ class CostlySources:
         self._count(name, reason)
         request.sources = tuple(each for each in request.sources if each != name)
         others_s = self._cost_s(request.used, without=name)
-        request.note_switch(f"without {name}: {self._records[name].why(_kind(request, name), requests, others_s)}")
+        brings, costs = self._records[name].weighed(_kind(request, name), requests, others_s)
+        sums = self._weighed.setdefault(name, {"times": 0, "brings": 0.0, "costs": 0.0})
+        for what, share in (("times", 1), ("brings", brings), ("costs", costs)):
+            sums[what] += share
+        why = f"{100 * brings:.0f} % more tokens, steps {100 * costs:.0f} % longer"
+        request.switches.note(request.generated, f"without {name}: {why}")
 
 
 def costly(plan: Plan) -> tuple[str, ...]:

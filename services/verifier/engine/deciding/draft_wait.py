@@ -14,10 +14,12 @@ from operator import attrgetter
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.named_share import NamedShare
+from services.verifier.engine.deciding.undrafted import note_undrafted
 from services.verifier.engine.deciding.waiting import Missing, Waiting, best_wait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
+from services.verifier.engine.switches import Why
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.tree import follow
@@ -63,13 +65,16 @@ class DraftWait:
         ]
         if not drafted:
             self._waiting.pass_begins(self._budget.seconds(load))
+            note_undrafted(batch, self._drafting, "deadline")
             return
         named = [request for request in drafted if request.by_paper]
         alone = all(request.by_paper for request in batch)
         if not alone and not self._drafting.quiet:
             await self._while_it_pays(batch, drafted, load, meanwhile)
+        cut: Why = "deadline"
         if named:
-            await self._for_named(batch, named, load, meanwhile, alone=alone)
+            cut = await self._for_named(batch, named, load, meanwhile, alone=alone)
+        note_undrafted(batch, self._drafting, cut)
 
     async def _for_named(
         self,
@@ -79,7 +84,8 @@ class DraftWait:
         meanwhile: Callable[[], None],
         *,
         alone: bool,
-    ) -> None:
+    ) -> Why:
+        """Returns what ends the wait for drafts that are still missing."""
         most_s = self._most_named_s if alone else min(self._most_named_s, self._named.left_s)
         missing = self._missing(named, load)
         if alone:
@@ -93,6 +99,7 @@ class DraftWait:
             if not alone:
                 self._named.spend(now() - began)
         self._count(named, pays=True)
+        return "deadline" if most_s == self._most_named_s else "share"
 
     async def _while_it_pays(
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]

@@ -37,6 +37,11 @@ class Speculation(Declared):
     """How the answer is drafted, and what it tells of that."""
 
     strategy: str | None = Field(None, max_length=64, description="one of the model's strategies")
+    sources: list[str] | None = Field(
+        None,
+        description=f"1 to {limits.MAX_LISTED_SOURCES} sources that draft, in place of a strategy: one tree from exactly "
+        "these, as blend makes it",
+    )
     num_speculative_tokens: Whole | None = Field(
         None, ge=0, le=limits.MAX_TREE_NODES, description="most drafted tokens to check in one pass; 0: plain decoding"
     )
