@@ -255,7 +255,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained=router_drafters(settings, draft_models(settings, model)),
     )
     check_default(strategy)
-    learning = filled(LearningConfig, router, alone=router.most == 1)
+    learning = filled(LearningConfig, router, alone=router.most == 1, scope="\n".join(names_of(settings, model)))
     if learning.on:
         check_learning(learning, strategy)
     config = filled(

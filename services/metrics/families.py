@@ -82,6 +82,12 @@ _ROUTER = (
         "strategy",
     ),
     _counter(
+        "router_learning_exchanges_total",
+        "Exchanges of what routers have learnt through Redis, by how they ended (ok, failed).",
+        "outcome",
+    ),
+    _counter("router_learning_damaged_total", "Sheets of learnt costs in Redis that were damaged, and written anew."),
+    _counter(
         "router_learning_replays_total",
         "Answers that the router had replayed to learn from, by whether that told something (learnt, unknown).",
         "outcome",

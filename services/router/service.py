@@ -176,9 +176,9 @@ class RouterService:
         ]
 
     async def forget(self, tenant: str) -> None:
-        if self._learning is not None:
-            self._learning.forget(tenant)
         await self._verifier.forget(tenant)
+        if self._learning is not None:
+            await self._learning.forget(tenant)
 
     async def stop(self) -> None:
         """End what runs beside requests. Requests are answered all the same."""

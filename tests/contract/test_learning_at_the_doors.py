@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import outrider
+from cli.main import app
 from services.router.learning.contexts import Context
 from services.router.learning.learning import Learning
 from services.router.service import RouterService
@@ -19,6 +22,7 @@ COPIED = "the quick brown fox jumps over the lazy dog, " * 12
 ASKED: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "seed": 3, "allowed_token_ids": [40, 41, 42, 43]}
 # An answer's time pays for its replay; on a busy machine that must not be left to chance.
 ENOUGH_S = 1000.0
+NAMED = {"speculation": {"strategy": "suffix"}}
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +111,15 @@ def test_a_tenant_is_forgotten(service: HttpService, learning: Learning) -> None
     prefer(learning, "suffix")
     service.run(service.pipeline.router.forget(""))
     assert not learning.counts.sheet("") and learning.counts.everybody
+
+
+@pytest.mark.parametrize(("body", "said_by"), [({}, "router.learning, while serving"), (NAMED, "the request")])
+def test_a_plan_says_that_the_strategy_is_learnt(
+    tiny_model: Path, tmp_path: Path, body: dict[str, Any], said_by: str
+) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"prompt": "fox", **body}))
+    command = ["plan", "--model", str(tiny_model), "--set", "router.learning=on", "--explain", str(request), "--json"]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout)["said_by"]["strategy"].startswith(said_by)

@@ -122,7 +122,7 @@ def test_costs_of_two_routers_are_those_of_one() -> None:
     for number in range(20):
         for cost in ((one, two)[number % 2], both):
             cost.learn(50.0 + number, 100.0)
-    one.merge(two.numbers)
+    one.add_cost(two)
     assert one.numbers == pytest.approx(both.numbers)
 
 
@@ -321,7 +321,7 @@ async def test_a_forgotten_tenants_replay_teaches_nothing() -> None:
     chosen = learning.choose(REQUEST, FACTS, NEW)
     assert chosen is not None
     learning.answered(chosen, sent(), range(TOKENS), SpeculationStats(num_spec_steps=9), 1000.0)
-    learning.forget("acme")
+    await learning.forget("acme")
     await learning.spare.settle()
     assert "acme" not in learning.counts._tenants and len(verifier.asked) == 2
 
@@ -338,6 +338,7 @@ def test_several_routers_without_redis_tell_no_tenants_apart() -> None:
         (ON, StrategyConfig(strategy="suffix"), "router.learning"),
         (ON, StrategyConfig(acceptance="rejection"), "router.learning"),
         (ON, StrategyConfig(effort="paper"), "router.learning"),
+        (LearningConfig(on=True, redis_password="words"), STRATEGY, "router.learning_redis_password"),
         (LearningConfig(on=True, strategies=("magic",)), STRATEGY, "router.learning_strategies"),
         (LearningConfig(on=True, strategies=("rest",)), STRATEGY, "router.learning_strategies"),
         (LearningConfig(on=True, strategies=("eagle",)), STRATEGY, "router.learning_strategies"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from speculation.estimators import Ratio
@@ -48,8 +47,15 @@ class ComparedCost(Ratio):
 
     def learn(self, own: float, auto: float) -> None:
         """Add an answer, both in plain steps."""
-        self.fade(MEMORY, auto)
-        self.merge((own, auto, own * own, own * auto, auto * auto))
+        self.add_cost(cost_of(own, auto))
+
+    def add_cost(self, other: ComparedCost) -> None:
+        """Add what another one has of other answers; the old ones fade for them."""
+        self.fade(MEMORY, other.whole)
+        self.add(other.part, other.whole)
+        self.own_squares += other.own_squares
+        self.products += other.products
+        self.auto_squares += other.auto_squares
 
     def keep(self, share: float) -> None:
         """Let all sums fade to a share of what they were."""
@@ -57,14 +63,6 @@ class ComparedCost(Ratio):
         self.own_squares *= share
         self.products *= share
         self.auto_squares *= share
-
-    def merge(self, numbers: Sequence[float]) -> None:
-        """Add sums, as ``numbers`` gives them."""
-        own, auto, own_squares, products, auto_squares = numbers
-        self.add(own, auto)
-        self.own_squares += own_squares
-        self.products += products
-        self.auto_squares += auto_squares
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -80,3 +78,8 @@ class ComparedCost(Ratio):
         scatter = max(0.0, self.own_squares - 2 * cost * self.products + cost * cost * self.auto_squares)
         error = math.sqrt(scatter + (PRIOR * assumed.error) ** 2) / (self.whole + PRIOR)
         return Estimate(cost, error)
+
+
+def cost_of(own: float, auto: float) -> ComparedCost:
+    """The cost of one answer, both in plain steps."""
+    return ComparedCost(own, auto, own * own, own * auto, auto * auto)

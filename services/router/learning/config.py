@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from services.settings import Setting
@@ -17,6 +17,7 @@ class LearningConfig:
 
     Attributes:
         alone: there is no other router of this service.
+        scope: what is learnt of, such as the model: what is learnt of another one is kept apart.
     """
 
     on: Annotated[
@@ -35,4 +36,21 @@ class LearningConfig:
             name="learning_strategies",
         ),
     ] = ()
+    redis_url: Annotated[
+        str | None,
+        Setting(
+            "redis:// or rediss:// URL through which routers share what they have learnt, numbers and no texts; null: each "
+            "learns alone, and where there are several, without telling tenants apart",
+            name="learning_redis_url",
+        ),
+    ] = field(default=None, repr=False)
+    redis_password: Annotated[
+        str | None,
+        Setting(
+            "password of that Redis, where the URL holds none; to be set in the environment or a file alone",
+            name="learning_redis_password",
+            secret=True,
+        ),
+    ] = field(default=None, repr=False)
     alone: bool = True
+    scope: str = ""

@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from services.router.learning.compared_cost import APART, ComparedCost, Estimate
+from services.router.learning.compared_cost import APART, ComparedCost, Estimate, cost_of
 from services.router.learning.contexts import ANY, Context
 
 # Of tenants, the ones that have asked last.
@@ -44,8 +44,7 @@ class Counts:
     def learn(self, context: Context, costs: Costs) -> None:
         """Add an answer."""
         for sheet, kind in self._above(context):
-            for strategy, (own, auto) in costs.items():
-                sheet.setdefault(kind, {}).setdefault(strategy, ComparedCost()).learn(own, auto)
+            add_sheet(sheet, {kind: {name: cost_of(own, auto) for name, (own, auto) in costs.items()}})
 
     def estimate(self, context: Context, strategy: str) -> Estimate:
         """What a strategy costs in a context, as a share of what ``auto`` does; 1 before anything is known."""
@@ -59,6 +58,20 @@ class Counts:
         """Delete a tenant's own costs."""
         self._tenants.pop(tenant, None)
 
+    def put(self, tenant: str | None, sheet: Sheet | None) -> None:
+        """Replace a tenant's costs, or everybody's (None). Without a sheet they are deleted."""
+        if tenant is None:
+            self.everybody = sheet or {}
+        elif sheet is None:
+            self.forget(tenant)
+        else:
+            self.sheet(tenant).clear()
+            self.sheet(tenant).update(sheet)
+
+    def of(self, tenant: str | None) -> Sheet:
+        """A tenant's costs, or everybody's (None); empty: there are none."""
+        return self.everybody if tenant is None else self._tenants.get(tenant, {})
+
     def _above(self, context: Context) -> tuple[tuple[Sheet, str], ...]:
         """Where a context's answers are counted, from the widest to its own."""
         return (self.everybody, ANY), (self.everybody, context.kind), (self.sheet(context.tenant), context.kind)
@@ -66,3 +79,11 @@ class Counts:
 
 # Never added to.
 _NOTHING = ComparedCost()
+
+
+def add_sheet(sheet: Sheet, more: Sheet) -> Sheet:
+    """Add the costs of ``more`` to a sheet, whose old ones fade for them; the sheet."""
+    for kind, costs in more.items():
+        for strategy, cost in costs.items():
+            sheet.setdefault(kind, {}).setdefault(strategy, ComparedCost()).add_cost(cost)
+    return sheet

@@ -13,6 +13,7 @@ from services.router.learning.choice import LearntChoice, choose, why_left
 from services.router.learning.config import USUAL, LearningConfig
 from services.router.learning.contexts import Context, context_of
 from services.router.learning.counts import Costs, Counts
+from services.router.learning.shared_counts import SharedCounts
 from services.router.learning.spare_time import SpareTime
 from services.router.rules.facts import Facts
 from services.router.strategies import StrategyConfig, make_plan, served
@@ -49,7 +50,8 @@ class Learning:
         strategy: the router's.
 
     Raises:
-        ConfigurationError: a strategy is not served or cannot be replayed, or the settings leave nothing to choose.
+        ConfigurationError: a strategy is not served or cannot be replayed, the settings leave nothing to choose, or the URL
+            of Redis is malformed.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Learning:
         self.spare = SpareTime(verifier)
         # Requests are planned in threads.
         self._lock = threading.Lock()
+        self._shared = _shared(config, self.counts, self._lock, metrics)
         self._forgotten = 0
 
     def choose(self, request: ClientRequest, facts: Facts, prompt: Sequence[int]) -> Chosen | None:
@@ -76,11 +79,13 @@ class Learning:
         if why_left(request, facts, config):
             return None
         context = context_of(prompt, facts)
-        if not self._config.alone:
+        if not self._config.alone and self._shared is None:
             # Other routers could not be told to forget a tenant.
             context = replace(context, tenant="")
         with self._lock:
             choice = choose(self.counts, context, self._names, facts.open_requests)
+            if self._shared is not None:
+                self._shared.asked(context)
         self._choices.add(1, choice.strategy)
         named = request if choice.strategy == AUTO else replace(request, strategy=choice.strategy, effort="measured")
         return Chosen(context=context, choice=choice, plan=make_plan(named, config), request=request)
@@ -95,6 +100,8 @@ class Learning:
             stats: of its passes.
             answer_s: seconds that it took.
         """
+        if self._shared is not None:
+            self._shared.begin()
         self.spare.earn(answer_s)
         if len(answer) < _FEWEST or not self.spare.free:
             return
@@ -108,15 +115,23 @@ class Learning:
 
         self.spare.begin(replayed)
 
-    def forget(self, tenant: str) -> None:
-        """Delete what is known of a tenant. An answer that is being replayed teaches nothing: it may be one of it."""
+    async def forget(self, tenant: str) -> None:
+        """Delete what is known of a tenant. An answer that is being replayed teaches nothing: it may be one of it.
+
+        Raises:
+            Unavailable: costs are shared, and cannot be reached; here they are deleted.
+        """
         self._forgotten += 1
         with self._lock:
             self.counts.forget(tenant)
+        if self._shared is not None:
+            await self._shared.forget(tenant)
 
     async def stop(self) -> None:
-        """Begin no more, and end what is under way."""
+        """End what is under way."""
         await self.spare.stop()
+        if self._shared is not None:
+            await self._shared.close()
 
     async def _replayed(self, request: ClientRequest, done: GenerationRequest) -> dict[str, ReplayedAnswer]:
         """An answer under every strategy that there is a choice of.
@@ -134,7 +149,19 @@ class Learning:
             usual = self.counts.estimate(context, AUTO).cost
             if costs := costs_of(found, tokens, passes, usual):
                 self.counts.learn(context, costs)
+                if self._shared is not None:
+                    self._shared.learn(context, costs)
         self._replays.add(1, "learnt" if costs else "unknown")
+
+
+def _shared(config: LearningConfig, counts: Counts, lock: threading.Lock, metrics: Metrics) -> SharedCounts | None:
+    """The exchange with other routers; None: they share nothing."""
+    if config.redis_url is None:
+        return None
+    # Who shares nothing starts without the client of Redis.
+    from services.router.learning.counts_in_redis import CountsInRedis
+
+    return SharedCounts(counts, CountsInRedis(config.redis_url, config.scope, config.redis_password), lock, metrics)
 
 
 def costs_of(found: Mapping[str, ReplayedAnswer], tokens: int, passes: int | None, usual: float) -> Costs:
@@ -166,8 +193,8 @@ def check_learning(config: LearningConfig, strategy: StrategyConfig) -> None:
     """Check at start that there is something to choose.
 
     Raises:
-        ConfigurationError: a strategy is not served or cannot be replayed, there are too many, or the router's settings say
-            themselves how requests are drafted.
+        ConfigurationError: a strategy is not served or cannot be replayed, there are too many, the router's settings say
+            themselves how requests are drafted, or a password is for no Redis.
     """
     if strategy.strategy != AUTO or strategy.acceptance != "walk" or strategy.effort == "paper":
         raise ConfigurationError(
@@ -175,6 +202,13 @@ def check_learning(config: LearningConfig, strategy: StrategyConfig) -> None:
             field="router.learning",
             value="true",
             given="but router.strategy, router.acceptance or router.effort leave nothing to choose",
+        )
+    if config.redis_password is not None and config.redis_url is None:
+        raise ConfigurationError(
+            "set both or neither",
+            field="router.learning_redis_password",
+            value="set",
+            given="but not router.learning_redis_url",
         )
     asked = ClientRequest(input="", sampling=RequestedSampling(), compare=_compared(config.strategies))
     try:
