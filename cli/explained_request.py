@@ -24,6 +24,7 @@ from services.api.http.openai.generation import prepare
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.model_files.folder import reading, text_config
 from services.router.config import RouterConfig
+from services.router.learning.choice import why_left
 from services.router.rules.facts import Facts
 from services.router.rules.first_match import TriedRule, planned, tried_rules
 from services.router.rules.rule_book import rules_of
@@ -36,6 +37,7 @@ from speculation.types import Plan, SamplingDefaults
 
 _CALL = "tenant=NAME, key=NAME, header.NAME=VALUE, open_requests=NUMBER or time=2026-11-25T23:30+01:00"
 _FIELDS = ("sources", "strategy", "num_speculative_tokens", "effort", "drafter")
+_LEARNT = "router.learning, while serving; auto until another is surely faster"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +117,8 @@ def explain(settings: Settings, file: Path, call: Sequence[str]) -> Explanation:
     if said_by["sources"] != "the strategy":
         # A list of sources is a blend.
         said_by["strategy"] = said_by["sources"]
+    if config.learning.on and not name and not why_left(request, facts, strategy):
+        said_by |= dict.fromkeys(("strategy", "effort"), _LEARNT)
     drafter = rule.applied(request).drafter if rule is not None else request.drafter
     passed = tuple(tried_rules(rules, request, facts, strategy))
     return Explanation(passed=passed, plan=plan, drafter=drafter, said_by=said_by)

@@ -83,13 +83,16 @@ async def in_process(
         if retrieval is not None:
             await retrieval.start()
         await verifier.start()
-        yield Pipeline(
-            drafter=drafter,
-            retrieval=retrieval,
-            verifier=verifier,
-            router=observing.router(router, model.name),
-            observing=observing,
-        )
+        try:
+            yield Pipeline(
+                drafter=drafter,
+                retrieval=retrieval,
+                verifier=verifier,
+                router=observing.router(router, model.name),
+                observing=observing,
+            )
+        finally:
+            await router.stop()
     finally:
         await verifier.stop()
         await drafter.stop()

@@ -26,6 +26,8 @@ from services.drafter.config import DrafterConfig, SuffixConfig
 from services.model_files.folder import known_tokenizer, read_json, text_config
 from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
+from services.router.learning.config import LearningConfig
+from services.router.learning.learning import check_learning
 from services.router.rules.rule_book import rules_of
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
@@ -253,6 +255,9 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained=router_drafters(settings, draft_models(settings, model)),
     )
     check_default(strategy)
+    learning = filled(LearningConfig, router, alone=router.most == 1, scope="\n".join(names_of(settings, model)))
+    if learning.on:
+        check_learning(learning, strategy)
     config = filled(
         RouterConfig,
         router,
@@ -263,6 +268,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         names=names_of(settings, model),
         loads_adapters=bool(settings.verifier.lora_folders),
         tokenizer=known_tokenizer(model.path) if settings.router.verifiers else "",
+        learning=learning,
     )
     rules_of(config)
     return config

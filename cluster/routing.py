@@ -40,6 +40,7 @@ async def routing(settings: Settings, model: ResolvedModel) -> AsyncIterator[Rou
     try:
         yield Routing(router=observing.router(router, model.name), observing=observing)
     finally:
+        await router.stop()
         for link in links:
             await link.close()
         await observing.stop()

@@ -43,6 +43,7 @@ OWN = (
     "server.keys_file",
     "server.ops_host",
     "server.ops_port",
+    "router.learning_redis_password",
     "server.stored_responses_redis_password",
     "server.tls_certificate",
     "server.tls_key",

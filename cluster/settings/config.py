@@ -31,6 +31,7 @@ _SECRETS = {
     "internal_token": f"{_PREFIX}INTERNAL_TOKEN, or internal_token_file",
     "retrieval.redis_password": f"{_PREFIX}RETRIEVAL__REDIS_PASSWORD",
     "retrieval.answers_key": f"{_PREFIX}RETRIEVAL__ANSWERS_KEY",
+    "router.learning_redis_password": f"{_PREFIX}ROUTER__LEARNING_REDIS_PASSWORD",
     "server.stored_responses_redis_password": f"{_PREFIX}SERVER__STORED_RESPONSES_REDIS_PASSWORD",
 }
 

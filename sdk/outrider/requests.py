@@ -320,6 +320,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
             switches=tuple(spec.switches),
             seconds_saved=spec.seconds_saved,
             rule=spec.rule,
+            learnt=spec.learnt,
         ),
         timing=Timing(
             queue_s=timing.queue_s,

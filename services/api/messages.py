@@ -271,6 +271,7 @@ class Completion:
     ``stop`` is the stop string or stop token that ended it, if one did. ``cached_tokens`` of the prompt had been computed
     for an earlier request. ``predicted_tokens``: how many the request's prediction has. ``arithmetic`` as in ``ModelCard``.
     ``rule``: the name of the router's rule that chose how it was drafted; empty: none did.
+    ``learnt``: why the router chose its strategy by what it has learnt; empty: it did not choose.
     """
 
     request_id: str
@@ -284,19 +285,21 @@ class Completion:
     model: str
     strategy: str
     rule: str = ""
+    learnt: str = ""
     arithmetic: str = ""
     stats: SpeculationStats
     timing: Timing
     comparisons: tuple[ComparedStrategy, ...] = ()
 
 
-def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "") -> dict[str, Any]:
-    """How an answer was decoded, by the names of vLLM's metrics; with ``rule``, where one chose the strategy."""
+def decoding_figures(strategy: str, stats: SpeculationStats, rule: str = "", learnt: str = "") -> dict[str, Any]:
+    """How an answer was decoded, by vLLM's names; with ``rule`` or ``learnt``, where one chose the strategy."""
     names = (
         "mean_acceptance_length", "draft_acceptance_rate", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
         "acceptance_histogram", "accepted_by_source", "switches", "seconds_saved",
     )  # fmt: skip
-    chosen = {"strategy": strategy} | ({"rule": rule} if rule else {})
+    said = {name: value for name, value in (("rule", rule), ("learnt", learnt)) if value}
+    chosen = {"strategy": strategy} | said
     return chosen | {name: getattr(stats, name) for name in names}
 
 

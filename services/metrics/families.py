@@ -77,6 +77,22 @@ _ROUTER = (
         "router_rules_matched_total", "Planned requests by the rule that chose how they are drafted; none: none did.", "rule"
     ),
     _counter(
+        "router_learning_choices_total",
+        "Requests whose strategy the router chose by what it has learnt, by strategy.",
+        "strategy",
+    ),
+    _counter(
+        "router_learning_exchanges_total",
+        "Exchanges of what routers have learnt through Redis, by how they ended (ok, failed).",
+        "outcome",
+    ),
+    _counter("router_learning_damaged_total", "Sheets of learnt costs in Redis that were damaged, and written anew."),
+    _counter(
+        "router_learning_replays_total",
+        "Answers that the router had replayed to learn from, by whether that told something (learnt, unknown).",
+        "outcome",
+    ),
+    _counter(
         "router_rules_reloads_total", "Changes of router.rules_file, by how reading it ended (ok, refused).", "outcome"
     ),
     _histogram("time_to_first_token_seconds", _LATENCY_S, "From a request's arrival to its first token."),

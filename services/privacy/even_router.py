@@ -76,7 +76,7 @@ class EvenRouter(PassingRouter):
         """The end, without what only the pace of decoding could tell."""
         assert completion is not None, "a router's answer ends in a completion or an error"
         timing = Timing(queue_s=0.0, time_to_first_token_s=self._privacy.interval_s, total_s=seconds)
-        return replace(completion, rule="", cached_tokens=0, stats=SpeculationStats(), timing=timing)
+        return replace(completion, rule="", learnt="", cached_tokens=0, stats=SpeculationStats(), timing=timing)
 
 
 class _Pieces:

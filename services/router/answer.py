@@ -106,8 +106,8 @@ class Answer:
         found = self._stops.push(self._detokenizer.flush())
         return found.text + self._stops.flush()
 
-    def complete(self, reason: FinishReason, model: str, rule: str = "") -> Completion:
-        """The final message of the answer, which was planned by ``rule``, if by one."""
+    def complete(self, reason: FinishReason, model: str, rule: str = "", learnt: str = "") -> Completion:
+        """The final message of the answer, which was planned by ``rule``, or for the reason ``learnt``, if so."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
         if stop is None and reason is FinishReason.STOP and self._last_token is not None:
@@ -124,6 +124,7 @@ class Answer:
             model=model,
             strategy=self._request.plan.strategy,
             rule=rule,
+            learnt=learnt,
             arithmetic=self._arithmetic,
             stats=self._stats,
             timing=Timing(

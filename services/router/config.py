@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from services.router.learning.config import LearningConfig
 from services.router.strategies import StrategyConfig
 from services.settings import Setting
 
@@ -22,6 +23,7 @@ class RouterConfig:
         thoughts: what the model thinks before it answers is told apart from the answer, where it marks it.
         loads_adapters: adapters may be loaded while serving.
         tokenizer: digest of the tokenizer, for verifiers with settings of their own; empty: they are not told.
+        learning: what is learnt of requests that nobody chooses a strategy for.
     """
 
     model_path: str
@@ -31,6 +33,7 @@ class RouterConfig:
     names: tuple[str, ...] = ()
     loads_adapters: bool = False
     tokenizer: str = ""
+    learning: LearningConfig = field(default_factory=LearningConfig)
     rules: Annotated[
         tuple[dict[str, Any], ...],
         Setting("rules that choose how requests are drafted which do not say; the first that matches counts"),

@@ -32,6 +32,7 @@ from services.router.adapter_changes import AdapterChanges
 from services.router.answer import Answer
 from services.router.comparisons import compared, plan_comparisons
 from services.router.config import RouterConfig
+from services.router.learning.learning import Chosen, Learning
 from services.router.migration import Migration, describe
 from services.router.pauses import Pauses
 from services.router.reloads import Reloads
@@ -82,6 +83,7 @@ class RouterService:
         self._card: VerifierCard | None = None
         self._described_at = 0.0
         self._rules = RuleBook(config, metrics)
+        self._learning = Learning(config.learning, config.strategy, verifier, metrics) if config.learning.on else None
         # Answers under way.
         self._open = 0
         self._adapters = AdapterChanges(verifier)
@@ -107,7 +109,7 @@ class RouterService:
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
         planned = plan_comparisons(request, self._config.strategy)
-        inner, rule = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
+        inner, rule, chosen = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
 
         def begun() -> Answer:
@@ -129,16 +131,19 @@ class RouterService:
                     answer = begun()
                     said.clear()
                 chunk = answer.add(event)
-                if planned:
+                if planned or chosen is not None:
                     said += chunk.token_ids
                 yield chunk
                 if answer.stop_string is not None:
                     break
         if rest := answer.rest():
             yield TextChunk(text=rest, token_ids=())
-        completion = answer.complete(reason, request.model or self._names(card)[0], rule)
+        learnt = "" if chosen is None else chosen.choice.why
+        completion = answer.complete(reason, request.model or self._names(card)[0], rule, learnt)
         if planned:
             completion = replace(completion, comparisons=await compared(self._verifier, inner, said, planned))
+        if chosen is not None and self._learning is not None:
+            self._learning.answered(chosen, inner, said, completion.stats, completion.timing.total_s)
         yield completion
 
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
@@ -172,6 +177,13 @@ class RouterService:
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
+        if self._learning is not None:
+            await self._learning.forget(tenant)
+
+    async def stop(self) -> None:
+        """End what runs beside requests. Requests are answered all the same."""
+        if self._learning is not None:
+            await self._learning.stop()
 
     async def load_adapter(self, name: str, folder: str) -> None:
         check_name(name, self._names(await self._describe()))
@@ -288,15 +300,19 @@ class RouterService:
         check_sampling(sampling)
         return sampling
 
-    def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str]:
-        """The request as a verifier gets it, and the name of the rule that it was planned by, if by one."""
+    def _prepare(self, request: ClientRequest, card: VerifierCard) -> tuple[GenerationRequest, str, Chosen | None]:
+        """The request as a verifier gets it, and the rule or what was learnt that it was planned by, if so."""
         names = self._names(card)
         adapter = request.model if request.model in card.adapters else None
         if request.model is not None and adapter is None and request.model not in names:
             raise NotFound("model", request.model, ", ".join((*names, *card.adapters)))
         prompt = self._encode(request)
         sampling = self._sampling(request, card, len(prompt))
-        plan, rule = self._rules.plan(request, self._facts(request, card, len(prompt), sampling))
+        facts = self._facts(request, card, len(prompt), sampling)
+        plan, rule = self._rules.plan(request, facts)
+        chosen = None if rule or self._learning is None else self._learning.choose(request, facts, prompt)
+        if chosen is not None:
+            plan = chosen.plan
         # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
         by = f" by the rule {rule}" if rule else ""
@@ -318,7 +334,7 @@ class RouterService:
             # Not more than an answer can have: the rest could not be used.
             prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
-        return made, rule
+        return made, rule, chosen
 
     def _ends(self, request: ClientRequest, sampling: SamplingParams) -> tuple[int, ...]:
         """The tokens that end the answer, besides the model's own: of a stop that names one, of a gap, and of a turn."""

@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from cluster.settings.config import load
 from retrieval_index.access import PUBLISHER, READER, keeper_rules, rules
 from services.links.tls.component_files import name_of
@@ -190,12 +192,16 @@ def test_the_indexs_redis_has_users_with_the_rules_of_the_package() -> None:
     assert callers == ["head", "drafting"]
 
 
-def test_the_password_of_stored_responses_reaches_who_builds_the_application() -> None:
-    made = templates(
-        render(EVERYTHING, {"responsesRedis": {"passwordSecretName": "responses", "passwordSecretKey": "word"}})
-    )
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("responsesRedis", "OUTRIDER_SERVER__STORED_RESPONSES_REDIS_PASSWORD"),
+        ("learningRedis", "OUTRIDER_ROUTER__LEARNING_REDIS_PASSWORD"),
+    ],
+)
+def test_the_passwords_of_routers_reach_who_builds_the_application(value: str, name: str) -> None:
+    made = templates(render(EVERYTHING, {value: {"passwordSecretName": "responses", "passwordSecretKey": "word"}}))
     told = {group: {each["name"]: each for each in pod["spec"]["containers"][0]["env"]} for group, pod in made.items()}
-    name = "OUTRIDER_SERVER__STORED_RESPONSES_REDIS_PASSWORD"
     assert told["head"][name]["valueFrom"]["secretKeyRef"] == {"name": "responses", "key": "word"}
     assert [group for group, env in told.items() if name in env] == ["head"]
 

@@ -43,7 +43,11 @@ def test_with_keys_and_tls_it_is_asked_from_outside(tmp_path: Path) -> None:
     assert "kubectl exec" not in said
 
 
-KEPT = {"indexRedis__answersSecretName": "answers", "responsesRedis__passwordSecretName": "responses"}
+KEPT = {
+    "indexRedis__answersSecretName": "answers",
+    "responsesRedis__passwordSecretName": "responses",
+    "learningRedis__passwordSecretName": "learning",
+}
 
 
 @pytest.mark.parametrize("more", [{}, KEPT], ids=["alone", "kept"])

@@ -87,6 +87,8 @@ matchExpressions:
 {{ . }} with {{ $values.indexRedis.answersSecretKey }}{{ end }}
 {{- with $values.responsesRedis.passwordSecretName }}
 {{ . }} with {{ $values.responsesRedis.passwordSecretKey }}{{ end }}
+{{- with $values.learningRedis.passwordSecretName }}
+{{ . }} with {{ $values.learningRedis.passwordSecretKey }}{{ end }}
 {{- if $values.redis.enabled }}
 {{ $values.redis.passwordSecretName }} with {{ $values.redis.passwordSecretKey }}{{ if $values.redis.index }}, {{ $values.redis.readerSecretKey }}, {{ $values.redis.publisherSecretKey }}{{ end }}{{ end }}
 {{- with $values.ray.gcsFaultTolerance }}{{ if .enabled }}{{ with .passwordSecretName }}

@@ -185,6 +185,10 @@ securityContext:
 - name: OUTRIDER_RETRIEVAL__ANSWERS_KEY
   valueFrom: {secretKeyRef: {name: {{ $root.Values.indexRedis.answersSecretName }}, key: {{ $root.Values.indexRedis.answersSecretKey }}}}
 {{- end }}
+{{- with $root.Values.learningRedis }}{{ if .passwordSecretName }}
+- name: OUTRIDER_ROUTER__LEARNING_REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .passwordSecretName }}, key: {{ .passwordSecretKey }}}}
+{{- end }}{{ end }}
 {{- with $root.Values.responsesRedis }}{{ if .passwordSecretName }}
 - name: OUTRIDER_SERVER__STORED_RESPONSES_REDIS_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ .passwordSecretName }}, key: {{ .passwordSecretKey }}}}

@@ -1011,6 +1011,7 @@ class SpeculationMetrics(_message.Message):
     SWITCHES_FIELD_NUMBER: _builtins.int
     SECONDS_SAVED_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    LEARNT_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     mean_acceptance_length: _builtins.float
     """Tokens per step, the target's own token included."""
@@ -1025,6 +1026,8 @@ class SpeculationMetrics(_message.Message):
     """
     rule: _builtins.str
     """The name of the server's rule that chose how to draft. Empty: none did, or the answer is private."""
+    learnt: _builtins.str
+    """Why the server chose the strategy by what it has learnt of such requests. Empty: it did not choose, or the answer is private."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i: steps in which exactly i drafted tokens were accepted."""
@@ -1051,10 +1054,11 @@ class SpeculationMetrics(_message.Message):
         switches: _abc.Iterable[_builtins.str] | None = ...,
         seconds_saved: _builtins.float = ...,
         rule: _builtins.str = ...,
+        learnt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "rule", b"rule", "seconds_saved", b"seconds_saved", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "learnt", b"learnt", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "rule", b"rule", "seconds_saved", b"seconds_saved", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -273,7 +273,9 @@ def _encode_completion(event: Completion) -> pb.Complete:
             cached_tokens=event.cached_tokens,
         ),
         comparisons=encode_comparisons(event.comparisons),
-        speculative_decoding=pb.SpeculationMetrics(**decoding_figures(event.strategy, event.stats, event.rule)),
+        speculative_decoding=pb.SpeculationMetrics(
+            **decoding_figures(event.strategy, event.stats, event.rule, event.learnt)
+        ),
         timing=pb.Timing(
             queue_s=timing.queue_s,
             time_to_first_token_s=timing.time_to_first_token_s,

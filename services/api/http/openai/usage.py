@@ -64,7 +64,7 @@ def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
     stats = SpeculationStats()
     for end in ended:
         _add(stats, end.stats)
-    figures = decoding_figures(ended[0].strategy, stats, ended[0].rule)
+    figures = decoding_figures(ended[0].strategy, stats, ended[0].rule, ended[0].learnt)
     if compared := [dataclasses.asdict(each) for end in ended for each in end.comparisons]:
         figures["comparisons"] = compared
     return {

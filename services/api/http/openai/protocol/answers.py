@@ -61,6 +61,7 @@ class Decoding(Answered):
     switches: list[str]
     seconds_saved: float
     rule: str | None = Field(None, description="the rule of the router that chose how to draft")
+    learnt: str | None = Field(None, description="why the router chose the strategy by what it has learnt of such requests")
     comparisons: list[ComparedStrategy] | None = None
 
 
