@@ -27,7 +27,9 @@ from speculation.ports import DraftLink
 from speculation.sources import STRATEGIES
 from speculation.types import FinishReason, Plan
 from tests.answer_forms import FORMS
+from tests.doors import Question, over_chat, over_grpc
 from tests.fakes import PLAIN, collect, origin, request
+from tests.http_service import http_served
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import KINDS, make_hybrid
 from tests.lossless.test_stages import ask, served
@@ -178,3 +180,14 @@ async def test_two_stages_of_which_one_is_killed(tmp_path: Path, monkeypatch: py
             await asyncio.sleep(0.005)
         os.kill(children[-1].pid, signal.SIGKILL)
         assert await asyncio.gather(*asked) == wanted
+
+
+def test_choices_are_answers_of_their_own(folder: Path) -> None:
+    """Several answers to one prompt begin at its kept state, and are those of single requests with their seeds."""
+    fox = {"role": "user", "content": "the lazy fox " * 12}
+    question = Question(conversation=(fox,), sampling={"max_tokens": ANSWER, "ignore_eos": True, "seed": 11}, choices=3)
+    with http_served(folder, "verifier.mamba_block_size=64") as service:
+        wanted = over_grpc(service, question, False)
+        assert len({told.tokens for told in wanted}) == 3
+        assert [told.tokens for told in over_chat(service, question, True)] == [told.tokens for told in wanted]
+        assert service.pipeline.verifier.loop.stats.prompt_tokens_cached > 0
