@@ -109,7 +109,7 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
     else:
         splits, count, kind = split(settings, gpus)
         print(sentence(splits[0], count, kind))
-        for line in reasons(splits):
+        for line in reasons(splits, kind):
             print(line)
 
 

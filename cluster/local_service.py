@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from cluster import build
+from cluster.checks.host import check_gpus
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
 from cluster.public_entry import Addresses, opened_entry
@@ -32,6 +33,8 @@ def running_in_process(
         ConfigurationError: the settings or the model are unusable; says why.
     """
     preflight(settings, model)
+    if not settings.router.verifiers:
+        check_gpus(settings.verifier.device, settings.verifier.stages, settings.verifier.tensor_parallel_size)
     ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(settings, model, between, ready)), name="outrider", daemon=True

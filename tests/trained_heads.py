@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -111,34 +111,45 @@ def make_medusa(target: Path, folder: Path, *, own_output: bool = False, blocks:
     return folder
 
 
+# What a block drafter has beside DFlash's: the flags of what it computes, and what else its file says of them.
+BLOCK_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "DFlash": ({}, {}),
+    "DSpark": ({"markov_rank": 4, "confidence": True, "confidence_with_markov": True}, {}),
+    "DFlash2": (
+        {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 3, "conv_group_size": 16},
+        {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 3, "conv_group_size": 16},
+    ),
+    "Domino": (
+        {"gru_size": 10, "gru_inner_size": 6, "gru_from": 1},
+        {"projector_type": "domino", "gru_hidden_dim": 10, "emb_dim": 6, "pure_draft_prefix_len": 1, "shift_label": True},
+    ),
+    "JetSpec": ({"causal": (True,)}, {"causal_head": True}),
+}
+
+
 def make_blocks(
-    target: Path,
-    folder: Path,
-    layers: tuple[int, ...] = (0, -1),
-    *,
-    from_anchor: bool = False,
-    sequential: bool = False,
+    target: Path, folder: Path, layers: tuple[int, ...] = (0, -1), *, from_anchor: bool = False, kind: str = "DFlash"
 ) -> Path:
     """Write a block drafter for the target, of one layer and four tokens ahead, which reads these of its layers.
 
     Args:
-        sequential: with DSpark's heads.
+        kind: of ``BLOCK_KINDS``.
     """
     if not (folder / "config.json").is_file():
         torch.manual_seed(6)
         shape = read_target_shape(target)
+        flags, said = BLOCK_KINDS[kind]
         config = BlockConfig(
             layer=head_for(shape, "dflash", state_layers=layers, qk_norm=True, input_norm=True),
             block_size=4 if from_anchor else 5,
             mask_token_id=300,
-            causal=(False,),
-            windows=(None,),
-            markov_rank=4 if sequential else 0,
-            confidence=sequential,
-            confidence_with_markov=sequential,
+            **{"causal": (False,), "windows": (None,), **flags},
         )
         drafter = BlockDrafter(config, read_target_rows(target))
-        own = {"mask_token_id": 300, "target_layer_ids": [each % shape.num_layers for each in layers]}
+        for name, parameter in drafter.named_parameters():
+            if name.endswith(("base_kernel", "codebook")):
+                torch.nn.init.normal_(parameter, std=0.5)
+        own = {"mask_token_id": 300, "target_layer_ids": [each % shape.num_layers for each in layers], **said}
         fields = {"block_size": config.block_size, "dflash_config": own, "sample_from_anchor": from_anchor}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(drafter.state_dict(), folder / "model.safetensors")

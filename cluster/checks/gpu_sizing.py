@@ -59,6 +59,8 @@ GPUS = {
     # Without NVLink: over PCIe.
     "L40S": GpuKind(memory=48 * _GB, bandwidth=8.6e11, arithmetic=2.5e14, link=2.6e10),
 }
+# Slower than any NVLink, in bytes per second.
+_FAST_LINK = 1e11
 # Ranks whose GPUs share a fast link.
 _MOST_RANKS = 8
 # Splits whose passes differ by no more than this are equally fast on paper.
@@ -255,8 +257,12 @@ def _check_ranks(config: TargetConfig, sizes: Mapping[str, Any]) -> None:
         check_rank_sizes(config.tensor_parallel_size, sizes)
 
 
-def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
-    """Why the first split was chosen, and what it asks of the settings."""
+def reasons(splits: Sequence[GpuSplit], name: str = "") -> Iterator[str]:
+    """Why the first split was chosen, and what it asks of the settings.
+
+    Args:
+        name: of the GPUs, one of ``GPUS``.
+    """
     best = splits[0]
     if len(splits) > 1:
         others = ", ".join(f"{each}: {each.one:.0f} and {each.many:,.0f}" for each in splits if _has_its_use(each, splits))
@@ -269,6 +275,11 @@ def reasons(splits: Sequence[GpuSplit]) -> Iterator[str]:
             f"of a pass, {1e3 * best.plan.gather_s:.1f} ms are the ranks' exchanges: {1e6 * _GATHER_S:.0f} us each and what "
             "their bytes take"
         )
+        if name in GPUS and GPUS[name].link < _FAST_LINK:
+            yield (
+                f"warning: {name} have no fast link to each other (NVLink): exchanges are "
+                f"{100 * best.plan.gather_s / best.plan.step_s:.0f}% of a pass of one row; stages and replicas exchange less"
+            )
     settings = [f"verifier.replicas: {best.replicas}"] if best.replicas > 1 else []
     settings += [f"verifier.stages: {best.stages}"] if best.stages > 1 else []
     if best.ranks > 1:

@@ -45,6 +45,24 @@ def check_device(device: str, setting: str = "verifier.device") -> None:
         raise ConfigurationError(f"there are {count} GPUs, from cuda:0 on", field=setting, value=device)
 
 
+def check_gpus(device: str, stages: int, ranks: int) -> None:
+    """Check that each process of a target whose processes all run on this machine has a GPU of its own.
+
+    Raises:
+        ConfigurationError: there are more processes than GPUs.
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu" or stages * ranks <= (count := 1 if number else count_gpus()):
+        return
+    field, value = ("tensor_parallel_size", ranks) if ranks > 1 else ("stages", stages)
+    raise ConfigurationError(
+        f"with {stages} {'stages' if stages > 1 else 'stage'} a target has {stages * ranks} processes, each on a GPU of its "
+        f"own, and device {device} has {count} here",
+        field=f"verifier.{field}",
+        value=value,
+    )
+
+
 def count_gpus() -> int:
     """Number of GPUs according to NVIDIA's driver; 0 without a driver."""
     count = ctypes.c_int(0)

@@ -81,8 +81,8 @@ class Both:
 
 
 @asynccontextmanager
-async def verifier(model: Path) -> AsyncIterator[Served]:
-    settings = load(flags=tiny_settings(), environ={})
+async def verifier(model: Path, *flags: str) -> AsyncIterator[Served]:
+    settings = load(flags=tiny_settings(*flags), environ={})
     drafter, sink = DrafterService(component_configs.drafter_config(settings, tiny(model))), PrometheusSink()
     await drafter.start()
     origins = await build.origins(settings, tiny(model), InProcessDraftLink(drafter))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.interfaces import DraftWanted
 from speculation.types import TokenTree
 from tests.assistants import make_pair
+from tests.lossless.test_structured import LETTERS
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
+from tests.patience import PATIENCE_S
 from tests.service import pipeline
 
 
@@ -29,6 +32,17 @@ async def test_no_token_changes(tmp_path: Path, target: str, place: str) -> None
             for sampling, expected in zip(SAMPLING, plain, strict=True):
                 await compare(running, strategy, "mtp", sampling, expected)
         assert not running.verifier.loop.stats.drafts_malformed
+
+
+@pytest.mark.exhaustive
+async def test_it_is_accepted_in_answers_of_a_form(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, ordered=True)
+    letters = {"temperature": 0.8, "seed": 7, "ignore_eos": False, "structured_outputs": LETTERS}
+    async with pipeline(pair.target, f"drafter.models=[{pair.folder}]", "verifier.draft_deadline_s=10") as running:
+        plain, taken = await answers(running, "autoregressive", letters), running.verifier.loop.stats.accepted_by_source
+        async with asyncio.timeout(PATIENCE_S):
+            while not taken.get("mtp"):
+                assert await answers(running, "mtp", letters) == plain
 
 
 async def test_what_is_drafted_is_what_transformers_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

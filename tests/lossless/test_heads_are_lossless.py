@@ -96,7 +96,7 @@ async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Pa
     """A draft model with a mask token (PARD), and a block whose rows know the token before (DSpark)."""
     others = {
         "draft_model": make_parallel_draft(tiny_model, tmp_path / "draft"),
-        "dflash": make_blocks(tiny_model, tmp_path / "block", sequential=True),
+        "dflash": make_blocks(tiny_model, tmp_path / "block", kind="DSpark"),
     }
     certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
     async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, instead=others) as running:
@@ -107,6 +107,21 @@ async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Pa
         expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, certain)]
         for name in others:
             assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
+
+
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
+@pytest.mark.parametrize("kind", ["DFlash2", "Domino", "JetSpec"])
+async def test_other_block_drafters(tiny_model: Path, tmp_path: Path, link: str, kind: str) -> None:
+    """With convolutions and a selector, with a recurrent cell, and with rows that see those before them alone."""
+    block = {"dflash": make_blocks(tiny_model, tmp_path / "block", kind=kind)}
+    certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    async with verifier(tiny_model, "real", link, "fixed", draft_deadline_s=5.0, instead=block) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+            expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, sampling)]
+            assert await drafted(running, plan_of(("dflash",)), sampling) == expected
+        expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, certain)]
+        assert await drafted(running, plan_of(("dflash",), acceptance="rejection"), certain) == expected
 
 
 @pytest.mark.examples(2)

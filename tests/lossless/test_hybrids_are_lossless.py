@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from services.drafter.config import DrafterConfig
+from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
@@ -27,12 +27,17 @@ from speculation.ports import DraftLink
 from speculation.sources import STRATEGIES
 from speculation.types import FinishReason, Plan
 from tests.answer_forms import FORMS
+from tests.doors import Question, over_chat, over_grpc
 from tests.fakes import PLAIN, collect, origin, request
+from tests.http_service import http_served
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.hybrids import KINDS, make_hybrid
 from tests.lossless.test_stages import ask, served
+from tests.lossless.test_strategies import plan_of
+from tests.patience import PATIENCE_S
 from tests.service import pipeline
 from tests.stage_forks import forked_stages, services_fork
+from tests.trained_heads import make_head, make_medusa
 
 pytestmark = pytest.mark.xdist_group("hybrids")
 
@@ -69,7 +74,7 @@ async def linked(service: DrafterService | GuidedDrafter, link: str) -> AsyncIte
 
 @asynccontextmanager
 async def verifier(
-    folder: Path, link: DraftLink, kv_cache_tokens: int = 2048, seqs: int = 16
+    folder: Path, link: DraftLink, kv_cache_tokens: int = 2048, seqs: int = 16, **more: float
 ) -> AsyncIterator[VerifierService]:
     target = TargetConfig(
         model_path=str(folder),
@@ -78,7 +83,7 @@ async def verifier(
         threads=1,
         pass_requests=seqs,
     )
-    loop = LoopConfig(max_batched_tokens=50, max_num_seqs=seqs)
+    loop = LoopConfig(max_batched_tokens=50, max_num_seqs=seqs, **more)
     running = VerifierService(VerifierConfig(model_name="hybrid", target=target, loop=loop, budget="fixed"), [origin(link)])
     await running.start()
     try:
@@ -178,3 +183,28 @@ async def test_two_stages_of_which_one_is_killed(tmp_path: Path, monkeypatch: py
             await asyncio.sleep(0.005)
         os.kill(children[-1].pid, signal.SIGKILL)
         assert await asyncio.gather(*asked) == wanted
+
+
+def test_choices_are_answers_of_their_own(folder: Path) -> None:
+    """Several answers to one prompt begin at its kept state, and are those of single requests with their seeds."""
+    fox = {"role": "user", "content": "the lazy fox " * 12}
+    question = Question(conversation=(fox,), sampling={"max_tokens": ANSWER, "ignore_eos": True, "seed": 11}, choices=3)
+    with http_served(folder, "verifier.mamba_block_size=64") as service:
+        wanted = over_grpc(service, question, False)
+        assert len({told.tokens for told in wanted}) == 3
+        assert [told.tokens for told in over_chat(service, question, True)] == [told.tokens for told in wanted]
+        assert service.pipeline.verifier.loop.stats.prompt_tokens_cached > 0
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.exhaustive)])
+async def test_heads_draft_from_hidden_states(model_type: str, tmp_path: Path) -> None:
+    folder = make_hybrid(model_type, tmp_path / "model")
+    heads = {"medusa": make_medusa(folder, tmp_path / "medusa"), "eagle": make_head(folder, tmp_path / "eagle", "eagle")}
+    drafter = DrafterService(DrafterConfig(trained=TrainedConfig(checkpoints=heads, target=folder)))
+    async with verifier(folder, InProcessDraftLink(drafter), draft_deadline_s=5.0) as running:
+        plain, taken = await said(running, PLAIN, SAMPLING[1], together=False), running.loop.stats.accepted_by_source
+        for name in heads:
+            async with asyncio.timeout(PATIENCE_S):
+                while not taken.get(name):
+                    assert await said(running, plan_of((name,)), SAMPLING[1]) == plain, name
+        assert not running.loop.stats.drafts_malformed

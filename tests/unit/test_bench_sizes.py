@@ -164,7 +164,7 @@ HEADS: dict[str, Make] = {
     "fspad": lambda target, folder: make_head(target, folder, "fspad"),
     "medusa": make_medusa,
     "streaming": make_streams,
-    "dflash": lambda target, folder: make_blocks(target, folder, sequential=True),
+    "dflash": lambda target, folder: make_blocks(target, folder, kind="DSpark"),
 }
 
 

@@ -193,6 +193,16 @@ def test_a_mixture_is_read_as_its_rows_choose(make: Make) -> None:
     assert copied.plan.step_s == pytest.approx(staged.plan.step_s)
 
 
+def test_ranks_without_a_fast_link_are_warned_of(make: Make) -> None:
+    settings = load(None, [f"model={make('8B')}", "verifier.dtype=bfloat16", "verifier.tensor_parallel_size=2"])
+    for gpus, warned in (("2xL40S", True), ("2xH100", False)):
+        splits, _, kind = split(settings, gpus)
+        found = [line for line in reasons(splits, kind) if line.startswith(f"warning: {kind} have no fast link")]
+        assert len(found) == warned
+        share = 100 * splits[0].plan.gather_s / splits[0].plan.step_s
+        assert not warned or f" are {share:.0f}% of a pass of one row" in found[0]
+
+
 def test_states_are_said_apart(make: Make) -> None:
     given = [f"model={make('Qwen3-Next-80B-A3B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
     given += ["verifier.max_num_seqs=32", "verifier.max_batched_tokens=2048"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from services.drafter.heads.eagle.head import FeatureHead, causal
+from services.drafter.heads.files.head_config import head_for
 from services.drafter.heads.files.head_files import load_head
-from services.drafter.heads.files.target_rows import read_target_rows
+from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.state_head import HeadOutput
 from services.model_files.folder import tokenizer_digest
 from services.model_files.weights.files import save_blocks
@@ -280,3 +282,24 @@ def test_weights_in_blocks_of_eight_bits(tmp_path: Path, target: Path) -> None:
     for name, tensor in head.state_dict().items():
         if name != "missing_state":
             torch.testing.assert_close(tensor, checkpoint.tensors[name.removeprefix("connector.")], atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}},
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            }
+        },
+    ],
+    ids=["a part of the numbers is turned", "by kind of layer"],
+)
+def test_a_new_head_for_any_rope_of_a_target_can_be_read(target: Path, tmp_path: Path, rope: dict[str, Any]) -> None:
+    shape = read_target_shape(target)
+    config = head_for(replace(shape, config={**shape.config, **rope}), "eagle")
+    assert dict(config.rope) == {"rope_type": "default", "rope_theta": 5e5}
+    save_head(FeatureHead(config, read_target_rows(target)), tmp_path, {}, target_layers=shape.num_layers)
+    assert load_head(tmp_path, target).config.rope == config.rope

@@ -287,6 +287,25 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         host.check_device("cuda:2")
 
 
+@pytest.mark.parametrize(
+    ("device", "stages", "ranks", "field", "value"),
+    [
+        ("cuda", 1, 4, "verifier.tensor_parallel_size", 4),
+        ("cuda", 2, 2, "verifier.tensor_parallel_size", 2),
+        ("cuda", 3, 1, "verifier.stages", 3),
+        ("cuda:1", 1, 2, "verifier.tensor_parallel_size", 2),
+    ],
+)
+def test_more_processes_than_gpus(
+    device: str, stages: int, ranks: int, field: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "count_gpus", lambda: 2)
+    with refuses(ConfigurationError, field=field, value=value):
+        host.check_gpus(device, stages, ranks)
+    for served in (("cuda", 1, 2), ("cuda", 2, 1), ("cuda:1", 1, 1), ("cpu", 8, 8)):
+        host.check_gpus(*served)
+
+
 @pytest.fixture
 def guarded() -> Iterator[str]:
     """A server that wants a token for every call, as Ray's does."""

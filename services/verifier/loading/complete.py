@@ -18,6 +18,13 @@ from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
+# Fields of configurations that say of which kind each layer is.
+_KINDS = (
+    "layer_types", "layers_block_type", "hybrid_override_pattern", "block_types", "attn_layer_indices", "attn_layer_period",
+    "attn_layer_offset",
+)  # fmt: skip
+
 
 def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
     """Refuse a model that transformers has loaded only in part.
@@ -30,7 +37,7 @@ def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: P
         ConfigurationError: a weight would be random, has another shape, or is not used.
     """
     if info["missing_keys"]:
-        raise missing(model, info["missing_keys"], folder)
+        raise missing(model, info["missing_keys"], folder, info["unexpected_keys"])
     if info["mismatched_keys"]:
         name, stored, wanted = min(info["mismatched_keys"])
         raise mismatched(name, stored, wanted, folder, len(info["mismatched_keys"]))
@@ -41,13 +48,27 @@ def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: P
     refuse_unused(model, info["unexpected_keys"], folder)
 
 
-def missing(model: PreTrainedModel, names: Collection[str], folder: Path) -> ConfigurationError:
-    """The error for weights that no file holds."""
+def missing(
+    model: PreTrainedModel, names: Collection[str], folder: Path, unused: Collection[str] = ()
+) -> ConfigurationError:
+    """The error for weights that no file holds.
+
+    Args:
+        unused: weights that the files hold instead.
+    """
     return ConfigurationError(
         f"cannot load the model at {folder}: its files hold no {min(names)}{_and_others(len(names))}, which "
-        f"{type(model).__name__} needs by its configuration: fetch the files again, or correct that",
+        f"{type(model).__name__} needs by its configuration{_of_other_kinds(model, names, unused)}: fetch the files again, "
+        "or correct that",
         about=folder,
     )
+
+
+def _of_other_kinds(model: PreTrainedModel, names: Collection[str], unused: Collection[str]) -> str:
+    """By which fields the layers are of other kinds than in the files, where these hold others of the same layers."""
+    lacking, held = ({found[0] for each in some if (found := _LAYER.search(each))} for some in (names, unused))
+    said = [name for name in _KINDS if getattr(model.config, name, None) is not None] if lacking & held else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 def mismatched(

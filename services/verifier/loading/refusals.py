@@ -32,6 +32,10 @@ _STEPPED = (
     "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
 )  # fmt: skip
+# Fields that list them, by turns or one for each layer.
+_KINDS = ("layer_types", "layers_block_type", "block_types")
+# The same as a letter for each layer: Mamba-2, attention, MLP, experts.
+_PATTERN = "M*-E"
 # Types of recurrent layers, as ``layer_types`` and its older forms name them.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
 # Types of layers that compute each row by itself.
@@ -48,7 +52,8 @@ _COUNTS = (
     "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
     "n_heads", "num_layers", "num_heads", "conv_L_cache", "linear_conv_kernel_dim", "linear_head_dim", "linear_key_head_dim",
     "linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_d_conv",
-    "mamba_d_state", "mamba_n_heads", "n_mamba_heads", "conv_kernel", "ssm_state_size", "state_size",
+    "mamba_d_state", "mamba_n_heads", "n_mamba_heads", "conv_kernel", "ssm_state_size", "state_size", "attn_layer_period",
+    "expert_layer_period",
 )  # fmt: skip
 # The first of each pair must be a multiple of the second.
 _MULTIPLES = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
@@ -210,7 +215,7 @@ def _recurrent(config: Config) -> _Fault | None:
 
 
 def _layer_types(part: Config) -> list[str]:
-    given = part.get("layer_types") or part.get("layers_block_type")
+    given = next((part[name] for name in _KINDS if part.get(name)), None)
     return [name for name in given if isinstance(name, str)] if isinstance(given, list | tuple) else []
 
 
@@ -219,9 +224,8 @@ def _attention(config: Config) -> _Fault | None:
     for _, part in _parts(config):
         others = sorted({*_layer_types(part)} - known)
         if others:
-            return _Fault(
-                "layer_types", ", ".join(others), f"models with layers of the type {', '.join(others)} are not supported"
-            )
+            field = next(name for name in _KINDS if part.get(name))
+            return _Fault(field, ", ".join(others), f"models with layers of the type {', '.join(others)} are not supported")
     return None
 
 
@@ -240,9 +244,12 @@ def _shapes(config: Config) -> _Fault | None:
         if not isinstance(config.get(name), Mapping | None):
             return _wrong(name, config[name], "an object")
     for prefix, part in _parts(config):
-        for name in ("layer_types", "layers_block_type"):
+        for name in _KINDS:
             if not isinstance(part.get(name), list | tuple | None):
                 return _wrong(f"{prefix}{name}", part[name], "a list of names")
+        pattern = part.get("hybrid_override_pattern")
+        if pattern is not None and not (isinstance(pattern, str) and set(pattern) <= set(_PATTERN)):
+            return _wrong(f"{prefix}hybrid_override_pattern", pattern, f"one of {' '.join(_PATTERN)} for each layer")
     return None
 
 

@@ -211,13 +211,15 @@ class Meeting:
         *,
         ranks: int = 1,
         weights: str = "",
+        digest: Callable[[], str] | None = None,
     ) -> Exchange:
         """Wait, without a limit, until every stage has loaded its layers.
 
         Args:
             size: number of processes, this one included.
             ranks: of each stage.
-            weights: tells the verifier's files of weights from others.
+            weights: tells the verifier's files of weights from others on this machine or elsewhere.
+            digest: gives a digest of every byte of them, for processes that read other files; None: there are none.
             alive: whether a stage's process still runs.
             timeout_s: longest wait for a stage during a pass, in seconds; after that the stage counts as lost.
             device: where the last stage computes.
@@ -229,7 +231,7 @@ class Meeting:
         try:
             for rank in range(size - 1):
                 told_by(self._store, "ready", rank, ranks, alive)
-            self._check_weights(size, weights)
+            self._check_weights(size, weights, digest)
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
             log.info("activations travel between %d processes by %s", size, way)
             _choose_interface(self.host, self.port)
@@ -237,14 +239,17 @@ class Meeting:
         except RuntimeError as error:
             raise TargetLost("a stage has died while the stages were connecting") from error
 
-    def _check_weights(self, size: int, own: str) -> None:
-        """Check that all have loaded the same files.
+    def _check_weights(self, size: int, files: str, digest: Callable[[], str] | None) -> None:
+        """Check that all have loaded the same weights: the same files, or the same bytes.
 
         Raises:
             ConfigurationError: they have not; the stages are told to end.
         """
+        own = ""
         for rank in range(size - 1):
-            if (found := self._store.get(f"weights/{rank}").decode()) != own:
+            if (found := self._store.get(f"weights/{rank}").decode()) == files:
+                continue
+            if found != (own := own or (files if digest is None else digest())):
                 self._store.set("way", "")
                 raise ConfigurationError(
                     f"process {rank} of the target has other weights ({found[:12]}) than the verifier ({own[:12]}); "
@@ -305,7 +310,8 @@ def attend_meeting(
 
     Args:
         device: where the stage computes.
-        ranks, weights: see there.
+        ranks: see there.
+        weights: the verifier's, if this process has loaded the same files, else a digest of every byte.
 
     Raises:
         TargetLost: the verifier cannot be reached.

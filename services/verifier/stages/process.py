@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from services.clean_logs import clean_logs
-from services.model_files.folder import model_fingerprint
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
@@ -25,6 +24,7 @@ from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
 from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
+from services.verifier.stages.same_weights import weights_told
 from services.verifier.stages.settling import IDLE_S, follow
 from services.verifier.stages.split_adapters import StageAdapters
 from services.verifier.stages.upstream import StageSpec
@@ -159,7 +159,7 @@ def serve(spec: StageSpec) -> None:
         return
     exchange = attend_meeting(
         spec.host, spec.port, spec.process, config.processes, part.device,
-        ranks=config.tensor_parallel_size, weights=model_fingerprint(Path(config.model_path)),
+        ranks=config.tensor_parallel_size, weights=weights_told(Path(config.model_path), spec.files),
     )  # fmt: skip
     if exchange is None:
         return

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from services.model_files.folder import model_fingerprint
+from services.model_files.folder import weights_digest
 from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
+from services.verifier.stages.same_weights import files_told
 from services.verifier.stages.settling import Decide, keep_settled, settle
 from services.verifier.stages.split_adapters import SplitAdapters
 from speculation.errors import ConfigurationError, TargetLost
@@ -33,13 +34,18 @@ _BEAT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
-    """What a process must know to be a rank of pipeline stage ``stage``."""
+    """What a process must know to be a rank of pipeline stage ``stage``.
+
+    Attributes:
+        files: the verifier's ``files_told``.
+    """
 
     config: TargetConfig
     stage: int
     host: str
     port: int
     rank: int = 0
+    files: str = ""
 
     @property
     def process(self) -> int:
@@ -216,11 +222,14 @@ class Upstream:
         self._orders = Orders()
         self._meeting = Meeting(config.stage_host)
         self._timeout_s = config.pass_timeout_s
-        self._ranks, self._weights = config.tensor_parallel_size, model_fingerprint(Path(config.model_path))
+        self._ranks, self._folder = config.tensor_parallel_size, Path(config.model_path)
+        self._files = files_told(self._folder)
         places = [(stage, rank) for stage in range(config.stages) for rank in range(self._ranks)]
         # The last one is the verifier's own.
         specs = [
-            StageSpec(config=config, stage=stage, rank=rank, host=self._meeting.host, port=self._meeting.port)
+            StageSpec(
+                config=config, stage=stage, rank=rank, host=self._meeting.host, port=self._meeting.port, files=self._files
+            )
             for stage, rank in places[:-1]
         ]
         self._stages: list[StageHandle] = []
@@ -247,8 +256,9 @@ class Upstream:
 
     def join(self, part: ModelSlice) -> None:
         self._exchange = self._meeting.join(
-            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self._weights
-        )
+            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self._files,
+            digest=lambda: weights_digest(self._folder),
+        )  # fmt: skip
         if part.adapters is not None:
             self._adapters.join(part.adapters)
         part.connect(self._exchange)

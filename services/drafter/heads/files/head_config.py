@@ -166,7 +166,7 @@ def head_for(
         "draft_vocab_size": draft_vocab_size or target.vocab_size,
         "state_layers": target.eagle3_layers if eagle3 else (FINAL,),
         "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-        "rope": rope_of(config),
+        "rope": _rope_of_head(config),
         "max_positions": target.max_positions,
         "sampler": fspad if sampler is None else sampler,
         "two_outputs": fspad if two_outputs is None else two_outputs,
@@ -175,6 +175,14 @@ def head_for(
         "own_output": eagle3,
     }
     return HeadConfig(**{**fields, **flags})
+
+
+def _rope_of_head(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A target's rotary parameters, of several those of full attention, for a layer that turns all numbers of its heads."""
+    given = config.get("rope_parameters")
+    if isinstance(given, Mapping) and isinstance(own := given.get("full_attention"), Mapping):
+        config = {**config, "rope_parameters": own}
+    return {name: value for name, value in rope_of(config).items() if name != "partial_rotary_factor"}
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Whole services whose target is shared by two ranks: answers of a given form, log-probabilities, hidden states and what heads
+draft from them are those of one process, and an answer moves from one to the other and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.verifier.kernels.native.library import library
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
+from services.verifier.service import VerifierService
+from speculation.messages import GenerationRequest, Progress
+from speculation.sources import STRATEGIES
+from tests.fakes import PLAIN
+from tests.lossless.test_lora_is_lossless import DRAFTED, PROMPTS, SAMPLING, asked, said, verifier
+from tests.lossless.test_strategies import plan_of
+from tests.lossless.test_structured import answers
+from tests.lossless.test_tensor_parallel import config
+from tests.patience import PATIENCE_S
+from tests.stage_threads import launch_thread
+from tests.trained_heads import heads_beside
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no native kernels here")
+
+
+async def broken_off(running: VerifierService, wanted: GenerationRequest, after: int) -> tuple[list[int], str]:
+    """The first tokens of an answer, and the arithmetic that they were chosen by."""
+    begun: list[int] = []
+    arithmetic = ""
+    events = running.generate(wanted)
+    async for event in events:
+        assert isinstance(event, Progress)
+        begun += event.token_ids
+        arithmetic = event.arithmetic or arithmetic
+        if len(begun) >= after:
+            break
+    await events.aclose()
+    return begun, arithmetic
+
+
+async def test_an_answer_moves_between_one_process_and_two_ranks(tiny_model: Path) -> None:
+    async with verifier(tiny_model, {}) as one, verifier(tiny_model, {}, ranks=2) as two:
+        for sampling in SAMPLING:
+            wanted = asked("", PROMPTS[1], DRAFTED, **sampling)
+            answer = await said(one, replace(wanted, plan=PLAIN))
+            for first, second in ((one, two), (two, one)):
+                begun, arithmetic = await broken_off(first, wanted, 20)
+                assert arithmetic
+                moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
+                # And back, once more.
+                more, _ = await broken_off(second, moved, 20)
+                again = replace(moved, committed=(*begun, *more))
+                assert [*begun, *more, *await said(first, again)] == answer
+
+
+async def test_answers_of_a_form_and_log_probabilities(tiny_model: Path) -> None:
+    sampling: list[dict[str, object]] = [{"logprobs": 3}, {"logprobs": 3, "temperature": 0.9, "top_p": 0.95, "seed": 3}]
+    async with verifier(tiny_model, {}) as one, verifier(tiny_model, {}, ranks=2) as two:
+        for each in sampling:
+            wanted = await answers(one, PLAIN, each)
+            for plan in (PLAIN, plan_of(STRATEGIES["blend"])):
+                found = await answers(two, plan, each)
+                for kind, (tokens, steps) in found.items():
+                    assert tokens == wanted[kind][0]
+                    assert told(steps) == told(wanted[kind][1])
+
+
+def told(steps: Sequence[Progress]) -> list[object]:
+    """The log-probabilities of an answer, to the last bit."""
+    return [entry for step in steps for entry in step.logprobs]
+
+
+def observed(model: Path, ranks: int) -> list[bytes]:
+    """The hidden states of a prompt and of a tree behind it."""
+    target = TransformersTarget(config(model, ranks), launch_thread)
+    try:
+        assert target.open("a", 100)
+        found = []
+        for rows in (
+            Rows(request_id="a", context=0, tokens=tuple(range(5, 45)), logits=1, layers=(-1, 0, 1)),
+            Rows(request_id="a", context=40, tokens=(7, 8, 9, 10), parents=(-1, 0, -1), logits=4, layers=(-1, 0, 1)),
+        ):
+            target.begin([rows])
+            target.finish()
+            found.append(target.features("a", range(len(rows.tokens))).data)
+            target.keep("a", rows.context, range(rows.chain))
+        return found
+    finally:
+        target.shutdown()
+
+
+def test_hidden_states_have_the_same_bits(tiny_model: Path) -> None:
+    assert observed(tiny_model, 2) == observed(tiny_model, 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+async def test_heads_draft_from_the_states_of_two_ranks(tiny_model: Path, sampling: Mapping[str, object]) -> None:
+    async with verifier(tiny_model, {}) as one:
+        wanted = [await said(one, asked("", prompt, PLAIN, **sampling)) for prompt in PROMPTS]
+    heads = {name: heads_beside(tiny_model)[name] for name in ("eagle3", "fspad", "medusa")}
+    async with verifier(tiny_model, {}, ranks=2, models=heads, draft_deadline_s=5.0) as two:
+        for name in heads:
+            async with asyncio.timeout(PATIENCE_S):
+                while not two.loop.stats.accepted_by_source.get(name):
+                    drafted = [asked("", prompt, plan_of((name,)), **sampling) for prompt in PROMPTS]
+                    assert await asyncio.gather(*(said(two, each) for each in drafted)) == wanted, name
+        assert not two.loop.stats.drafts_malformed
