@@ -157,6 +157,9 @@ class StreamsRecipe(LevelsRecipe):
     streams: int = Field(4, ge=1, le=16, description="tokens ahead")
     stream_layers: int = Field(6, ge=1, description="the target's last layers that they run through")
     rank: int = Field(16, ge=1, description="of the adapters on q, v, o and down")
+    kept_states: bool = Field(
+        False, description="read the states that streams begin with from the data, in place of the layers below"
+    )
     pruning_rank: int = Field(
         0, ge=0, le=64, description="of the adapter of an early exit that prunes trees, trained beside the streams; 0: none"
     )

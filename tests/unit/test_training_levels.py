@@ -17,7 +17,7 @@ from services.drafter.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
 from tests.refusals import refuses
-from tests.training_data import open_tiny
+from tests.training_data import make_tiny_data, open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
 from training.learner import trained
@@ -112,6 +112,27 @@ def test_what_is_exported_is_accepted_more_often_than_chance(
     passes = sum(passes_of(source, sequences, 4, model.layers))
     # Four nodes at random out of 128 tokens would save three passes of a hundred.
     assert passes < 0.93 * tokens, (passes, tokens)
+
+
+def test_kept_states_stand_for_the_layers_below(target: Path, data: tuple[Path, DataManifest], tmp_path: Path) -> None:
+    """Streams that read their states from the data guess what those guess that compute them, and draft the same."""
+    folder = tmp_path / "kept"
+    manifest = make_tiny_data(target, folder, sequences=12, layers=(0, -1))
+    found = []
+    for kept in (False, True):
+        model = opened("streams", target, (folder, manifest), kept_states=kept)
+        assert (model.inside is None) is kept and model.layers == (0,)
+        (sequence, *_) = read_shards(folder, "validation", verify=False, layers=model.columns.layers)
+        with torch.no_grad():
+            found.append([each.hidden for each in model.learner.predict([sequence], 3)])
+        passes_of(model.source(), [model.as_served(sequence)], 4, model.layers)
+        tally = model.learner.lose([sequence], np.random.default_rng(1), 0.0)
+        assert tally.rows > 10
+    computed, read = found
+    # States of data are float16.
+    assert all(torch.allclose(ours, theirs, atol=0.05) for ours, theirs in zip(computed, read, strict=True))
+    with refuses(ConfigurationError, field="the layers of its states", value=[-1], allowed="among them 0"):
+        opened("streams", target, data, kept_states=True)
 
 
 def test_streams_through_more_layers_than_there_are(target: Path, data: tuple[Path, DataManifest]) -> None:
