@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,8 @@ from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from benchmarks.papers.page import PaperSection
-    from benchmarks.papers.workbench import PaperConfig
+    from benchmarks.papers.workbench import Workbench
     from cluster.models.target import ResolvedModel
-    from services.drafter.heads.files.kinds import Checkpoint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -113,7 +112,9 @@ def disco(
     out: Out = None,
     as_json: Json = False,
     drafter: Drafters = None,
-    classifier: Annotated[Path | None, typer.Option(help="The .safetensors file of outrider train disco.")] = None,
+    classifier: Annotated[
+        Path | None, typer.Option(help="The .safetensors file of outrider train disco. Default: the draft model's own.")
+    ] = None,
 ) -> None:
     """DISCO: Tables 1 and 2, F1 (Table 4), Figures 2, 5 and 6, for every task that has two prompts.
 
@@ -242,7 +243,7 @@ def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = No
         "deviations": (*experiment.deviations, *([] if make_indexes is None else [make_indexes.about])),
     }
     out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
-    folder = PaperFolder(out, _identity(name, options, config, bench.checkpoints), told)
+    folder = PaperFolder(out, _identity(name, options, bench), told)
     try:
         measure_units(experiment.units, folder, _progress)
     except KeyboardInterrupt:
@@ -260,7 +261,7 @@ def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = No
         raise typer.Exit(1)
 
 
-def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
+def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
     """All that a result depends on besides the code."""
     from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest
@@ -268,7 +269,7 @@ def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Ma
     from services.model_files.folder import model_fingerprint, tokenizer_digest
     from services.verifier.kernels.native.library import instructions
 
-    versions = {}
+    versions, config = {}, bench.config
     for key, folder in (("index", config.index), ("unfiltered_index", config.unfiltered_index)):
         if folder is not None:
             manifest = read_manifest(folder)
@@ -287,8 +288,8 @@ def _identity(name: str, options: _Options, config: PaperConfig, checkpoints: Ma
         "processor": processor(),
         "instructions": instructions(),
         "threads": config.settings.verifier.threads or cores(),
-        "classifier": _digest(config.classifier),
-        "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(checkpoints.items())},
+        "classifier": _digest(bench.classifier if name == "disco" else None),
+        "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(bench.checkpoints.items())},
         **versions,
     }
 

@@ -6,18 +6,25 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from speculation.errors import ConfigurationError, InvalidArgument
+
+if TYPE_CHECKING:
+    from cluster.models.target import ResolvedModel
+    from cluster.settings.config import Settings
 
 
 def stopping(
     draft: Annotated[
         Path | None, typer.Option(help="Folder of the draft model. Default: the one that comes along for the target.")
     ] = None,
-    classifier: Annotated[Path | None, typer.Option(help="disco's, a .safetensors file of `outrider train disco`.")] = None,
+    classifier: Annotated[
+        Path | None,
+        typer.Option(help="disco's, a .safetensors file of `outrider train disco`. Default: the draft model's own."),
+    ] = None,
     prompts: Annotated[str, typer.Option(help="builtin, or a file, as for outrider bench.")] = "builtin",
     tuning: Annotated[
         str | None, typer.Option(help="Prompts for the best static length. Default: every second one of --prompts.")
@@ -45,7 +52,7 @@ def stopping(
     from benchmarks.stopping.report import comparison_object, length_table, policy_table, summaries
     from benchmarks.stopping.run import Comparison, compare_policies
     from cluster.component_configs import verifier_config
-    from cluster.models.drafters import draft_models, trained_config
+    from cluster.models.drafters import trained_config
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.config import load
@@ -60,15 +67,7 @@ def stopping(
         raise ConfigurationError("it exists; name a new file, so that no result is lost", field="--out", value=out)
     loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
-    if draft is None:
-        if (found_draft := draft_models(loaded, resolved).get("draft_model")) is None:
-            raise ConfigurationError(
-                "name its folder; outrider train run --recipe draft_model trains one", field="--draft", verb="",
-                value=f"none comes along for {resolved.name}",
-            )  # fmt: skip
-        draft = found_draft.folder
-    if classifier is None:
-        stderr().print("disco takes no part: --classifier names no file of outrider train disco", markup=False)
+    draft, classifier = _drafting(loaded, resolved, draft, classifier)
     target = verifier_config(loaded, resolved).target
     bench = StoppingBench(
         StoppingConfig(
@@ -99,6 +98,37 @@ def stopping(
     if found.changed:
         console.print(f"[bold red]NOT LOSSLESS: {', '.join(found.changed)} changed tokens[/bold red]")
         raise typer.Exit(1)
+
+
+def _drafting(
+    settings: Settings, model: ResolvedModel, draft: Path | None, classifier: Path | None
+) -> tuple[Path, Path | None]:
+    """The folder of the draft model, and its classifier, if there is one; those that are named go first.
+
+    Raises:
+        ConfigurationError: no draft model comes along for the target.
+    """
+    from cluster.models.drafters import draft_models
+    from cluster.process.terminal import stderr
+    from services.drafter.stopping.policies import classifier_of
+
+    if draft is None:
+        if (found := draft_models(settings, model).get("draft_model")) is None:
+            raise ConfigurationError(
+                "name its folder; outrider train run --recipe draft_model trains one",
+                field="--draft",
+                verb="",
+                value=f"none comes along for {model.name}",
+            )
+        draft = found.folder
+    classifier = classifier or classifier_of(draft)
+    if classifier is None:
+        stderr().print(
+            f"disco takes no part: {draft} has no classifier, and --classifier names no file of outrider train disco",
+            markup=False,
+            soft_wrap=True,
+        )
+    return draft, classifier
 
 
 @contextmanager

@@ -59,6 +59,7 @@ def run(
     """
     from cluster.checks.host import check_device, check_folder
     from training.evaluate import quick_score
+    from training.fitted_streams import fit_start
     from training.interruption import keep_freed_memory
     from training.open_run import fresh_state, open_model
     from training.recipe import load_recipe
@@ -104,6 +105,8 @@ def run(
     write_vocabulary(out, opened.vocabulary)
     if trainer.state.step:
         stderr().print(f"going on from step {trainer.state.step:,}")
+    elif begun is None:
+        fit_start(opened, shards)
     with _stopping() as stop, _bar(out, trainer.state.step, wanted.steps) as report:
         done = trainer.run(RunLimits(deadline=deadline, stop=stop), report)
     state = trainer.state

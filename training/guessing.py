@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,16 @@ class GuessingHeads:
 class GuessingStreams:
     """Implements ``Guessing``: streams. Main rows are computed once for each batch, without a gradient.
 
+    With ``kept_states``, the first numbers of the text's states are what the layers read that streams run through.
+
     Args:
         folder: of the target, as it is served.
-        floats: of the target, with weights that transformers reads.
+        floats: gives the folder of the target with weights that transformers reads.
     """
 
-    def __init__(self, recipe: StreamsRecipe, shape: TargetShape, output: SharedOutput, folder: Path, floats: Path) -> None:
+    def __init__(
+        self, recipe: StreamsRecipe, shape: TargetShape, output: SharedOutput, folder: Path, floats: Callable[[], Path]
+    ) -> None:
         self._alone = recipe.pruning_alone
         config = StreamsConfig(
             hidden_size=shape.hidden_size,
@@ -65,17 +70,23 @@ class GuessingStreams:
             pruning_rank=recipe.pruning_rank,
         )
         self.module = new_streams(config, folder, shape, output, torch.Generator().manual_seed(recipe.seed))
-        self._below = _lower_layers(floats, shape.num_layers - recipe.stream_layers)
+        self._below = None if recipe.kept_states else _lower_layers(floats(), shape.num_layers - recipe.stream_layers)
+
+    @property
+    def inside(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Gives the states [B, T, h] that streams begin with, of tokens [B, T]; None: the data hold them."""
+        return None if self._below is None else self._states
 
     def guess(self, text: PaddedText, anchors: torch.Tensor) -> Guesses:
-        states = self.states(text.tokens)
+        read = self.inside
+        states = text.states[..., : self.module.config.hidden_size] if read is None else read(text.tokens)
         early = self.module.early(at(states, anchors))
         found = {} if early is None else {EARLY: early}
         return found if self._alone else found | by_level(streams_of(self.module, states, anchors))
 
     @torch.no_grad()
-    def states(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[B, T, h], what the layers read that streams run through, of tokens [B, T]."""
+    def _states(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert self._below is not None
         if self._below.device != tokens.device:
             self._below.to(tokens.device)
         # Padding stands behind the text, where no row of it looks.

@@ -18,6 +18,7 @@ from training.losses import OverVocabulary, TargetChoices, compare
 from training.padded_text import PaddedText
 from training.recipe import LevelsRecipe
 from training.shards import TrainingSequence
+from training.state_columns import StateColumns
 
 # An early exit's level, which is the next token itself.
 EARLY = -1
@@ -45,13 +46,17 @@ class LevelsLearner(OverVocabulary):
     Args:
         output: [V, h] all of the target's output rows.
         ids: int64 [V_d].
+        columns: of the sequences' states.
     """
 
-    def __init__(self, guessing: Guessing, output: torch.Tensor, ids: torch.Tensor, recipe: LevelsRecipe) -> None:
+    def __init__(
+        self, guessing: Guessing, output: torch.Tensor, ids: torch.Tensor, recipe: LevelsRecipe, columns: StateColumns
+    ) -> None:
         self.module = guessing.module
         super().__init__(output, ids, recipe)
         self._guessing = guessing
         self._recipe = recipe
+        self._target = columns.target
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device
@@ -65,7 +70,7 @@ class LevelsLearner(OverVocabulary):
         for level, hidden in guesses.items():
             row, at, counts = text.labels(anchors, filling, level)
             told = text.tokens[row, at + 1]
-            target = text.states[row, at]
+            target = text.states[row, at, self._target]
             if choices is not None:
                 told = choices.at(row * text.tokens.shape[1] + at, target)[1]
             held = self._held[told]
@@ -84,4 +89,4 @@ class LevelsLearner(OverVocabulary):
         for level in [each for each in guesses if each != EARLY or len(guesses) == 1][:steps]:
             row, at, counts = text.labels(anchors, filling, level)
             places = row * text.tokens.shape[1] + at
-            yield Prediction(guesses[level][counts].float(), text.states[row, at], places)
+            yield Prediction(guesses[level][counts].float(), text.states[row, at, self._target], places)

@@ -166,8 +166,8 @@ def open_model(
     else:
         guessing = _guessing(recipe, shape, SharedOutput(rows, ids), target)
         guessing.module.to(device)
-        learner = LevelsLearner(guessing, output, ids, recipe)
-        inside = guessing.states if isinstance(guessing, GuessingStreams) else None
+        learner = LevelsLearner(guessing, output, ids, recipe, columns)
+        inside = guessing.inside if isinstance(guessing, GuessingStreams) else None
     return OpenedModel(
         recipe=recipe,
         learner=learner,
@@ -207,7 +207,7 @@ def _guessing(
 ) -> Guessing:
     if isinstance(recipe, MedusaRecipe):
         return GuessingHeads(recipe, shape, output)
-    return GuessingStreams(recipe, shape, output, target.folder, target.floats())
+    return GuessingStreams(recipe, shape, output, target.folder, target.floats)
 
 
 def output_of(rows: TargetRows) -> torch.Tensor:

@@ -17,6 +17,8 @@ from training.recipe import RecipeBase
 
 _MOMENTUM = 0.95
 # Coefficients of Muon's odd polynomial, how often it is applied, and the root mean square of AdamW's usual steps.
+# Of ``scaled_rates``.
+_LEAST_SIZE = 0.1
 _QUINTIC, _ITERATIONS, _LIKE_ADAMW = (3.4445, -4.7750, 2.0315), 4, 0.2
 
 
@@ -41,9 +43,10 @@ class Optimizer:
             if recipe.muon_rate is not None and each.dim() == 2 and (tokens is None or len(each) < tokens)
         }
         others = [each for name, each in self._parameters.items() if name not in self._momentum]
+        # torch refuses no parameters, but takes an empty group of them.
+        groups: list[list[nn.Parameter]] = [[each] for each in others] if recipe.scaled_rates else [others]
         self._adam = torch.optim.AdamW(
-            # torch refuses no parameters, but takes an empty group of them.
-            [{"params": others}],
+            [{"params": group} for group in groups or [[]]],
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
@@ -72,7 +75,7 @@ class Optimizer:
             nn.utils.clip_grad_value_(parameters, recipe.clip_value)
         norm = nn.utils.clip_grad_norm_(parameters, recipe.clip_norm if recipe.clip_norm is not None else math.inf)
         for group in self._adam.param_groups:
-            group["lr"] = self.rate(step)
+            group["lr"] = self.rate(step) * (_size(group["params"][0]) if recipe.scaled_rates and group["params"] else 1.0)
         self._adam.step()
         self._move_matrices(self._share(step))
         for parameter in parameters:
@@ -109,6 +112,11 @@ class Optimizer:
                 continue
             # The count of steps, too: fused steps read it where the parameter is.
             self._adam.state[parameter][key] = value.to(parameter.device)
+
+
+def _size(parameter: torch.Tensor) -> float:
+    """Its root mean square; what begins as zero must move, too."""
+    return max(_LEAST_SIZE, float(parameter.detach().square().mean().sqrt()))
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

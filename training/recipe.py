@@ -46,6 +46,10 @@ class RecipeBase(_Strict):
         gt=0,
         description="learning rate of Muon, which then trains matrices without a row for each token; null: AdamW trains all",
     )
+    scaled_rates: bool = Field(
+        False,
+        description="AdamW's rate of a tensor is times its root mean square, at least 0.1: large ones move as fast as small",
+    )
     warmup: Share = Field(0.03, description="share of the steps in which the learning rate rises")
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -157,6 +161,15 @@ class StreamsRecipe(LevelsRecipe):
     streams: int = Field(4, ge=1, le=16, description="tokens ahead")
     stream_layers: int = Field(6, ge=1, description="the target's last layers that they run through")
     rank: int = Field(16, ge=1, description="of the adapters on q, v, o and down")
+    kept_states: bool = Field(
+        False, description="read the states that streams begin with from the data, in place of the layers below"
+    )
+    fitted: int = Field(
+        0,
+        ge=0,
+        description="positions on which least squares gives the adapters before the first step, and whose states the "
+        "embeddings are as large as; 0: streams begin as the target's own rows, a little apart",
+    )
     pruning_rank: int = Field(
         0, ge=0, le=64, description="of the adapter of an early exit that prunes trees, trained beside the streams; 0: none"
     )

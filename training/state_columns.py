@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.drafter.heads.files.head_config import FINAL, TargetShape
 from speculation.errors import ConfigurationError
-from training.recipe import AnyRecipe, BlockRecipe, Eagle3Recipe, HeadRecipe, MedusaRecipe
+from training.recipe import AnyRecipe, BlockRecipe, Eagle3Recipe, HeadRecipe, MedusaRecipe, StreamsRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class StateColumns:
 
 
 def columns_of(recipe: AnyRecipe, shape: TargetShape) -> StateColumns:
-    """What a recipe's model reads of its data. Streams and draft models compute states from the tokens.
+    """What a recipe's model reads of its data. Draft models, and streams that keep none, compute states from the tokens.
 
     Raises:
         ConfigurationError: the target has no such layers.
@@ -50,6 +50,8 @@ def columns_of(recipe: AnyRecipe, shape: TargetShape) -> StateColumns:
         inputs = (FINAL,)
     elif isinstance(recipe, Eagle3Recipe | BlockRecipe):
         inputs = _inner_layers(recipe.state_layers, shape)
+    elif isinstance(recipe, StreamsRecipe) and recipe.kept_states:
+        inputs = (shape.num_layers - recipe.stream_layers - 1,)
     return StateColumns(inputs=inputs, hidden_size=shape.hidden_size)
 
 

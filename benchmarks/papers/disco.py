@@ -61,7 +61,7 @@ def disco(bench: Workbench) -> Experiment:
         ConfigurationError: there is no draft model, no classifier, or no task with two prompts; says what to make.
     """
     draft = needed(bench, "draft_model").folder
-    if bench.config.classifier is None:
+    if (classifier := bench.classifier) is None:
         raise ConfigurationError(
             f"outrider train disco --data DATA --draft {draft} --out disco.safetensors makes one; outrider train data makes "
             "DATA",
@@ -73,7 +73,7 @@ def disco(bench: Workbench) -> Experiment:
     for prompt in bench.config.prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     units = [
-        _Task(bench=bench, draft=draft, name=f"task-{at}", task=task, prompts=prompts, classifier=bench.config.classifier)
+        _Task(bench=bench, draft=draft, name=f"task-{at}", task=task, prompts=prompts, classifier=classifier)
         for at, (task, prompts) in enumerate(tasks.items(), 1)
         if len(prompts) > 1
     ]

@@ -14,6 +14,7 @@ from cluster.models.drafters import draft_models
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.drafter.heads.files.kinds import Checkpoint
+from services.drafter.stopping.policies import classifier_of
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingParams
@@ -27,7 +28,7 @@ class PaperConfig:
         settings: with those of ``engine.SETTINGS``.
         seed: request number n has the seed ``seed + n``.
         index: folder of an index of low-perplexity documents; ``unfiltered_index``: one of all documents.
-        classifier: DISCO's.
+        classifier: DISCO's; None: the draft model's own, see ``Workbench.classifier``.
         repeats: of comparisons that are repeated.
     """
 
@@ -58,6 +59,12 @@ class Workbench:
     def checkpoints(self) -> dict[str, Checkpoint]:
         """The models that draft for the target, by source."""
         return dict(draft_models(self.config.settings, self.config.model))
+
+    @property
+    def classifier(self) -> Path | None:
+        """DISCO's: the one that is named, or that of the draft model's folder; None: there is none."""
+        draft = self.checkpoints.get("draft_model")
+        return self.config.classifier or (None if draft is None else classifier_of(draft.folder))
 
     def engine(self, streaming_form: str = "two_steps") -> PaperEngine:
         """The loaded target.

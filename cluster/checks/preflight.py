@@ -17,7 +17,7 @@ from cluster.checks import host, model_files
 from cluster.checks.adapters import check_adapters
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
-from cluster.models.drafters import memory_here, trained_config
+from cluster.models.drafters import draft_models, memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
@@ -32,6 +32,7 @@ from services.router.tokenizer_file import open_file
 from services.verifier.loading.rank_sizes import check_split
 from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError
+from speculation.sources import kind_of
 
 # Size of the file to fetch; the unpacked model may need more.
 BUILT_IN_BYTES = 120 * 2**20
@@ -69,7 +70,7 @@ def check_settings(settings: Settings, *, here: bool) -> None:
         ConfigurationError: see ``preflight``.
     """
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
-    _check_stop(settings)
+    _check_stop(settings, named)
     server, http = component_configs.server_config(settings), component_configs.http_config(settings)
     component_configs.router_config(settings, named)
     component_configs.drafter_config(settings, named)
@@ -114,13 +115,14 @@ def _check_ops_port(settings: Settings) -> None:
         )
 
 
-def _check_stop(settings: Settings) -> None:
+def _check_stop(settings: Settings, model: ResolvedModel) -> None:
     stop = trained_config(settings).stop
     if stop.policy == "disco" or stop.disco is not None:
         # It imports numpy, which commands that only read settings do without.
         from services.drafter.stopping.policies import check_stop
 
-        check_stop(stop)
+        drafts = draft_models(settings, model) if stop.policy == "disco" and stop.disco is None else {}
+        check_stop(stop, [each.folder for source, each in drafts.items() if kind_of(source) == "draft_model"])
 
 
 def model_folder(settings: Settings) -> Path | None:

@@ -200,7 +200,7 @@ class StopConfig:
         Path | None,
         Setting(
             "under stop_policy: disco, the classifier: the .safetensors file of `outrider train disco`, with its .json "
-            "beside",
+            "beside; null: the one in the draft model's own folder, disco/classifier.safetensors",
             name="stop_classifier",
         ),
     ] = None

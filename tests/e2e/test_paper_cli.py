@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,11 @@ def test_disco(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run_here("paper", "disco", *options) == 2
     assert "--classifier is missing: outrider train disco --data DATA --draft" in capsys.readouterr().err
     assert run_here("paper", "disco", *options, "--classifier", str(classifier)) == 0
+    # The same one in the draft model's folder is found there, and the run goes on: it is done.
+    (draft / "disco").mkdir(exist_ok=True)
+    for file in (classifier, classifier.with_suffix(".json")):
+        shutil.copy(file, draft / "disco" / f"classifier{file.suffix}")
+    assert run_here("paper", "disco", *options) == 0
     tables = rows(tmp_path / "run")
     speeds = {row["method"]: row for row in tables["Table 1: speed-up over the target alone, greedy"]}
     assert {"Target", "dynHeur SL", "Static SL-5", "Static SL-opt", "DISCO", "Oracle"} <= speeds.keys()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.main import main
-from services.drafter.stopping.classifier import read_classifier
+from cluster.models import drafters
+from services.drafter.stopping.classifier import Classifier, ClassifierCard, read_classifier
+from services.model_files.folder import model_fingerprint
 from tests.draft_models import make_tiny_draft
 from tests.e2e.conftest import Command
 from tests.tiny import make_tiny_model
@@ -133,3 +137,29 @@ def test_a_target_that_drafts_for_itself_is_always_right(
     # Three steps of 6 tokens, and one without room for a draft.
     assert (policies["static 5"]["target_passes"], policies["static 5"]["wasted"]) == (4, 0)
     assert (policies["oracle"]["target_passes"], policies["oracle"]["draft_passes"]) == (1, 18)
+
+
+def test_the_models_that_come_along_are_found(
+    outrider_here: Command, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model for a target of this name, and the classifier in its folder."""
+    target, draft = models
+    own = tmp_path / target.name / "draft_model"
+    shutil.copytree(draft, own)
+    (own / "disco").mkdir()
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in (("w1", (4, 13)), ("b1", 4), ("w2", 4), ("b2", 1))}
+    card = ClassifierCard(draft=model_fingerprint(own), target=model_fingerprint(target), theta=0.5, max_tokens=3)
+    Classifier(**zeros, mean=np.zeros(13, np.float32), std=np.ones(13, np.float32)).write(
+        own / "disco" / "classifier.safetensors", card
+    )
+    monkeypatch.setattr(drafters, "_BUNDLED", tmp_path)
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "stopping.json"
+    prompts.write_text("the quick brown\nprompt lookup")
+    done = outrider_here(
+        "bench", "stopping", "--model", str(target), "--prompts", str(prompts), "--max-tokens", "12", "--sweep", "1",
+        "--repeats", "1", "--out", str(out), "--set", "verifier.threads=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    policies = {each["name"]: each for each in json.loads(out.read_text())["policies"]}
+    # As unsure of every token as theta: each draft has all that the card allows.
+    assert policies["disco"]["draft_passes"] > policies["disco"]["target_passes"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from cluster.models.drafters import bundled
 from services.drafter.config import StopConfig
 from services.drafter.stopping.classifier import (
     CLIP,
@@ -21,6 +22,7 @@ from services.drafter.stopping.classifier import (
     Classifier,
     ClassifierCard,
     Disco,
+    check_models,
     features_of,
     read_classifier,
 )
@@ -29,7 +31,7 @@ from services.drafter.stopping.entropy import Entropy
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.lengths import Heuristic, Static
 from services.drafter.stopping.oracle import Oracle, Scout
-from services.drafter.stopping.policies import make_stop
+from services.drafter.stopping.policies import check_stop, classifier_of, make_stop
 from services.model_files.folder import model_fingerprint
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
@@ -278,6 +280,36 @@ def test_a_classifier_serves_the_models_that_it_was_trained_on_only(tmp_path: Pa
         make_stop(config, draft_model, other)
     with refuses(ConfigurationError, field="drafter.stop_policy", value="disco"):
         make_stop(StopConfig(policy="disco"), draft_model, target)
+    with refuses(ConfigurationError, field="drafter.stop_policy", value="disco"):
+        check_stop(StopConfig(policy="disco"), [draft_model])
+
+
+def test_a_draft_models_own_classifier_is_the_default(tmp_path: Path) -> None:
+    draft_model, target, other = (model(tmp_path / name, n) for n, name in enumerate(("draft", "target", "other")))
+    before = model_fingerprint(draft_model)
+    own = draft_model / "disco" / "classifier.safetensors"
+    own.parent.mkdir()
+    classifier().write(own, replace(CARD, draft=before, target=model_fingerprint(target)))
+    assert model_fingerprint(draft_model) == before and classifier_of(draft_model) == own and classifier_of(other) is None
+    config = StopConfig(policy="disco")
+    check_stop(config, [draft_model])
+    assert isinstance(make_stop(config, draft_model, target), Disco)
+    with refuses(ConfigurationError, field="classifier.safetensors", says="another target"):
+        make_stop(config, draft_model, other)
+    # One that is named goes before it.
+    with refuses(ConfigurationError, field="named.json"):
+        check_stop(replace(config, disco=tmp_path / "named.safetensors"), [draft_model])
+
+
+def test_the_classifier_that_comes_along_is_for_the_draft_model_beside_it() -> None:
+    (folder,) = (folder for folder in bundled("smollm2-135m-instruct") if folder.name == "draft_model")
+    file = classifier_of(folder)
+    assert file is not None
+    own, card = read_classifier(file)
+    check_models(card, file, model_fingerprint(folder), card.target)
+    sure, unsure = token(top=(0.98, *[0.001] * 9), entropy=0.15), token(top=(0.1, *[0.05] * 9), entropy=6.0)
+    disco = Disco(own, card.theta, card.max_tokens)
+    assert disco.more(sure) and not disco.more(unsure)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.source import MedusaSource
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
+from services.drafter.heads.streams.streams import AdaptedLinear, Streams
 from services.drafter.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
 from tests.refusals import refuses
-from tests.training_data import open_tiny
+from tests.training_data import make_tiny_data, open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
+from training.fitted_streams import LowRankFit, fit_start
 from training.learner import trained
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
 from training.optimizer import Optimizer
@@ -112,6 +114,72 @@ def test_what_is_exported_is_accepted_more_often_than_chance(
     passes = sum(passes_of(source, sequences, 4, model.layers))
     # Four nodes at random out of 128 tokens would save three passes of a hundred.
     assert passes < 0.93 * tokens, (passes, tokens)
+
+
+def test_kept_states_stand_for_the_layers_below(target: Path, data: tuple[Path, DataManifest], tmp_path: Path) -> None:
+    """Streams that read their states from the data guess what those guess that compute them, and draft the same."""
+    folder = tmp_path / "kept"
+    manifest = make_tiny_data(target, folder, sequences=12, layers=(0, -1))
+    found = []
+    for kept in (False, True):
+        model = opened("streams", target, (folder, manifest), kept_states=kept)
+        assert (model.inside is None) is kept and model.layers == (0,)
+        (sequence, *_) = read_shards(folder, "validation", verify=False, layers=model.columns.layers)
+        with torch.no_grad():
+            found.append([each.hidden for each in model.learner.predict([sequence], 3)])
+        passes_of(model.source(), [model.as_served(sequence)], 4, model.layers)
+        tally = model.learner.lose([sequence], np.random.default_rng(1), 0.0)
+        assert tally.rows > 10
+    computed, read = found
+    # States of data are float16.
+    assert all(torch.allclose(ours, theirs, atol=0.05) for ours, theirs in zip(computed, read, strict=True))
+    with refuses(ConfigurationError, field="the layers of its states", value=[-1], allowed="among them 0"):
+        opened("streams", target, data, kept_states=True)
+
+
+def test_what_an_adapter_can_make_is_fitted(target: Path, data: tuple[Path, DataManifest]) -> None:
+    """A map of the adapter's rank is found, whatever the sizes of its outputs; of another one, its greatest part."""
+    module = opened("streams", target, data, rank=4).learner.module
+    assert isinstance(module, Streams)
+    adapted = module.own.layers[0].get_submodule("mlp.down_proj")
+    assert isinstance(adapted, AdaptedLinear)
+    generator = torch.Generator().manual_seed(1)
+    inputs, outputs = adapted.lora_A.in_features, adapted.lora_B.out_features
+    left, right = torch.randn(inputs, 4, generator=generator), torch.randn(4, outputs, generator=generator)
+    sizes = torch.logspace(-1, 1, outputs)
+    for more in (0.0, 0.3):
+        fit, exact = LowRankFit(), left @ right + more * torch.randn(inputs, outputs, generator=generator)
+        for _ in range(4):
+            read = torch.randn(400, inputs, generator=generator)
+            # What is missing is weighed by one over the outputs' sizes.
+            fit.add(read, read @ exact)
+        with torch.no_grad():
+            fit.give(adapted, 1 / sizes, 1.0)
+            made = adapted.lora_B(adapted.lora_A(read)) / sizes
+            first = adapted.lora_A(read).square().mean(dim=0).sqrt()
+        assert torch.allclose(first, torch.ones(4), atol=0.1)
+        left_over = float((made - read @ exact).square().mean() / (read @ exact).square().mean())
+        best = torch.linalg.svdvals(exact).square()
+        assert left_over < 0.001 + 1.1 * float(best[4:].sum() / best.sum()), more
+
+
+def test_fitted_streams_begin_nearer_to_the_rows_that_know_more(target: Path, data: tuple[Path, DataManifest]) -> None:
+    """A random target says little about its next states, so they come a little nearer to what main rows make there."""
+    shards = read_shards(data[0], "train", verify=False)
+    model, plain = (opened("streams", target, data, fitted=fitted) for fitted in (400, 0))
+    module = model.learner.module
+    assert isinstance(module, Streams)
+    assert fit_start(model, shards) and not fit_start(plain, shards)
+    apart = []
+    for each in (model, plain):
+        with torch.no_grad():
+            told = list(each.learner.predict(list(shards)[:10], 3))
+        apart.append(sum(float((one.hidden - one.states).square().mean()) for one in told))
+    assert apart[0] < 0.98 * apart[1], apart
+    states = torch.cat([torch.from_numpy(model.as_served(each).states).float() for each in shards])
+    assert 0.1 < float(module.stream_embeddings.detach().std() / states.std(dim=0).mean()) < 0.6
+    queries = [weight for name, weight in module.trained() if name.endswith("q_proj.lora_B.weight")]
+    assert queries and not any(weight.any() for weight in queries)
 
 
 def test_streams_through_more_layers_than_there_are(target: Path, data: tuple[Path, DataManifest]) -> None:

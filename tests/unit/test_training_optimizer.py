@@ -43,6 +43,16 @@ def test_it_trains_matrices_alone() -> None:
     assert torch.allclose(moved, expected, atol=1e-6)
 
 
+def test_scaled_rates_are_of_a_tensors_size() -> None:
+    held = {name: nn.Parameter(torch.full((2, 3), size)) for name, size in (("large", 8.0), ("one", 1.0), ("zero", 0.0))}
+    made = optimizer(held, scaled_rates=True, learning_rate=0.01)
+    for each in held.values():
+        each.grad = torch.ones_like(each)
+    made.make_step(0, 1)
+    moved = [size - float(each.detach()[0, 0]) for size, each in zip((8.0, 1.0, 0.0), held.values(), strict=True)]
+    assert moved == pytest.approx([0.08, 0.01, 0.001], rel=1e-3)
+
+
 def test_adamw_trains_rows_of_tokens() -> None:
     ours, adam = parameters(), parameters()
     recipe = LayersRecipe(kind="draft_model", warmup=0.0, steps=10, muon_rate=0.1)

@@ -33,6 +33,11 @@ class OwnLayers(nn.Module):
         normed: torch.Tensor = self.norm(rows)
         return normed
 
+    def layer(self, number: int, rows: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """What one of the layers alone makes of rows, as in ``forward``."""
+        made: torch.Tensor = self.layers[number](rows, rows, self._rotary.factors(positions, rows.dtype), attend)
+        return made
+
 
 def read_own_layers(folder: Path, found: LastLayers) -> OwnLayers:
     """The layers with the target's weights, frozen, as float32.

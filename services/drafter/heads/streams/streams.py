@@ -140,3 +140,10 @@ class Streams(nn.Module):
         self._pass.streams = streams
         hidden: torch.Tensor = self.own(rows, positions, attend)
         return hidden
+
+    def layer(
+        self, number: int, rows: torch.Tensor, positions: torch.Tensor, attend: Attend, *, streams: int
+    ) -> torch.Tensor:
+        """What one of the layers alone makes of rows [B, R, h], as in ``forward``."""
+        self._pass.streams = streams
+        return self.own.layer(number, rows, positions, attend)

@@ -23,7 +23,7 @@ def streams_of(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> 
     Returns:
         [B, A, gamma, h].
     """
-    kept = _Kept()
+    kept = Kept()
     with torch.no_grad():
         everywhere = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
         module(states, everywhere, kept, streams=0)
@@ -37,7 +37,18 @@ def at(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     return states.gather(1, anchors[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor, kept: _Kept) -> torch.Tensor:
+def _streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor, kept: Kept) -> torch.Tensor:
+    rows, positions, seen = begun(module, states, anchors)
+    hidden: torch.Tensor = module(rows, positions, Behind(kept, seen), streams=rows.shape[1])
+    return hidden.view(*anchors.shape, module.config.num_streams, -1)
+
+
+def begun(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the streams of ``anchors`` [B, A] begin, as R = A gamma rows.
+
+    Returns:
+        [B, R, h]; their positions [B, R]; and bool [B, 1, R, T + R], which main rows and streams each one sees.
+    """
     batch, count = anchors.shape
     levels = module.config.num_streams
     rows = module.inputs(at(states, anchors).flatten(0, 1)).view(batch, count * levels, -1)
@@ -47,12 +58,10 @@ def _streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor, kept:
     level = ahead.repeat(count)
     own = (whose[:, None] == whose) & (level <= level[:, None])
     main = torch.arange(states.shape[1], device=anchors.device) <= anchors.repeat_interleave(levels, 1)[..., None]
-    seen = torch.cat((main, own.expand(batch, -1, -1)), dim=-1)[:, None]
-    hidden: torch.Tensor = module(rows, positions, _Behind(kept, seen), streams=rows.shape[1])
-    return hidden.view(batch, count, levels, -1)
+    return rows, positions, torch.cat((main, own.expand(batch, -1, -1)), dim=-1)[:, None]
 
 
-class _Kept(dict[int, tuple[torch.Tensor, torch.Tensor]]):
+class Kept(dict[int, tuple[torch.Tensor, torch.Tensor]]):
     """An ``Attend`` for main rows: each sees itself and those before it. Keys and values are kept, by layer."""
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
@@ -60,10 +69,10 @@ class _Kept(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-class _Behind:
+class Behind:
     """An ``Attend`` for rows of streams behind main rows."""
 
-    def __init__(self, kept: _Kept, seen: torch.Tensor) -> None:
+    def __init__(self, kept: Kept, seen: torch.Tensor) -> None:
         self._kept = kept
         self._seen = seen
 
