@@ -167,6 +167,17 @@ async def test_of_two_that_unload_it_at_once_one_is_refused() -> None:
     assert len(await answer) == 2 and only.target.adapters == {}
 
 
+async def test_one_whose_router_was_lost_while_it_unloaded_is_unloaded_by_the_next() -> None:
+    changes, (only,) = service_of(Adapters())
+    await changes.load("one", ONE)
+    await only.adapt(AdapterOrder(order_id="of the lost one", step="close", name="one", within_s=limits.UNLOAD_S))
+    with pytest.raises(OutriderError, match="already"):
+        await changes.unload("one")
+    only.adapting._closed_until["one"] -= 2 * limits.UNLOAD_S
+    await changes.unload("one")
+    assert only.target.adapters == {}
+
+
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A folder whose path an error shows whole."""

@@ -34,6 +34,8 @@ class Adapting:
         # By adapter: the order that has loaded it, and the one that has closed it.
         self._loaded_by: dict[str, str] = {}
         self._closed_by: dict[str, str] = {}
+        # Until when its router may still say what becomes of it, in seconds of the event loop's clock.
+        self._closed_until: dict[str, float] = {}
         self._ended = asyncio.Event()
         self._one_load = asyncio.Lock()
 
@@ -100,9 +102,14 @@ class Adapting:
         return digest
 
     async def _close(self, order: AdapterOrder) -> None:
-        name = order.name
-        if self._closed_by.setdefault(name, order.order_id) != order.order_id:
+        name, now = order.name, asyncio.get_running_loop().time()
+        closed_by = self._closed_by.get(name, order.order_id)
+        if closed_by != order.order_id and now < self._closed_until[name]:
             raise Unavailable(f"the adapter {name} is being unloaded already")
+        # The router of an earlier order is gone, or could not reach this verifier.
+        self._closed_by[name] = order.order_id
+        # Here and at the other verifiers answers are waited for.
+        self._closed_until[name] = now + 2 * order.within_s
         try:
             async with asyncio.timeout(order.within_s):
                 while self._under_way[name]:
