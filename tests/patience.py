@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.waiting import Missing, Waiting
 from services.verifier.engine.mailbox import Mailbox
 
@@ -63,7 +64,14 @@ def wait_for_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(self: Waiting, missing: Sequence[Missing], *rest: object, **more: object) -> float:
         return PATIENCE_S if missing else 0.0
 
+    begin = DraftWait.__init__
+
+    def patient(self: DraftWait, *given: Any) -> None:
+        begin(self, *given)
+        self._most_named_s = PATIENCE_S
+
     monkeypatch.setattr(Waiting, "seconds", seconds)
+    monkeypatch.setattr(DraftWait, "__init__", patient)
     monkeypatch.setattr(Mailbox, "asks", lambda self, now: True)
 
 
