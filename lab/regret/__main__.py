@@ -1,7 +1,7 @@
 """How much slower ``auto`` is than the best fixed strategy of each answer, on recorded answers and simulated machines.
 
     python -m lab.regret record --prompts spec_bench.jsonl humaneval.jsonl --out answers.jsonl
-    python -m lab.regret compare answers.jsonl [--users 1 4 16 64]
+    python -m lab.regret compare answers.jsonl [--users 1 4 16 64] [--day 1000]
 
 `record` lets the target answer by plain decoding, and keeps the 8 tokens that it found likeliest at each position. `compare`
 runs the real decoding loop, budget and text sources over the answers, one at a time, with a clock that says what passes and
@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.bench.tables import render
 from cluster.process.terminal import stderr, stdout
 from lab.regret.answer_recorder import record
+from lab.regret.days import day, day_table
 from lab.regret.recorded_answers import RecordedAnswer, read_answers, write_answers
 from lab.regret.report import FIXED, MACHINES, PLAIN, compare, load_table, over_plain_at, regret_table
 from speculation.errors import ConfigurationError
@@ -41,8 +42,11 @@ def _compare(arguments: argparse.Namespace) -> None:
         own = list({each.prompt_ids: each for each in answers if each.temperature == temperature}.values())
         console.print(f"temperature {temperature:g}, {len(own)} answers")
         fixed = dict.fromkeys((PLAIN, *arguments.strategies))
-        found = {name: compare(MACHINES[name], own, tuple(fixed)) for name in arguments.machines}
+        found = {name: compare(MACHINES[name], own, tuple(fixed), arguments.effort) for name in arguments.machines}
         console.print(render(regret_table(found)))
+        if arguments.day:
+            days = {name: day(each, arguments.day, arguments.replayed) for name, each in found.items()}
+            console.print(render(day_table(days)))
         if arguments.users:
             wanted = [(name, users) for name in arguments.machines for users in arguments.users]
             loads = {(name, users): over_plain_at(MACHINES[name], own, users) for name, users in wanted}
@@ -68,6 +72,9 @@ def main() -> None:
     comparing.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES), help="default: all")
     comparing.add_argument("--strategies", nargs="+", choices=FIXED, default=list(FIXED), help="default: all")
     comparing.add_argument("--users", type=int, nargs="+", help="also auto against plain decoding, for so many at once")
+    comparing.add_argument("--effort", choices=["paper", "measured"], help="of all strategies; default: their own")
+    comparing.add_argument("--day", type=int, help="also a router that learns what to choose, over so many answers")
+    comparing.add_argument("--replayed", type=float, default=0.1, help="share of the day's answers that it has replayed")
     comparing.set_defaults(do=_compare)
     arguments = parser.parse_args()
     try:

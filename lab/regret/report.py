@@ -11,6 +11,7 @@ from lab.regret.recorded_answers import RecordedAnswer
 from lab.regret.simulated_clock import run
 from lab.regret.simulated_service import Machine, SimulatedService
 from speculation.sources import AUTO
+from speculation.types import Effort
 
 PLAIN = "autoregressive"
 FIXED = (PLAIN, "prompt_lookup", "suffix", "recycling")
@@ -62,18 +63,23 @@ def _service(machine: Machine, answers: Sequence[RecordedAnswer]) -> SimulatedSe
     return SimulatedService(machine, answers, vocab_size=1 + largest)
 
 
-def compare(machine: Machine, answers: Sequence[RecordedAnswer], fixed: Sequence[str] = FIXED) -> Regrets:
+def compare(
+    machine: Machine, answers: Sequence[RecordedAnswer], fixed: Sequence[str] = FIXED, effort: Effort | None = None
+) -> Regrets:
     """Give all answers under each strategy, one after the other, each strategy on a new server.
 
     Args:
         answers: of one temperature, no two to the same prompt.
         fixed: the strategies that ``auto`` is held against; ``PLAIN`` must be one.
+        effort: of them all; None: each has its usual one.
     """
 
     async def slowness(strategy: str) -> list[float]:
         service = _service(machine, answers)
         await service.loop.start()
-        found = [await service.seconds([each], strategy) / (len(each.output_ids) * machine.pass_s) for each in answers]
+        found = [
+            await service.seconds([each], strategy, effort) / (len(each.output_ids) * machine.pass_s) for each in answers
+        ]
         await service.loop.stop()
         return found
 

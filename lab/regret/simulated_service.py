@@ -36,7 +36,7 @@ from speculation.messages import (
 )
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import TEXT
-from speculation.types import EMPTY_TREE, Plan, SamplingParams, TokenTree
+from speculation.types import EMPTY_TREE, Effort, Plan, SamplingParams, TokenTree
 
 # By how much passes of the same rows differ, as a share of their time (standard deviation).
 _NOISE = 0.03
@@ -183,17 +183,17 @@ class SimulatedService:
         self.loop = DecodingLoop(target, [origin], budget, config, worker)
         self._number = 0
 
-    async def seconds(self, answers: Sequence[RecordedAnswer], strategy: str) -> float:
+    async def seconds(self, answers: Sequence[RecordedAnswer], strategy: str, effort: Effort | None = None) -> float:
         """How long these answers take, all asked for at once, until the last one ends; see ``times``."""
-        return max(await self.times(answers, strategy))
+        return max(await self.times(answers, strategy, effort))
 
-    async def times(self, answers: Sequence[RecordedAnswer], strategy: str) -> list[float]:
+    async def times(self, answers: Sequence[RecordedAnswer], strategy: str, effort: Effort | None = None) -> list[float]:
         """Seconds until each of these answers ends, all asked for at once.
 
         Raises:
             Internal: an answer is not the recorded one.
         """
-        plan = plan_of(strategy)
+        plan = plan_of(strategy, effort)
         self._number += 1
         named = [(each, f"{self._number}-{index}") for index, each in enumerate(answers)]
         return await asyncio.gather(*(self._answer(each, plan, name) for each, name in named))
@@ -210,7 +210,7 @@ class SimulatedService:
         return clock.time() - began
 
 
-def plan_of(strategy: str) -> Plan:
+def plan_of(strategy: str, effort: Effort | None = None) -> Plan:
     """The router's, without an index or a model."""
-    asked = ClientRequest(input=(), sampling=RequestedSampling(), strategy=strategy)
+    asked = ClientRequest(input=(), sampling=RequestedSampling(), strategy=strategy, effort=effort)
     return make_plan(asked, StrategyConfig())

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.regret.days import MIXED, day, day_table
 from lab.regret.recorded_answers import read_answers, write_answers
 from lab.regret.recorded_target import LikeliestElsewhere, RecordedTarget
-from lab.regret.report import PLAIN, compare, load_table, over_plain_at, regret_table
+from lab.regret.report import PLAIN, Regrets, compare, load_table, over_plain_at, regret_table
 from lab.regret.simulated_clock import run
 from lab.regret.simulated_service import Machine, SimulatedService
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling
@@ -114,3 +115,19 @@ def test_a_changed_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedTarget, "_outcome", wrong)
     with pytest.raises(Internal, match="recorded answer"):
         run(answer())
+
+
+def test_a_day_of_a_router_that_learns() -> None:
+    copies = [replace(each, task="copies", prompt_ids=each.prompt_ids * 9) for each in ANSWERS]
+    tales = [replace(each, task="tales", prompt_ids=tuple(range(600))) for each in ANSWERS]
+    many = len(ANSWERS)
+    found = Regrets(
+        answers=[*copies, *tales],
+        slowness={PLAIN: [1.0] * 2 * many, "suffix": [0.5] * many + [1.1] * many, AUTO: [0.8] * many + [0.7] * many},
+    )
+    told = day(found, 600, replayed=0.2)
+    assert told["copies"].best == "suffix" and told["copies"].over("suffix") < 0.06
+    assert told["copies"].over(AUTO) < -0.3 and told["tales"].left == 0
+    # For who asks for both, no one strategy is as good as what suits each.
+    assert told[MIXED].over(told[MIXED].best) < 0
+    assert len(day_table({"here": told}).rows) == 4
