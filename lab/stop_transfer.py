@@ -43,7 +43,8 @@ def main() -> None:
     judges = {name: _trained(answers, kinds, options.cost_ratio) for name, kinds in learnt.items()}
     print("| judged on | answers | tokens | " + " | ".join(f"learnt from {name}" for name in judges) + " |")
     print("|---|---:|---:|" + "---:|" * len(judges))
-    for name, kinds in {**groups, **{kind: [kind] for kind in sorted(answers)}, ALL: [*answers]}.items():
+    rows = [*((f"all of {name}", kinds) for name, kinds in groups.items()), *((kind, [kind]) for kind in sorted(answers))]
+    for name, kinds in [*rows, (ALL, [*answers])]:
         held = [answer for kind in kinds for answer in _judged(answers[kind])]
         examples = judged_examples(held)
         found = [quality(classifier, examples, theta) for classifier, theta in judges.values()]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from services.drafter.heads.streams.streams import AdaptedLinear, Streams
-from services.drafter.heads.streams.whole_texts import Behind, Kept, begun
+from services.drafter.heads.streams.whole_texts import BehindMain, MainRows, begun
 from training.open_run import OpenedModel
 from training.recipe import StreamsRecipe
 from training.shards import Shards, TrainingSequence
@@ -92,7 +92,7 @@ def _fit_layer(module: Streams, number: int, texts: Sequence[_Text]) -> None:
     assert isinstance(attention, AdaptedLinear) and isinstance(mlp, AdaptedLinear)
     kept, added, behind = [], [], []
     for text in texts:
-        attend = Kept()
+        attend = MainRows()
         everywhere = torch.arange(text.main.shape[1], device=text.main.device)[None]
         with _noted(attention) as noted:
             behind.append(module.layer(number, text.main, everywhere, attend, streams=0))
@@ -112,8 +112,8 @@ def _fit_layer(module: Streams, number: int, texts: Sequence[_Text]) -> None:
         text.main = goal
 
 
-def _through(module: Streams, number: int, text: _Text, kept: Kept) -> torch.Tensor:
-    return module.layer(number, text.rows, text.positions, Behind(kept, text.seen), streams=text.rows.shape[1])
+def _through(module: Streams, number: int, text: _Text, kept: MainRows) -> torch.Tensor:
+    return module.layer(number, text.rows, text.positions, BehindMain(kept, text.seen), streams=text.rows.shape[1])
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def streams_of(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> 
     Returns:
         [B, A, gamma, h].
     """
-    kept = Kept()
+    kept = MainRows()
     with torch.no_grad():
         everywhere = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
         module(states, everywhere, kept, streams=0)
@@ -37,9 +37,9 @@ def at(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     return states.gather(1, anchors[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor, kept: Kept) -> torch.Tensor:
+def _streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor, kept: MainRows) -> torch.Tensor:
     rows, positions, seen = begun(module, states, anchors)
-    hidden: torch.Tensor = module(rows, positions, Behind(kept, seen), streams=rows.shape[1])
+    hidden: torch.Tensor = module(rows, positions, BehindMain(kept, seen), streams=rows.shape[1])
     return hidden.view(*anchors.shape, module.config.num_streams, -1)
 
 
@@ -61,7 +61,7 @@ def begun(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> tuple
     return rows, positions, torch.cat((main, own.expand(batch, -1, -1)), dim=-1)[:, None]
 
 
-class Kept(dict[int, tuple[torch.Tensor, torch.Tensor]]):
+class MainRows(dict[int, tuple[torch.Tensor, torch.Tensor]]):
     """An ``Attend`` for main rows: each sees itself and those before it. Keys and values are kept, by layer."""
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
@@ -69,10 +69,10 @@ class Kept(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-class Behind:
+class BehindMain:
     """An ``Attend`` for rows of streams behind main rows."""
 
-    def __init__(self, kept: Kept, seen: torch.Tensor) -> None:
+    def __init__(self, kept: MainRows, seen: torch.Tensor) -> None:
         self._kept = kept
         self._seen = seen
 
