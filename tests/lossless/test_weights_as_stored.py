@@ -24,10 +24,9 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.tiny_gguf import DRAWN, Q4_K_M, WIDE, make_tiny_gguf
+from tests.tiny_gguf import ALIKE, DRAWN, Q4_K_M, WIDE, make_tiny_gguf
 
 MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
-ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
 MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
 SETS = ("avx512", "avx2", "neon")
 TEXT = tuple(range(5, 45))
