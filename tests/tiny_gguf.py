@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from transformers import AutoModelForCausalLM
 
+from tests.random_blocks import random_blocks
 from tests.tiny import make_tiny_model
 
 _NAMES = {
@@ -26,13 +27,30 @@ _NAMES = {
 }
 
 
-def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "") -> Path:
+# Types that the gguf package does not quantise to: their blocks are random.
+DRAWN = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
+# As llama.cpp's Q4_K_M, in which some matrices have more bits than others; Q5_K besides. Blocks have 256 inputs.
+Q4_K_M = {
+    "_norm": "F32",
+    "attn_v": "Q6_K",
+    "attn_output": "Q5_K",
+    "attn": "Q4_K",
+    "ffn_down": "Q6_K",
+    "ffn": "Q4_K",
+    "token_embd": "Q6_K",
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.1}
+
+
+def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "", **overrides: object) -> Path:
     """Write ``tiny.gguf``; ``kinds`` says by part of a tensor's name what it is stored as, float32 else.
 
     Args:
         without: a tensor that is left out.
+        overrides: of the model's configuration.
     """
-    source = make_tiny_model(folder / "source")
+    source = make_tiny_model(folder / "source", **overrides)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     config, tokenizer = model.config, json.loads((source / "tokenizer.json").read_text())
     writer = GGUFWriter(folder / "tiny.gguf", "llama")
@@ -60,7 +78,10 @@ def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "")
             continue
         data = _in_its_order(own, weight.numpy(), config.num_attention_heads, config.num_key_value_heads)
         kind = next((kind for part, kind in kinds.items() if part in own), "F32")
-        made = quants.quantize(data, GGMLQuantizationType[kind]) if kind != "F32" else data
+        if kind in DRAWN:
+            made = random_blocks(*data.shape, kind, size=float(data.std()), seed=len(own))
+        else:
+            made = quants.quantize(data, GGMLQuantizationType[kind]) if kind != "F32" else data
         writer.add_tensor(own, made, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

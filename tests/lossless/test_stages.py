@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from tests.refusals import refuses
 from tests.service import pipeline
 from tests.stage_forks import forked_stages, launch_fork, services_fork
 from tests.tiny import make_tiny_model
-from tests.tiny_gguf import make_tiny_gguf
+from tests.tiny_gguf import ALIKE, Q4_K_M, WIDE, make_tiny_gguf
 
 # One process, for the stages that they share.
 pytestmark = pytest.mark.xdist_group("stages")
@@ -72,11 +72,10 @@ def split(model: Path) -> Iterator[TransformersTarget]:
 
 
 @pytest.mark.exhaustive
-def test_weights_as_stored_in_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [ALIKE, Q4_K_M], ids=["alike", "q4_k_m"])
+def test_weights_as_stored_in_stages(kinds: Mapping[str, str], tmp_path: Path) -> None:
     """Every stage keeps its blocks as they are; the last one's output layer shares them with the first one's embeddings."""
-    gguf = make_tiny_gguf(
-        tmp_path, {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
-    )
+    gguf = make_tiny_gguf(tmp_path, kinds, **(WIDE if kinds is Q4_K_M else {}))
     folder = resolve(str(gguf), tmp_path / "cache").path
     alone = passes(TransformersTarget(config(folder, 1)))
     target = TransformersTarget(config(folder, 2, kernels_dir=tmp_path / "choices"), launch_child)

@@ -39,6 +39,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from cluster.models.target import resolve
 from services.model_files.folder import model_fingerprint
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
@@ -61,6 +62,7 @@ from tests.service import pipeline
 from tests.stage_forks import forked_stages, launch_fork, services_fork
 from tests.stage_threads import launch_thread
 from tests.tiny import make_tiny_model
+from tests.tiny_gguf import Q4_K_M, WIDE, make_tiny_gguf
 from tests.virtual_ranks import ranks_of, together
 
 pytestmark = [
@@ -217,6 +219,12 @@ def test_a_folder_of_blocks_is_read_by_slices(model: Path, tmp_path: Path) -> No
         assert files.shape(name) == (128, 256)
         part = files.part(name, 32, 96)
         assert isinstance(part, StoredBlocks) and torch.equal(part.float(), files.numbers(name)[32:96])
+    alone = passes(ModelSlice(config(folder), 0))
+    assert all(torch.equal(one, alone) for one in together(ranks_of(config(folder, 2)), passes))
+
+
+def test_blocks_of_256_inputs_are_cut_by_outputs(tmp_path: Path) -> None:
+    folder = resolve(str(make_tiny_gguf(tmp_path, Q4_K_M, **WIDE)), tmp_path / "cache").path
     alone = passes(ModelSlice(config(folder), 0))
     assert all(torch.equal(one, alone) for one in together(ranks_of(config(folder, 2)), passes))
 

@@ -6,25 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from cluster.models.target import as_float32, resolve
 from services.model_files.generation_config import read_generation_config
 from services.model_files.weights.files import BLOCKS_FILE
-from services.model_files.weights.stored_blocks import StoredLinear
+from services.model_files.weights.stored_blocks import KEPT, StoredLinear
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.load_model import load_whole
+from services.verifier.kernels.native.linear_kernel import NativeLinear
+from services.verifier.loading.load_model import hollow_model, load_whole
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.tiny_gguf import make_tiny_gguf
+from tests.tiny_gguf import ALIKE, DRAWN, Q4_K_M, WIDE, make_tiny_gguf
 
 MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
-ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
 MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
 SETS = ("avx512", "avx2", "neon")
 TEXT = tuple(range(5, 45))
@@ -42,11 +44,12 @@ def logits(model: Path, **settings: str) -> tuple[torch.Tensor, TransformersTarg
     return torch.cat([made, target.forward([tree])[0]]), target
 
 
-@pytest.fixture(scope="module", params=[MIXED, ALIKE], ids=["mixed", "alike"])
+@pytest.fixture(scope="module", params=[MIXED, ALIKE, Q4_K_M], ids=["mixed", "alike", "q4_k_m"])
 def unpacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A GGUF file and the folder that was made of it."""
     folder = tmp_path_factory.mktemp("gguf")
-    gguf = make_tiny_gguf(folder, request.param)
+    wide = WIDE if request.param is Q4_K_M else {}
+    gguf = make_tiny_gguf(folder, request.param, **wide)
     return gguf, resolve(str(gguf), folder / "cache").path
 
 
@@ -93,6 +96,20 @@ def test_every_instruction_set_computes_the_same_bits(unpacked: tuple[Path, Path
     assert all(torch.equal(one, made[0]) for one in made)
 
 
+def test_memory_is_near_the_files_and_the_plan_knows_it(unpacked: tuple[Path, Path]) -> None:
+    if (kernels := library()) is None:
+        pytest.skip("no C compiler here")
+    config = TargetConfig(model_path=str(unpacked[1]))
+    linears = [module.weight for module in load_whole(config).modules() if isinstance(module, StoredLinear)]
+    raw = sum(weight.raw.numel() for weight in linears)
+    packed = sum(NativeLinear(kernels, weight, None)._weight.numel() for weight in linears)
+    assert raw <= packed <= raw * 1.03
+    kept = shape_of(config).kept_bytes
+    numbers = sum(parameter.numel() for parameter in hollow_model(config).parameters())
+    stored = sum(tensor.nbytes for tensor in load_file(unpacked[1] / BLOCKS_FILE).values())
+    assert kept is not None and round(kept * numbers) == stored
+
+
 def test_without_kernels_blocks_are_unpacked(unpacked: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = unpacked
     made, target = logits(folder, kernels="onednn")
@@ -111,11 +128,28 @@ def test_bfloat16_weights_stay_two_bytes(tmp_path: Path) -> None:
     assert torch.equal(stored, logits(folder, weights="float32")[0])
 
 
+def test_every_type_is_unpacked_to_the_numbers_of_the_gguf_package(tmp_path: Path) -> None:
+    """What is kept in blocks and what is not, on tensors whose rows GGUF has in the order of transformers."""
+    places = ("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    names = ("self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    types = (*DRAWN, "Q5_0", "Q5_1", "Q8_0")
+    for kinds in (types[:5], types[5:]):
+        gguf = make_tiny_gguf(tmp_path / kinds[0], {"_norm": "F32", **dict(zip(places, kinds, strict=True))}, **WIDE)
+        tensors = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
+        folder = resolve(str(gguf), tmp_path / "cache").path
+        ours = load_whole(TargetConfig(model_path=str(folder), weights="float32")).state_dict()
+        for place, name, kind in zip(places, names, kinds, strict=True):
+            tensor = tensors[f"blk.1.{place}.weight"]
+            assert tensor.tensor_type.name == kind
+            expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+            assert torch.equal(ours[f"model.layers.1.{name}.weight"], expected), kind
+
+
 def test_types_that_are_not_kept_become_float32_and_are_told(tmp_path: Path) -> None:
-    gguf = make_tiny_gguf(tmp_path, {"ffn_up": "Q5_0", "ffn_down": "Q4_0"})
+    gguf = make_tiny_gguf(tmp_path, {"_norm": "F32", "ffn_up": "Q3_K", "ffn_down": "Q4_0"}, **WIDE)
     said: list[str] = []
     folder = resolve(str(gguf), tmp_path / "cache", say=said.append).path
-    assert any("weights of the type Q5_0 become float32: only Q4_0, Q4_1, Q8_0 are kept" in line for line in said)
+    assert any(f"weights of the type Q3_K become float32: only {', '.join(KEPT)} are kept" in line for line in said)
     kept = load_file(folder / BLOCKS_FILE)
     assert kept["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
     assert kept["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8

@@ -25,9 +25,10 @@ from services.verifier.kernels.native.library import Library, library, ship
 from services.verifier.kernels.native.linear_kernel import NativeLinear
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
+from tests.random_blocks import random_blocks
 
 SETS = ("avx512", "avx2", "neon")
-FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z")
+FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
 def all_here() -> list[Library]:
@@ -50,6 +51,8 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
         return weight.to(getattr(torch, form))
     if form == "Q8_0":
         return quantized(weight)
+    if form.endswith("_K") or form.startswith("Q5"):
+        return StoredBlocks(torch.from_numpy(random_blocks(outputs, inputs, form, seed=inputs)), form, inputs)
     source = np.random.default_rng(outputs * inputs)
     scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
     if form.endswith("Z"):
@@ -145,12 +148,16 @@ def test_linear_layers_of_any_shape(kernels: Library, shape: tuple[int, int], ro
 def test_every_form_of_weights_is_its_float32_bit_for_bit(kernels: Library, form: str, rows: int) -> None:
     """Weights that stay as stored give the sums of the unpacked ones, in the order of the inputs."""
     torch.manual_seed(1)
-    weight = stored(form, 100, 320)
-    given = torch.randn(rows, 320)
+    # A part of the inputs that is unpacked at once, and a shorter one behind; blocks of the K types have 256.
+    inputs = 768 if form.endswith("_K") else 320
+    weight = stored(form, 100, inputs)
+    given = torch.randn(rows, inputs)
     result = NativeLinear(kernels, weight, None)(given)
     plain = weight.float()
     assert torch.equal(result, NativeLinear(kernels, plain, None)(given))
     assert torch.equal(result[:2], in_order(given[:2], plain))
+    # The weights themselves.
+    assert torch.equal(NativeLinear(kernels, weight, None)(torch.eye(inputs)[-rows:]), plain.T[-rows:])
 
 
 def test_inputs_that_fill_no_block(kernels: Library) -> None:
@@ -167,9 +174,10 @@ def test_a_wrong_count_of_bytes_is_refused(kernels: Library) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_linear_layers_are_the_same_bits_on_every_instruction_set(form: str) -> None:
     torch.manual_seed(3)
-    weight, bias = stored(form, 70, 384), torch.randn(70)
+    inputs = 512 if form.endswith("_K") else 384
+    weight, bias = stored(form, 70, inputs), torch.randn(70)
     for rows in (1, 2, 3, 6, 8, 17, 100):
-        given = torch.randn(rows, 384)
+        given = torch.randn(rows, inputs)
         results = [NativeLinear(kernels, weight, bias)(given) for kernels in all_here()]
         assert all(torch.equal(result, results[0]) for result in results)
 
@@ -216,7 +224,9 @@ def test_attention_is_the_same_bits_on_every_instruction_set(kind: str, value_si
 def printed_by(command: list[str], flags: tuple[str, ...], folder: Path, run: list[str]) -> list[str]:
     """What tests/native_bits.c prints, compiled with ``flags``."""
     sources = Path(compiling.__file__).parent
-    files = [str(sources / name) for name in ("linear.c", "low_rank.c", "tree_attention.c", "choose.c", "check.c")]
+    files = [
+        str(sources / name) for name in ("linear.c", "packing.c", "low_rank.c", "tree_attention.c", "choose.c", "check.c")
+    ]
     made = str(folder / "bits")
     program = str(Path(__file__).parents[1] / "native_bits.c")
     subprocess.run([*command, *compiling._FLAGS, *flags, f"-I{sources}", program, *files, "-o", made], check=True)
@@ -230,5 +240,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 121 and own[0] == "check 1"
+    assert len(own) == 201 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# GGUF's types whose blocks the kernels can read. All have BLOCK inputs per block.
-KEPT = ("Q4_0", "Q4_1", "Q8_0")
+# GGUF's types whose blocks the kernels can read. Those of the K types have 256 inputs, others BLOCK.
+KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
 BLOCK = 32
+# Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
+_HALVES = {**dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), slice(0, 2)), "Q6_K": slice(208, 210)}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """A matrix in blocks of ``BLOCK`` inputs.
+    """A matrix in blocks.
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
@@ -45,10 +47,10 @@ class StoredBlocks:
         return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
 
     def finite(self) -> bool:
-        """Whether all numbers are finite, which depends on the one or two float16 numbers at the start of each block."""
-        blocks = self.raw.view(self.raw.shape[0], self.in_features // BLOCK, -1)
-        scales = blocks[..., : 2 if self.kind in ("Q4_0", "Q8_0") else 4].contiguous().view(torch.float16)
-        return bool(torch.isfinite(scales).all())
+        """Whether all numbers are finite, which depends on the float16 numbers of each block."""
+        _, size = sizes_of(self.kind)
+        halves = self.raw.view(self.raw.shape[0], -1, size)[..., halves_of(self.kind)]
+        return bool(torch.isfinite(halves.contiguous().view(torch.float16)).all())
 
 
 def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
@@ -61,10 +63,23 @@ def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
     return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
 
 
+def sizes_of(kind: str) -> tuple[int, int]:
+    """Inputs and bytes of a block."""
+    if kind in WITH_ZEROS:
+        return BLOCK, 4 + BLOCK * WITH_ZEROS[kind] // 8
+    inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return int(inputs), int(size)
+
+
+def halves_of(kind: str) -> slice:
+    """Bytes of a block that hold its float16 numbers; if they are finite, so are all numbers."""
+    return _HALVES.get(kind, slice(0, 4))
+
+
 def bytes_of_row(kind: str, in_features: int) -> int:
-    """Bytes of a row in blocks of one of GGUF's types."""
-    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    return in_features // BLOCK * int(size)
+    """Bytes of a row in whole blocks."""
+    inputs, size = sizes_of(kind)
+    return -(-in_features // inputs) * size
 
 
 # The weight of a linear layer, [outputs, inputs].

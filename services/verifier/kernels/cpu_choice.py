@@ -21,7 +21,15 @@ from torch import nn
 from torch.nn import functional
 
 from services.machine import processor
-from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, quantized, stored_as
+from services.model_files.weights.stored_blocks import (
+    BLOCK,
+    StoredBlocks,
+    Weight,
+    halves_of,
+    quantized,
+    sizes_of,
+    stored_as,
+)
 from services.verifier.checks.kept_measurements import Kept, digest_of
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.linears import MakeLinear, OneDnnLinear, as_float, products
@@ -240,16 +248,13 @@ def _score(milliseconds: Sequence[float]) -> float:
 
 def _sample(outputs: int, inputs: int, kind: str) -> Weight:
     """Random weights of a shape and type; their values do not change the time."""
-    weight = torch.randn(outputs, inputs)
     if kind in ("float32", "bfloat16", "float16"):
-        return weight.to(getattr(torch, kind))
-    blocks = quantized(weight)
-    if kind == "Q8_0":
-        return blocks
-    by_block = blocks.raw.view(outputs, -1, 34)
-    scale = by_block[..., :2].repeat(1, 1, 1 if kind == "Q4_0" else 2)
-    codes = by_block[..., 2:] if kind == "Q8_Z" else by_block[..., 2:18]
-    return StoredBlocks(torch.cat([scale, codes], -1).flatten(1), kind, blocks.in_features)
+        return torch.randn(outputs, inputs).to(getattr(torch, kind))
+    in_block, size = sizes_of(kind)
+    raw = torch.randint(256, (outputs, -(-inputs // in_block), size), dtype=torch.uint8)
+    halves = raw[..., halves_of(kind)]
+    halves.copy_(torch.full((halves.shape[-1] // 2,), 0.01, dtype=torch.float16).view(torch.uint8))
+    return StoredBlocks(raw.flatten(1), kind, inputs)
 
 
 def _is_exact(layer: nn.Module, inputs: int, min_rows: int) -> bool:

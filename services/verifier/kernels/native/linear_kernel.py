@@ -7,15 +7,15 @@ import ctypes
 import torch
 from torch.nn import functional
 
-from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight
+from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, bytes_of_row, sizes_of
 from services.verifier.kernels.exact_weights import PackedLinear
 from services.verifier.kernels.native.library import Library
 
-# Must equal the constants in vectors.h and linear.c.
+# Must equal the constants in vectors.h and panels.h.
 PANEL = 32
-_TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q8_Z": 5, "Q4_Z": 6}
-# Bytes of a block, per output.
-_BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q8_Z": 36, "Q4_Z": 20}
+_TYPES = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+# Bytes that a block has in a panel beyond those in a file: scales and minima of six bits are bytes there.
+_ADDED = {"Q4_K": 4, "Q5_K": 4}
 
 
 class LinearStruct(ctypes.Structure):
@@ -43,14 +43,15 @@ class NativeLinear(PackedLinear):
         self.stored_as = weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
         self._panels = -(-self.out_features // PANEL)
         # Inputs are padded with zeros to whole blocks, which changes no sum.
-        self._missing_inputs = 0 if self.stored_as == "float32" else -self.in_features % BLOCK
+        inputs_of_block = sizes_of(weight.kind)[0] if isinstance(weight, StoredBlocks) else BLOCK
+        self._missing_inputs = 0 if self.stored_as == "float32" else -self.in_features % inputs_of_block
         self._bias = None
         if bias is not None:
             self._bias = functional.pad(bias.detach().float(), (0, self._panels * PANEL - self.out_features))
         self.struct = LinearStruct(
             None,
             None if self._bias is None else self._bias.data_ptr(),
-            _TYPES[self.stored_as],
+            _TYPES.index(self.stored_as),
             self.in_features + self._missing_inputs,
             self._panels,
         )
@@ -66,11 +67,14 @@ class NativeLinear(PackedLinear):
             rows = weight.raw.contiguous()
         else:
             rows = functional.pad(weight.detach(), (0, self._missing_inputs)).contiguous().view(torch.uint8)
-        blocks = (self.in_features + self._missing_inputs) // BLOCK
-        size = blocks * _BLOCK_BYTES[self.stored_as]
+        inputs = self.in_features + self._missing_inputs
+        size = bytes_of_row(self.stored_as, inputs) if isinstance(weight, StoredBlocks) else 2 * inputs
         if tuple(rows.shape) != (self.out_features, size):
             raise ValueError(f"blocks are {tuple(rows.shape)}: must be {(self.out_features, size)} for {self.stored_as}")
-        packed = torch.empty(self._panels * PANEL * size, dtype=torch.uint8)
+        laid_out = size
+        if isinstance(weight, StoredBlocks):
+            laid_out += _ADDED.get(weight.kind, 0) * (inputs // sizes_of(weight.kind)[0])
+        packed = torch.empty(self._panels * PANEL * laid_out, dtype=torch.uint8)
         pack = kernels.functions.outrider_pack
         pack.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         pack.restype = None

@@ -33,6 +33,14 @@ typedef uint64_t wide __attribute__((vector_size(LANES * sizeof(uint32_t)), alig
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Reads `what` from memory at every use, as an operand. Where registers are few, the compiler would keep it in one, and spill
+ * sums, which wait for each other then. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define FROM_MEMORY(what) __asm__("" : "+m"(what))
+#else
+#define FROM_MEMORY(what) (void)(what)
+#endif
+
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void keep(float *to, vec what) { *(vec *)to = what; }
 INLINE vec spread(float one) { return (vec){0} + one; }
@@ -56,6 +64,19 @@ INLINE vec load_halves(const uint16_t *from) {
     return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 #else
     return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#endif
+}
+
+/* LANES numbers from 0 to 255 as floats. */
+INLINE vec load_bytes(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    uint32_t four;
+    memcpy(&four, from, 4);
+    return (vec)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
 #endif
 }
 
