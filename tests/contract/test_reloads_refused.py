@@ -13,7 +13,7 @@ import pytest
 from services.model_files.folder import weights_digest
 from services.router import reloads
 from services.router.service import RouterService
-from services.verifier import reloading
+from services.verifier.changing import reloading
 from services.verifier.config import TargetConfig
 from services.verifier.loading.replaceable import check_supported
 from services.verifier.model import new_weights

@@ -47,6 +47,7 @@ def test_generate_in_process_prints_the_promised_object(outrider_here: Command, 
             "switches",
             "seconds_saved",
             "rule",
+            "learnt",
         }
         assert set(result["timing"]) == {"queue_s", "time_to_first_token_s", "total_s", "tokens_per_second"}
     assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
