@@ -212,7 +212,7 @@ def print_explanation(explained: Explanation, *, as_json: bool) -> None:
         console.print("No rule counts.")
     values = {
         "strategy": plan.strategy,
-        "sources": ", ".join(plan.sources) or "none",
+        "sources": ", ".join(plan.sources) or "none: plain decoding",
         "num_speculative_tokens": plan.max_nodes,
         "effort": plan.effort,
         "drafter": explained.drafter or "none is named",
@@ -221,6 +221,8 @@ def print_explanation(explained: Explanation, *, as_json: bool) -> None:
     for column in ("field", "value", "said by"):
         table.add_column(column)
     for name, value in values.items():
-        table.add_row(name, f"{value}", explained.said_by[name])
-    table.add_row("sources", ", ".join(plan.sources) or "none: plain decoding", "the strategy, and what is here")
+        said = explained.said_by[name]
+        # Which of a strategy's sources draft, follows from the index and the models that there are.
+        by = f"{said}, and what is here" if (name, said) == ("sources", "the strategy") else said
+        table.add_row(name, f"{value}", by)
     console.print(table)
