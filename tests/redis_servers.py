@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,3 +56,14 @@ def started(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[
     finally:
         process.terminate()
         process.wait(10)
+
+
+@contextmanager
+def with_user(folder: Path, name: str, keys: str, commands: Iterable[str]) -> Iterator[dict[str, str]]:
+    """An embedded Redis: the URL of its default user, and of one who may use some commands on some keys alone."""
+    with server("embedded", folder) as url:
+        with redis.Redis.from_url(url) as admin:
+            until_it_answers(admin)
+            rules = ["on", ">words", "resetkeys", f"~{keys}", "-@all", *(f"+{each}" for each in commands)]
+            admin.execute_command("ACL", "SETUSER", name, *rules)
+        yield {"admin": url, "own": f"redis://{name}:words@" + url.rpartition("@")[2]}

@@ -36,12 +36,8 @@ ACME = Context("acme's", "512.0.greedy")
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The URL of the server's default user, and of one who may do no more than routers need."""
-    with redis_servers.server("embedded", tmp_path_factory.mktemp("embedded")) as url:
-        with redis.Redis.from_url(url) as admin:
-            redis_servers.until_it_answers(admin)
-            rules = ["on", ">words", "resetkeys", "~outrider:learning:*", "-@all", *(f"+{each}" for each in COMMANDS)]
-            admin.execute_command("ACL", "SETUSER", "routers", *rules)
-        yield {"admin": url, "own": "redis://routers:words@" + url.rpartition("@")[2]}
+    with redis_servers.with_user(tmp_path_factory.mktemp("embedded"), "routers", "outrider:learning:*", COMMANDS) as urls:
+        yield urls
 
 
 @pytest.fixture

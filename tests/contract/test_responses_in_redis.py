@@ -32,12 +32,8 @@ pytestmark = pytest.mark.xdist_group("responses_in_redis")
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """By kind the URL of its default user, and of one who may do no more than the store needs."""
-    with redis_servers.server("embedded", tmp_path_factory.mktemp("embedded")) as url:
-        with redis.Redis.from_url(url) as admin:
-            redis_servers.until_it_answers(admin)
-            rules = ["on", ">words", "resetkeys", "~outrider:responses:*", "-@all", *(f"+{each}" for each in COMMANDS)]
-            admin.execute_command("ACL", "SETUSER", "responses", *rules)
-        yield {"admin": url, "own": "redis://responses:words@" + url.rpartition("@")[2]}
+    with redis_servers.with_user(tmp_path_factory.mktemp("embedded"), "responses", "outrider:responses:*", COMMANDS) as urls:
+        yield urls
 
 
 @pytest.fixture
