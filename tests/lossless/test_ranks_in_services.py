@@ -47,14 +47,14 @@ async def test_an_answer_moves_between_one_process_and_two_ranks(tiny_model: Pat
     async with verifier(tiny_model, {}) as one, verifier(tiny_model, {}, ranks=2) as two:
         for sampling in SAMPLING:
             wanted = asked("", PROMPTS[1], DRAFTED, **sampling)
-            answer = await said(one, replace(wanted, plan=PLAIN))
+            answer = await said(one, replace(wanted, request_id=f"{wanted.request_id}.plain", plan=PLAIN))
             for first, second in ((one, two), (two, one)):
                 begun, arithmetic = await broken_off(first, wanted, 20)
                 assert arithmetic
                 moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
-                # And back, once more.
+                # And back, once more. By another id, as a router does: the one left may still end where it began.
                 more, _ = await broken_off(second, moved, 20)
-                again = replace(moved, committed=(*begun, *more))
+                again = replace(moved, request_id=f"{wanted.request_id}.1", committed=(*begun, *more))
                 assert [*begun, *more, *await said(first, again)] == answer
 
 
