@@ -94,18 +94,40 @@ def plan_parts(
 def _chains(requests: Sequence[LiveRequest], budget: Budget, most: int, everybody: Iterable[LiveRequest]) -> list[Part]:
     """How many tokens of each request the pass computes; those of prompts are at most ``most`` in all."""
     left = [len(request.tokens) - request.computed for request in requests]
-    prompt_rows = 0
     if prompts := [request.computed for request, rows in zip(requests, left, strict=True) if rows > 1]:
-        prompt_rows = budget.prompt_rows(decoding_load(everybody), most, max(prompts))
+        left = shared_rows(left, budget.prompt_rows(decoding_load(everybody), most, max(prompts)))
     parts: list[Part] = []
-    for request, rows in zip(requests, left, strict=True):
-        chain = rows
-        if rows > 1:
-            chain = min(rows, prompt_rows)
-            prompt_rows -= chain
+    for request, chain in zip(requests, left, strict=True):
         if chain:
-            parts.append(_make_part(request=request, chain=chain, verified=chain == rows))
+            verified = request.computed + chain == len(request.tokens)
+            parts.append(_make_part(request=request, chain=chain, verified=verified))
     return parts
+
+
+def shared_rows(left: Sequence[int], most: int) -> list[int]:
+    """The rows that each request gets of a pass with prompts: a single one that is left, and ``most`` of prompts in all.
+
+    The prompt admitted first gets half of them, the others what is left in the order of their length: a short one does not
+    wait behind long ones, and the first takes at most twice as long as alone, whatever comes.
+
+    Args:
+        left: tokens of each request that are not computed yet.
+
+    >>> shared_rows([1, 1300, 40, 700], 256)
+    [1, 128, 40, 88]
+    >>> shared_rows([1, 1300, 1300], 256)
+    [1, 256, 0]
+    """
+    prompts = [at for at, rows in enumerate(left) if rows > 1]
+    given = [rows if rows <= 1 else 0 for rows in left]
+    for first in prompts[:1]:
+        given[first] = min(left[first], -(-most // 2))
+        most -= given[first]
+    for at in sorted(prompts, key=lambda each: left[each] - given[each]):
+        more = min(left[at] - given[at], most)
+        given[at] += more
+        most -= more
+    return given
 
 
 def _choose_nodes(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget, named: NamedShare | None) -> list[Failed]:
