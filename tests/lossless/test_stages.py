@@ -22,13 +22,15 @@ from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import split_layers
+from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.stages import upstream
+from services.verifier.stages.activations import Activations
 from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
-from speculation.errors import ConfigurationError, TargetLost
+from speculation.errors import ConfigurationError, Internal, TargetLost
 from tests.refusals import refuses
 from tests.service import pipeline
 from tests.stage_forks import forked_stages, launch_fork, services_fork
@@ -212,11 +214,31 @@ def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole:
 
 @pytest.mark.exhaustive
 def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, whole: torch.Tensor) -> None:
-    from speculation.errors import Internal
-
     split.open("a", 100)
     with pytest.raises(Internal, match="log"):
         split.forward([Rows(request_id="a", context=0, tokens=(10**6,), logits=1)])
+    split.close("a")
+    assert torch.equal(passes(split), whole)
+
+
+@pytest.mark.exhaustive
+def test_a_pass_is_laid_out_while_the_stage_before_computes(
+    split: TransformersTarget, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, receive, laid_out = split._part, split._earlier.finish, []
+
+    def received(part: ModelSlice) -> Activations:
+        laid_out.append(part._prepared is not None)
+        return receive(part)
+
+    monkeypatch.setattr(split._earlier, "finish", received)
+    assert torch.equal(passes(split), whole)
+    assert laid_out and all(laid_out) and part._prepared is None
+    # One that cannot be is received all the same, or the next pass would get it.
+    split.open("a", 200)
+    too_many = tuple(range(-1, 128))
+    with pytest.raises(Internal, match="log"):
+        split.forward([Rows(request_id="a", context=0, tokens=(1,) * 130, parents=too_many, logits=1)])
     split.close("a")
     assert torch.equal(passes(split), whole)
 

@@ -97,11 +97,12 @@ def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
     assert kind.made == [4, 4, 2, 2, 1, 1], "the largest first"
     rows = Rows(request_id="a", context=0, tokens=(5, 6), logits=1)
     for asked, kept in (((), set()), ((7,), {1, 7}), ((1, 7), {1, 7})):
-        found = made.run([rows], None, asked)
-        assert found is not None
+        run = made.lay_out([rows], asked)
+        assert run is not None
+        found = run(None)
         assert found.rows.flatten().tolist() == [10, 12] and set(found.seen) == kept
-    assert made.run([rows], None, (3,)) is None
-    assert made.run([Rows(request_id="a", context=0, tokens=(5, 6, 7), logits=1)], None) is None
+    assert made.lay_out([rows], (3,)) is None
+    assert made.lay_out([Rows(request_id="a", context=0, tokens=(5, 6, 7), logits=1)]) is None
     assert kind.made == [4, 4, 2, 2, 1, 1], "nothing is captured while requests wait"
 
 
@@ -157,7 +158,7 @@ def test_what_cannot_be_captured_is_launched(
     monkeypatch.setattr(made, "_record", fails)
     assert made.capture(Largest(rows=2, requests=1, positions=9), {()}) == 0
     assert f"cannot be captured, so each takes longer: {type(failure).__name__}: {failure}" in caplog.text
-    found = made.run([Rows(request_id="a", context=0, tokens=(5, 6), logits=1)], None)
+    found = made.lay_out([Rows(request_id="a", context=0, tokens=(5, 6), logits=1)])(None)
     assert found is not None and found.rows.flatten().tolist() == [10, 12]
 
 
@@ -178,7 +179,7 @@ def test_what_graphs_keep_lies_in_one_place() -> None:
     made.capture(Largest(rows=4, requests=1, positions=9), {(7,)})
     places = set()
     for tokens in ((1, 2, 3, 4), (5, 6), (8,)):
-        found = made.run([Rows(request_id="a", context=0, tokens=tokens, logits=1)], None, (7,))
+        found = made.lay_out([Rows(request_id="a", context=0, tokens=tokens, logits=1)], (7,))(None)
         assert found is not None
         assert found.seen[7].flatten().tolist() == [token + 7 for token in tokens]
         places.add(found.seen[7].data_ptr())

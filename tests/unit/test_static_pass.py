@@ -74,4 +74,4 @@ def test_the_same_logits(tmp_path: Path, kind: str) -> None:
     numbers, right = (torch.frombuffer(bytearray(each.data), dtype=torch.float16).float() for each in (seen, expected))
     torch.testing.assert_close(numbers, right, atol=4e-3, rtol=4e-3)
     # Other layers are in no graph.
-    assert part._graphs.run([beside], None, (1,)) is None
+    assert part._graphs.lay_out([beside], (1,)) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -45,6 +46,9 @@ class Made(NamedTuple):
 # Runs the model over a pass, and keeps hidden states of layers. The tensor holds the pass's tokens, [rows], or its hidden
 # states, [rows, hidden size].
 RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], Made]
+# Runs a pass that is laid out, over the rows of the stage before, [rows, hidden size]; None: over its tokens. The next pass
+# may overwrite what it makes.
+Replay = Callable[[torch.Tensor | None], Made]
 # Not layers: what the model makes, and the likeliest tokens.
 _OUTPUT, _LIKELIEST = -1, -2
 
@@ -110,17 +114,20 @@ class Graphs:
                 ) from error
         return sum(each.graph is not None for each in self._buckets.values())
 
-    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()) -> Made | None:
-        """What the pass makes, with the hidden states of at least ``layers``, their padding included.
+    def lay_out(self, batch: Sequence[Rows], layers: tuple[int, ...] = ()) -> Replay | None:
+        """Lay out a pass. Returns what runs it, at most once and before the next is laid out; None if no graph holds it.
 
-        The next pass may overwrite it. None if no graph holds the pass.
+        Args:
+            layers: those whose hidden states are made, at the least, their padding included.
         """
-        rows = sum(len(request.tokens) for request in batch)
         kept = next((own for own in self._layers if set(own) >= set(layers)), None)
         bucket = None if kept is None else self._buckets.get((self._kind.bucket(batch), kept))
         if bucket is None:
             return None
         bucket.laid_out.fill(batch)
+        return partial(self._replay, bucket, sum(len(request.tokens) for request in batch))
+
+    def _replay(self, bucket: _Captured, rows: int, hidden: torch.Tensor | None) -> Made:
         if hidden is None:
             # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
             bucket.given.copy_(bucket.laid_out.tokens)

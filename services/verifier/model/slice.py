@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -35,13 +34,13 @@ from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.adaptable_layers import noting_layers
-from services.verifier.model.graphs import Graphs, Keep, Made
+from services.verifier.model.graphs import Graphs, Keep, Made, Replay
 from services.verifier.model.hidden_states import HiddenStates
 from services.verifier.model.lora_adapters import LoraAdapters
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, rows_read
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
 from services.verifier.recurrence.captured_steps import stepped, unwrapped
@@ -55,6 +54,8 @@ log = logging.getLogger(__name__)
 
 # Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
+# Runs a pass over what the stage before made, see ``ModelSlice.run``.
+_Run = Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 
 
 class ModelSlice:
@@ -129,6 +130,8 @@ class ModelSlice:
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs: Graphs | None = None
+        # A pass that is laid out, and what runs it.
+        self._prepared: tuple[Sequence[Rows], _Run] | None = None
         self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
@@ -223,15 +226,34 @@ class ModelSlice:
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
+        if self._prepared is None or self._prepared[0] is not batch:
+            self.prepare(batch)
+        assert self._prepared is not None
+        runs, self._prepared, self.likeliest = self._prepared[1], None, None
+        made = runs(hidden, earlier)
+        return made.float() if self.is_last else made
+
+    @torch.inference_mode()
+    def prepare(self, batch: Sequence[Rows]) -> None:
+        """Lay out the pass that runs next: while the stage before still computes, this takes nobody's time.
+
+        Raises:
+            TargetLost: the ranks of the stage are to compute different passes.
+            ValueError: a tree has more than ``MAX_NODES`` nodes.
+        """
         self._make_current()
         if self.shards is not None:
             self.shards.agree(batch, [] if self.adapters is None else self.adapters.digests_of(batch))
         self.pool.settle()
-        self.likeliest = None
-        made = self._replay(batch, hidden, earlier)
-        if made is None:
-            made = self._launch(batch, hidden, earlier)
-        return made.float() if self.is_last else made
+        replay = None
+        # No graph holds stream rows.
+        if self._graphs is not None and not any(rows.ends for rows in batch):
+            replay = self._graphs.lay_out(batch, self.hidden_states.asked_of(batch))
+        if replay is not None:
+            self._prepared = batch, partial(self._replay, replay, batch)
+            return
+        lacking = max(0, self._min_rows - sum(len(rows.tokens) for rows in batch))
+        self._prepared = batch, partial(self._launch, self._running(batch, lacking), batch)
 
     @property
     def takes_placed(self) -> bool:
@@ -258,15 +280,11 @@ class ModelSlice:
         return made
 
     def _replay(
-        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """The pass by a captured graph; None if no graph holds it, as none holds stream rows."""
-        if self._graphs is None or any(rows.ends for rows in batch):
-            return None
-        made = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
-        if made is None:
-            return None
-        chosen = _rows_read(batch)
+        self, replay: Replay, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The pass by a captured graph."""
+        made = replay(hidden)
+        chosen = rows_read(batch)
         if made.likeliest is not None:
             # Before anything else is launched, so that whoever needs no more waits for no more.
             self.likeliest = partial(_at_rows, on_the_way(made.likeliest), chosen)
@@ -276,11 +294,12 @@ class ModelSlice:
             return made.rows
         return made.rows[to_device(chosen, self.device, torch.int64)]
 
-    def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
+    def _launch(
+        self, running: Running, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
-        padding = max(0, self._min_rows - len(tokens))
-        running = self._running(batch, padding)
+        padding = len(running.laid_out.positions) - len(tokens)
         if hidden is None:
             entering = torch.tensor(tokens + [0] * padding, device=self.device)
         else:
@@ -306,7 +325,7 @@ class ModelSlice:
         self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
     ) -> torch.Tensor:
         """[rows read, vocabulary], by the layers and the output layer."""
-        chosen = _rows_read(batch)
+        chosen = rows_read(batch)
         # The output layer, too, gets no fewer rows than a layer may get.
         needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
         with (
@@ -368,12 +387,6 @@ class ModelSlice:
                 laid_out.adapted = self.adapters.rows_of(batch, stream_rows)
             return laid_out
         return TiledPass(self.pool, batch, padding, stream_rows)
-
-
-def _rows_read(batch: Sequence[Rows]) -> list[int]:
-    """Indices of the rows whose logits are read."""
-    ends = accumulate(len(rows.tokens) for rows in batch)
-    return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
 
 def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:

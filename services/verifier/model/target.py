@@ -301,8 +301,12 @@ class TransformersTarget:
         """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32."""
         batch = self._under_way.popleft()
         part = self._part
-        entering = self._earlier.finish(part)
         try:
+            try:
+                # While the stage before still computes.
+                part.prepare(batch)
+            finally:
+                entering = self._earlier.finish(part)
             return part.run(batch, *entering)
         except OutriderError:
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -58,6 +59,12 @@ class Rows:
     def read(self) -> int:
         """Number of last rows whose logits are read: those that are scored, and those after which the target chooses."""
         return self.logits + len(self.scored)
+
+
+def rows_read(batch: Sequence[Rows]) -> list[int]:
+    """Indices of a pass's rows whose logits are read."""
+    ends = accumulate(len(rows.tokens) for rows in batch)
+    return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

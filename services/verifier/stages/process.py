@@ -109,12 +109,7 @@ class Stage:
         """
         health, made = Health.FINE, Activations()
         try:
-            entering = Activations()
-            if not self._part.is_first:
-                entering = receive_activations(self._exchange, self._part, batch)
-            for rows in batch:
-                if self._lengths.get(rows.request_id) != rows.context:
-                    raise TargetLost(f"{self._lengths.get(rows.request_id)} tokens committed here, {rows.context} there")
+            entering = self._entering(batch)
             hidden = self._part.run(batch, *entering)
             if self._part.is_last:
                 return
@@ -132,6 +127,20 @@ class Stage:
             send_activations(self._exchange, health, made)
         if health is not Health.FINE and self._part.shards is not None:
             raise TargetLost("a pass failed here, so this rank is out of step with the others of its stage")
+
+    def _entering(self, batch: tuple[Rows, ...]) -> Activations:
+        """What a pass gets of the stage before, which still computes it while the pass is laid out here."""
+        entering = Activations()
+        try:
+            for rows in batch:
+                if self._lengths.get(rows.request_id) != rows.context:
+                    raise TargetLost(f"{self._lengths.get(rows.request_id)} tokens committed here, {rows.context} there")
+            self._part.prepare(batch)
+        finally:
+            # In any case: what is sent is received, or the next pass would get it.
+            if not self._part.is_first:
+                entering = receive_activations(self._exchange, self._part, batch)
+        return entering
 
 
 def serve(spec: StageSpec) -> None:
