@@ -245,29 +245,27 @@ def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
 
 
 def _made_anew(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(
-        read_config(config), dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
-    )
+    """The model by its configuration, whose attention is ours."""
+    attention.register()
+    adapters.register()
+    found = read_config(config)
+    try:
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(
+            found, dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
+        )
+    except KeyError as error:
+        if error.args != (attention.NAME,):
+            raise
+        raise NotImplementedError(
+            f"models of the type {found.model_type} compute attention by classes of their own, not through "
+            "transformers' attention interface"
+        ) from error
     return made
 
 
 def hollow_model(config: TargetConfig) -> PreTrainedModel:
-    attention.register()
-    adapters.register()
     with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
-        found = read_config(config)
-        try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                found, dtype=load_dtype(config), attn_implementation=attention.NAME
-            )
-        except KeyError as error:
-            if error.args != (attention.NAME,):
-                raise
-            raise NotImplementedError(
-                f"models of the type {found.model_type} compute attention by classes of their own, not through "
-                "transformers' attention interface"
-            ) from error
-    return model
+        return _made_anew(config)
 
 
 def _read(
