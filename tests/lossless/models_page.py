@@ -103,7 +103,7 @@ tests/lossless/test_architectures.py holds it to what it sees, and to the types 
 - **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
   decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
   that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
-- **stages**: whether the layers can be split over processes. Models of the types `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`,
+- **stages**: whether the layers can be split over processes, one for each layer at most. Models of the types `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`,
   `mixtral`, `gpt_oss` and `deepseek_v3` also share each layer over [ranks](how-to/scaling.md#ranks), on CPUs and on GPUs.
 - **layers**: of which layers drafters can be given hidden states: of all by their number, or of the last alone.
 - **dtypes**: what `verifier.dtype` may be on a CPU; on a GPU also fp8, which is not tried here.
@@ -120,6 +120,9 @@ What would be needed for the others:
   ([what is known](gpu-kernels.md#layers-with-a-state)). Prefixes are shared up to a kept state
   (`verifier.mamba_block_size`). xLSTM and ZAYA need steps of their own; Inkling's layers add a bias to their scores that depends on the query. Of Zamba2 and Nemotron-H,
   transformers holds time steps above `time_step_min` in prompts, and not in what it decodes after them; here they always are.
+- *Stages*: models that are not split call their parts otherwise than stages know (the families of GPT-2, BERT and OPT, which also
+  add positions to embeddings), or have layers that read more than the hidden states before them: Zamba's read the embeddings, those
+  of Gemma 3n and 4 inputs of each layer, or other layers' keys. Of weights that transformers splits (LARA mini) no part can be read.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
   would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
 

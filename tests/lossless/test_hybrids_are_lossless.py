@@ -169,9 +169,10 @@ async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-async def test_two_stages_of_which_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model_type", ["lfm2", "qwen3_next"])
+async def test_two_stages_of_which_one_is_killed(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services_fork(monkeypatch)
-    folder = make_hybrid("lfm2", tmp_path / "model")
+    folder = make_hybrid(model_type, tmp_path / "model")
     async with pipeline(folder) as running:
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
         assert [await ask(running, "autoregressive", number) for number in range(3)] == wanted

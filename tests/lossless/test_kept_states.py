@@ -247,8 +247,9 @@ async def test_the_cache_changes_no_token(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.exhaustive
-def test_over_two_stages(tmp_path: Path) -> None:
-    folder = make_hybrid("lfm2", tmp_path / "model")
+@pytest.mark.parametrize("model_type", ["lfm2", "bamba", "mamba"])
+def test_over_two_stages(model_type: str, tmp_path: Path) -> None:
+    folder = make_hybrid(model_type, tmp_path / "model")
     text = [each % 50 + 1 for each in range(LENGTH)]
     alone = TransformersTarget(config_of(folder))
     alone.open("whole", LENGTH)

@@ -31,6 +31,7 @@ from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, Internal, TargetLost
+from tests.lossless.architectures import make
 from tests.refusals import refuses
 from tests.service import pipeline
 from tests.stage_forks import forked_stages, launch_fork, services_fork
@@ -109,17 +110,10 @@ def test_more_stages_than_layers(model: Path) -> None:
         TransformersTarget(config(model, 6), launch_child)
 
 
-@pytest.mark.exhaustive
 def test_a_model_that_changes_what_enters_its_layers_cannot_be_split(tmp_path: Path) -> None:
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    gemma = GemmaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=512,
-    )  # fmt: skip
-    GemmaForCausalLM(gemma).save_pretrained(tmp_path)
-    with refuses(ConfigurationError, field="stage 0"):
-        TransformersTarget(config(tmp_path, 2), launch_fork)
+    make("dory", tmp_path)
+    with refuses(ConfigurationError, field="verifier.stages", value=2):
+        ModelSlice(config(tmp_path, 2), 1)
 
 
 def test_orders_survive_the_way() -> None:

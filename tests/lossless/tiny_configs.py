@@ -46,6 +46,8 @@ _RULES: tuple[tuple[str, object], ...] = (
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     (r"max_window_layers", 2),
     (r"query_pre_attn_scalar", 24),
+    # Of what enters the first layer, once.
+    (r"embedding_multiplier", 1.5),
     (r"\w*hidden_size_per_layer_input", 32),
     (r"rotary_dim", 8),
     (r"image_size", 28),

@@ -122,12 +122,13 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: G
 
 
 @torch.inference_mode()
-def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) -> Recorded:
+def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None, *, part: bool = False) -> Recorded:
     """The calls of a pass through the model.
 
     Args:
         entering: [1, rows] token ids, or [1, rows, hidden size] hidden states of the stage before.
         longest: masks are examined up to this position; None: not at all, so that the meta device works, too.
+        part: the model has some of its layers, so that none of them may attend or have a state.
 
     Raises:
         NotImplementedError: the model's attention cannot be served; says why.
@@ -140,7 +141,7 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
         given["attention_mask"] = torch.ones_like(positions)
     with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
         model(**given, **inputs_of(model, positions), use_cache=False)
-    if not recorder.calls and not recorder.state_shapes:
+    if not (recorder.calls or recorder.state_shapes or part):
         raise NotImplementedError("its attention layers do not call transformers' attention interface")
     return Recorded(recorder.calls, tuple(recorder.state_shapes), recorder.stepped)
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from services.model_files.weights.rounded_inputs import unrounded
 from services.verifier.attention.calls import computing_by
 from services.verifier.loading.adapters import exact_attention
-from services.verifier.loading.load_model import final_norm
+from services.verifier.loading.decoder_parts import DecoderParts
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, OutriderError
 
@@ -49,7 +49,7 @@ _ROUNDINGS = 6
 # be routed to other experts, or attend to such rows. A wrong computation gets none right.
 _RIGHT = {torch.float32: 1.0, torch.float16: 0.0, torch.bfloat16: 0.0}
 # What layers may be given besides hidden states: it follows from positions alone, so every stage can compute it.
-_FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position"}
+_FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position", "causal_mask"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,18 +277,19 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
     Raises:
         ConfigurationError: the model cannot be split.
     """
-    decoder = part.model.get_decoder()
-    layers: nn.ModuleList = decoder.layers
+    parts = DecoderParts.of(part.model)
+    decoder, layers = parts.decoder, parts.layers
     entered: list[torch.Tensor] = []
     left: list[torch.Tensor] = []
     extra: set[str] = set()
     norms = 0
 
     def note(module: nn.Module, rows: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # Hidden states come first, by whatever name.
         if module is layers[0]:
             entered.append(rows[0] if rows else named["hidden_states"])
-        extra.update(name for name, value in named.items() if isinstance(value, torch.Tensor) and name != "hidden_states")
-        extra.update(f"argument {index}" for index, value in enumerate(rows[1:], 1) if isinstance(value, torch.Tensor))
+        given = {**dict(zip(inspect.signature(module.forward).parameters, rows, strict=False)), **named}
+        extra.update(name for name, value in [*given.items()][1:] if isinstance(value, torch.Tensor))
 
     def note_left(module: nn.Module, rows: object, made: Any) -> None:
         left.append(made if isinstance(made, torch.Tensor) else made[0])
@@ -298,8 +299,7 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
         norms += 1
 
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
-    norm: nn.Module = getattr(decoder, final_norm(decoder))
-    hooks += [layers[-1].register_forward_hook(note_left), norm.register_forward_hook(count)]
+    hooks += [layers[-1].register_forward_hook(note_left), parts.norm.register_forward_hook(count)]
     try:
         with _as_transformers_has_it(part.model):
             name = "input_ids" if part.is_first else "inputs_embeds"

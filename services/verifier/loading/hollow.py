@@ -25,10 +25,17 @@ class _EmptyTakesNoMemory(TorchFunctionMode):
 def without_weights(make: Callable[[], _M]) -> _M:
     """What ``make`` makes, its weights on the meta device and its buffers computed.
 
+    Where buffers are not, the model is made with memory for all.
+    """
+    made = weights_on_meta(make)
+    return make() if any(buffer.is_meta for buffer in made.buffers()) else made
+
+
+def weights_on_meta(make: Callable[[], _M]) -> _M:
+    """What ``make`` makes, its weights on the meta device, its buffers computed, but for some of a few architectures.
+
     A model makes room for weights by ``torch.empty``, while buffers, which files do not store, are computed from the start.
-    Where that is not so, the model is made with memory for all. (accelerate's ``init_empty_weights`` does the same for all
-    threads at once: it would empty what others load meanwhile.)
+    (accelerate's ``init_empty_weights`` does the same for all threads at once: it would empty what others load meanwhile.)
     """
     with _EmptyTakesNoMemory():
-        made = make()
-    return make() if any(buffer.is_meta for buffer in made.buffers()) else made
+        return make()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
+
+from services.verifier.loading.decoder_parts import DecoderParts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +25,12 @@ class LayerNames:
     @classmethod
     def of(cls, model: PreTrainedModel, layers: range) -> LayerNames:
         """Those of a model that has ``layers``."""
-        return cls(prefix=f"{model.base_model_prefix}.layers.", layers=layers)
+        # A model whose parts have other names is whole, and so are its names.
+        place = f"{model.base_model_prefix}.layers"
+        with suppress(NotImplementedError):
+            parts = DecoderParts.of(model)
+            place = f"{parts.place}.{parts.layers_name}"
+        return cls(prefix=f"{place}.", layers=layers)
 
     def in_whole(self, name: str) -> str:
         """The whole model's name of what this one calls ``name``."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from services.model_files.folder import reading
@@ -23,6 +22,7 @@ from services.verifier.attention import calls as attention
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
+from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.complete import (
     refuse_incomplete,
     refuse_nonsense,
@@ -30,8 +30,9 @@ from services.verifier.loading.complete import (
     without_report,
 )
 from services.verifier.loading.cut_layers import cut_layers, gather_between
-from services.verifier.loading.hollow import without_weights
-from services.verifier.loading.joined_experts import JoinedExperts
+from services.verifier.loading.decoder_parts import DecoderParts
+from services.verifier.loading.hollow import weights_on_meta, without_weights
+from services.verifier.loading.joined_weights import JoinedWeights
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
@@ -42,9 +43,6 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _WHOLE: Mapping[str, Cut] = {}
-
-# What the module after the last layer is called.
-_FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 
 
 def load_whole(config: TargetConfig) -> PreTrainedModel:
@@ -137,11 +135,7 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}", about=folder):
         with making_a_model():
-            model: PreTrainedModel = without_weights(
-                lambda: AutoModelForCausalLM.from_config(
-                    read_config(config), dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
-                )
-            )
+            model: PreTrainedModel = without_weights(lambda: _made_anew(config, made_in))
         with WeightFiles(folder, config.shared_with) as files:
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
         _read(model, config)
@@ -162,8 +156,8 @@ def split_layers(config: TargetConfig) -> list[range]:
         raise _not_split(config, f"the model has {count} layers, so 1 to {count} are possible")
     if config.stages == 1:
         return [range(count)]
-    decoder = _skeleton(config).get_decoder()
-    head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in decoder.layers[0].parameters())
+    layers = _parts_of(hollow_model(config), config).layers
+    head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in layers[0].parameters())
     share = (count + head) / config.stages
     # Every stage gets a layer, however large the output layer is.
     ends = [
@@ -191,36 +185,28 @@ def load_layers(config: TargetConfig, layers: range, shards: StageRanks | None =
 
 
 def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None) -> PreTrainedModel:
-    model, folder = _skeleton(config), Path(config.model_path)
+    with making_a_model():
+        model: PreTrainedModel = weights_on_meta(lambda: _made_anew(config))
+    parts, folder = _parts_of(model, config), Path(config.model_path)
     with WeightFiles(folder) as files:
         # A name that the model does not have is often a weight in another layout.
-        _check_names(model, JoinedExperts(files, model.state_dict().keys()).names, config)
-    decoder, text = model.get_decoder(), model.config.get_text_config()
-    first, last = layers.start == 0, layers.stop == len(decoder.layers)
-    decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
-    text.num_hidden_layers = len(layers)
+        _check_names(model, JoinedWeights(files, model, model.state_dict().keys()).names, config)
     try:
-        if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[layers.start : layers.stop]
+        parts.keep(layers)
     except AttributeError as error:
         named = "the types of its layers follow from other settings"
         raise _not_split(config, f"{type(model).__name__} cannot be split, {named}") from error
-    if not first:
-        decoder.embed_tokens = nn.Identity()
-    if not last:
-        setattr(decoder, final_norm(decoder), nn.Identity())
-        model.lm_head = nn.Identity()
-    dtype = load_dtype(config)
+    except NotImplementedError as error:
+        raise _not_split(config, f"{type(model).__name__} cannot be split: {error}; use stages: 1") from error
     if shards is not None:
         shards.cuts = cut_layers(model, shards)
     _read(model, config, LayerNames.of(model, layers), _WHOLE if shards is None else shards.cuts)
     refuse_nonsense(model, folder)
-    # Rebuilt, since a skeleton has not computed it and files do not store it.
-    decoder.rotary_emb = type(decoder.rotary_emb)(text)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if hollow:
         raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
-    _check_passes_through(model, dtype)
+    if layers.start:
+        _check_passes_through(parts, config)
     round_entering(model, config, layers)
     if shards is not None:
         gather_between(model, shards)
@@ -241,22 +227,16 @@ def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) 
     refuse_unused(model, names - model.state_dict().keys(), Path(config.model_path))
 
 
-def _skeleton(config: TargetConfig) -> PreTrainedModel:
-    """The model without weights.
+def _parts_of(model: PreTrainedModel, config: TargetConfig) -> DecoderParts:
+    """The parts that stages share out.
 
     Raises:
-        ConfigurationError: its structure cannot be split.
+        ConfigurationError: the model has others.
     """
-    model = hollow_model(config)
-    decoder = model.get_decoder()
-    if not all(hasattr(decoder, name) for name in ("layers", final_norm(decoder), "embed_tokens", "rotary_emb")):
-        raise _not_split(config, f"{type(model).__name__} cannot be split, use stages: 1")
-    return model
-
-
-def final_norm(decoder: nn.Module) -> str:
-    """Name of the module that a decoder applies after its layers: ``norm``, unless it has one of another known name."""
-    return next((name for name in _FINAL_NORMS if hasattr(decoder, name)), _FINAL_NORMS[0])
+    try:
+        return DecoderParts.of(model)
+    except NotImplementedError as error:
+        raise _not_split(config, f"{type(model).__name__} cannot be split: {error}; use stages: 1") from error
 
 
 def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
@@ -264,23 +244,28 @@ def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
     return ConfigurationError(why, field=f"verifier.{field}", value=getattr(config, field))
 
 
-def hollow_model(config: TargetConfig) -> PreTrainedModel:
+def _made_anew(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
+    """The model by its configuration, whose attention is ours."""
     attention.register()
     adapters.register()
+    found = read_config(config)
+    try:
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(
+            found, dtype=made_in or load_dtype(config), attn_implementation=attention.NAME
+        )
+    except KeyError as error:
+        if error.args != (attention.NAME,):
+            raise
+        raise NotImplementedError(
+            f"models of the type {found.model_type} compute attention by classes of their own, not through "
+            "transformers' attention interface"
+        ) from error
+    return made
+
+
+def hollow_model(config: TargetConfig) -> PreTrainedModel:
     with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
-        found = read_config(config)
-        try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                found, dtype=load_dtype(config), attn_implementation=attention.NAME
-            )
-        except KeyError as error:
-            if error.args != (attention.NAME,):
-                raise
-            raise NotImplementedError(
-                f"models of the type {found.model_type} compute attention by classes of their own, not through "
-                "transformers' attention interface"
-            ) from error
-    return model
+        return _made_anew(config)
 
 
 def _read(
@@ -294,24 +279,17 @@ def _read(
 
 
 @torch.inference_mode()
-def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Check that hidden states enter and leave the layers unchanged: some models scale them before the first layer.
+def _check_passes_through(parts: DecoderParts, config: TargetConfig) -> None:
+    """Check that what a stage is handed enters its layers unchanged, and leaves them so: some models scale it before.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: it does not.
     """
-    decoder, text = model.get_decoder(), model.config.get_text_config()
-    layers, norm, count = decoder.layers, getattr(decoder, final_norm(decoder)), text.num_hidden_layers
-    decoder.layers, text.num_hidden_layers = nn.ModuleList(), 0
-    setattr(decoder, final_norm(decoder), nn.Identity())
-    try:
-        given = torch.randn(1, 2, text.hidden_size, dtype=dtype)
-        made = decoder(inputs_embeds=given, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
-    finally:
-        decoder.layers, text.num_hidden_layers = layers, count
-        setattr(decoder, final_norm(decoder), norm)
-    if not torch.equal(made, given):
-        raise ConfigurationError(
-            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1",
-            about=type(model).__name__,
+    model, width = parts.model, parts.model.config.get_text_config().hidden_size
+    given = torch.randn(1, 2, width, dtype=load_dtype(config))
+    with parts.without_layers():
+        made = parts.decoder(inputs_embeds=given, **inputs_of(parts.decoder, torch.arange(2)[None]), use_cache=False)
+    if not torch.equal(made.last_hidden_state, given):
+        raise _not_split(
+            config, f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1"
         )

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import math
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from services.verifier.kernels.experts import chosen_by_row, use_noting
 from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
 from services.verifier.loading.cut_layers import gathers_of, uncut_of
+from services.verifier.loading.decoder_parts import DecoderParts
 from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
 from services.verifier.loading.memory import Shape, available_bytes, with_cache_of
 from services.verifier.loading.part_sizes import Mixture, SteppedRows
@@ -62,8 +64,10 @@ def shape_of(config: TargetConfig) -> Shape:
     skeleton = hollow_model(config)
     held = _held_values(skeleton, config)
     text = skeleton.config.get_text_config()
-    # Without a list of layers, all parameters count as outside of layers.
-    layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
+    # Where the list of layers is not known, all parameters count as outside of layers.
+    layers = nn.ModuleList()
+    with suppress(NotImplementedError):
+        layers = DecoderParts.of(skeleton).layers
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
     in_layers = sum(parameter.numel() for parameter in layers.parameters())

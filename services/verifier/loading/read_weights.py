@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.loading.complete import mismatched, missing
-from services.verifier.loading.joined_experts import JoinedExperts
+from services.verifier.loading.joined_weights import JoinedWeights
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.stages.stage_ranks import Cut
 
@@ -53,7 +53,7 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
         for name, place in model.state_dict().items()
     }
     with WeightFiles(folder, wanted.target) as opened:
-        files = JoinedExperts(opened, {stored for stored, _ in places.values()})
+        files = JoinedWeights(opened, model, {*(stored for stored, _ in places.values()), *tied.values()})
         for name, (stored, place) in places.items():
             if stored not in files:
                 stored = tied.get(stored, stored)

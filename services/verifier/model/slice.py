@@ -172,8 +172,11 @@ class ModelSlice:
         entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
         if not self.is_first:
             entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
+        # Without an output layer, what follows the decoder may fail.
+        model = self.model if self.is_last else self.model.get_decoder()
+        part = not (self.is_first and self.is_last)
         try:
-            return self.hidden_states.find_layers(lambda: record(self.model, entering, longest), _TRIAL_ROWS)
+            return self.hidden_states.find_layers(lambda: record(model, entering, longest, part=part), _TRIAL_ROWS)
         except Exception as error:
             # Architectures that were never tested may fail in any way.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"

@@ -108,7 +108,9 @@ def _rwkv_model(module: Any) -> None:
     # Its first pass would divide weights in place, which may be blocks as stored, or shared with other processes. Then it
     # would halve what every few blocks give, outside of them, where nobody who observes a layer sees it.
     every = module.config.rescale_every
-    for number, block in enumerate(module.blocks if every > 0 else ()):
+    for block in module.blocks if every > 0 else ():
+        # Its number in the whole model, also in a pipeline stage.
+        number = block.layer_id
         by = 2 ** (number // every)
         block.attention.output = _divided(block.attention.output, by)
         block.feed_forward.value = _divided(block.feed_forward.value, by)
