@@ -215,7 +215,7 @@ class _Indexes:
         if self.corpus is None:
             return []
         told = " ".join(map(str, self.corpus)) or "the modules of Python's standard library"
-        return [f"Where no index was named, it is of {told}; the paper's hold conversations and code."]
+        return [f"Indexes that were not named hold {told}; the paper's hold conversations and code."]
 
     def folders(self, model: ResolvedModel, cache: Path) -> dict[str, Any]:
         """Their folders, by the fields of ``PaperConfig``."""
