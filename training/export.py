@@ -197,6 +197,7 @@ def _record(opened: OpenedModel, state: RunState, snapshot: Path) -> dict[str, A
         "data": {
             "sequences": state.sequences,
             "domains": list(manifest.domains),
+            "given": list(manifest.given),
             "prompts_sha256": manifest.prompts_sha256,
             "sampling": manifest.sampling.model_dump(),
         },
