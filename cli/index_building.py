@@ -36,13 +36,22 @@ def built_index(
     with build_progress() as advance:
         return build_index(
             documents,
-            ScoringTarget(name=model.name, tokenizer_sha256=digest, vocab_size=vocab_size),
+            ScoringTarget(name=model.name, tokenizer_sha256=digest, vocab_size=vocab_size, **_context(model.path)),
             lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
             lambda: ModelScorer(as_float32(model.path, say=stderr().print), device=device, top_k=config.top_k),
             out,
             config,
             advance,
         )
+
+
+def _context(model: Path) -> dict[str, int]:
+    """How many tokens the model can read at a time, where its config.json says so. A recurrent one has no such end."""
+    from services.model_files.folder import read_json, text_config
+
+    config = text_config(read_json(model / "config.json"))
+    found = [config.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    return next(({"context": most} for most in found if isinstance(most, int) and most > 1), {})
 
 
 def open_tokenizer(model: Path) -> tuple[str, Any]:

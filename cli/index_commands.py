@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cli.index_building import build_progress, built_index, open_tokenizer
 from cluster.process.terminal import stderr, stdout
+from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
@@ -42,12 +43,21 @@ def build(
     corpus: Annotated[list[Path], typer.Option(help="A .jsonl file, a text file or a folder of them. Repeatable.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder for the index; continues an interrupted build.")],
     model: Annotated[str | None, typer.Option(help="The target model. Default: the built-in one.")] = None,
-    keep: Annotated[float, typer.Option(help="Share of the documents to keep: those with the lowest perplexity.")] = 0.3,
+    keep: Annotated[float, typer.Option(help="Share to keep: documents with the lowest perplexity.")] = 0.3,
+    keep_by: Annotated[
+        Literal["documents", "tokens", "length"],
+        typer.Option(
+            help="What --keep is a share of: the documents; the tokens of all (as much text is kept, in longer or shorter "
+            "documents); or length: of the documents of each class of length, so that none is favoured for its length."
+        ),
+    ] = "documents",
     field: Annotated[str | None, typer.Option(help="Field of a jsonl line that holds the text.")] = None,
     score_tokens: Annotated[
-        int,
-        typer.Option(help="Tokens of each document, from its beginning, that are scored; also the window of --semantic."),
-    ] = 256,
+        str,
+        typer.Option(
+            help="Tokens of each document, from its beginning, that are scored, or all; also the window of --semantic."
+        ),
+    ] = "256",
     depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; at most half of it is matched.")] = 16,
     semantic: Annotated[
         bool, typer.Option("--semantic", help="Also index the kept documents' hidden states, for retrieval.semantic.")
@@ -68,7 +78,7 @@ def build(
     from retrieval_index.builder import BuildConfig
     from retrieval_index.corpus import read_corpus
 
-    config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
+    config = BuildConfig(keep=keep, keep_by=keep_by, depth=depth, score_tokens=_scored(score_tokens), semantic=semantic)
     manifest = built_index(read_corpus(corpus, field), _resolve(model), out_folder, config, device)
     _show(manifest, out_folder)
 
@@ -185,6 +195,18 @@ def run_redis(
         wait_for_interrupt(url)
 
 
+def _scored(text: str) -> int | None:
+    """How many tokens of a document are scored; None: all."""
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            field="--score-tokens", verb="", value=text, allowed="a whole number from 8 to 8192, or all"
+        ) from error
+
+
 def _store(url: str, name: str) -> IndexStore:
     """The versions of an index in Redis."""
     from retrieval_index.store import IndexStore
@@ -197,12 +219,11 @@ def _show(manifest: Manifest, folder: Path) -> None:
     from rich.table import Table
 
     size = sum(part.size for part in manifest.parts.values())
-    limit = "all" if manifest.perplexity_limit is None else f"perplexity up to {manifest.perplexity_limit:.1f}"
     table = Table(show_header=False, title=escape(str(folder)), title_justify="left")
     for label, value in (
         ("version", manifest.version),
         ("for the tokens of", f"{escape(manifest.model)} ({manifest.tokenizer_sha256[:12]})"),
-        ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({limit})"),
+        ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({manifest.filter})"),
         ("tokens", f"{manifest.tokens:,}"),
         ("longest n-gram", str(manifest.depth)),
         ("hidden states", "yes" if manifest.semantic else "no"),

@@ -46,10 +46,17 @@ Drafters = Annotated[
 ]
 Index = Annotated[Path | None, typer.Option(help="Index of documents of low perplexity, for rows that look up.")]
 UnfilteredIndex = Annotated[Path | None, typer.Option(help="Index of all documents (outrider index build --keep 1).")]
+OtherIndex = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Index of documents that were kept in another way (outrider index build --keep-by, --score-tokens), for a row "
+        "of its own. Repeatable."
+    ),
+]
 Corpus = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Where no index is named, both are built from these: a .jsonl file, a text file or a folder of them. "
+        help="Where no index is named, all are built from these: a .jsonl file, a text file or a folder of them. "
         "Repeatable. Default: the modules of Python's standard library."
     ),
 ]
@@ -82,12 +89,14 @@ def spectra(
     as_json: Json = False,
     index: Index = None,
     unfiltered_index: UnfilteredIndex = None,
+    other_index: OtherIndex = None,
     corpus: Corpus = None,
 ) -> None:
     """SPECTRA: Table 1 greedy and at temperature 1, Table 2 with all ablations, Tables 4 and 5, Figures 3 and 6.
 
     Rows that look up (REST, RETRIEVAL, full SPECTRA) look up in two indexes: name --index and --unfiltered-index, or have
-    both built from a corpus.
+    both built from a corpus, and two more whose documents were kept by tokens and by length. Each --other-index has a row
+    of its own.
     """
     if corpus and (index or unfiltered_index):
         raise ConfigurationError(
@@ -97,8 +106,14 @@ def spectra(
         prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
         as_json=as_json,
     )  # fmt: skip
-    make_indexes = None if index or unfiltered_index else _IndexMaker(corpus or ())
-    _measure("spectra", options, make_indexes, index=index, unfiltered_index=unfiltered_index)
+    named = index is not None or unfiltered_index is not None
+    _measure(
+        "spectra",
+        options,
+        _Indexes(
+            index=index, unfiltered_index=unfiltered_index, others=other_index or (), corpus=None if named else corpus or ()
+        ),
+    )
 
 
 @app.command()
@@ -185,26 +200,35 @@ def page(
     write_page(out, sections, [name for name in NAMES if name not in names], out.parent / "plots" / "papers")
 
 
-@dataclass(frozen=True, slots=True)
-class _IndexMaker:
-    """Makes the indexes of a corpus once the model is known."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Indexes:
+    """The indexes that rows look up in: those that are named, or those of a corpus, made once the model is known."""
 
-    corpus: Sequence[Path]
+    index: Path | None = None
+    unfiltered_index: Path | None = None
+    others: Sequence[Path] = ()
+    corpus: Sequence[Path] | None = None
 
     @property
-    def about(self) -> str:
+    def notes(self) -> list[str]:
         """What the page says of them."""
+        if self.corpus is None:
+            return []
         told = " ".join(map(str, self.corpus)) or "the modules of Python's standard library"
-        return f"Both indexes hold {told}; the paper's hold conversations and code."
+        return [f"Indexes that were not named hold {told}; the paper's hold conversations and code."]
 
-    def __call__(self, model: ResolvedModel, cache: Path) -> dict[str, Path]:
+    def folders(self, model: ResolvedModel, cache: Path) -> dict[str, Any]:
+        """Their folders, by the fields of ``PaperConfig``."""
         from cli.paper_indexes import made_indexes
 
+        if self.corpus is None:
+            return {"index": self.index, "unfiltered_index": self.unfiltered_index, "other_indexes": self.others}
         made = made_indexes(self.corpus, model, cache)
-        return {"index": made["filtered"], "unfiltered_index": made["unfiltered"]}
+        own = {"index": made.pop("filtered"), "unfiltered_index": made.pop("unfiltered")}
+        return {**own, "other_indexes": [*made.values(), *self.others]}
 
 
-def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = None, **inputs: Path | None) -> None:
+def _measure(name: str, options: _Options, indexes: _Indexes | None = None, classifier: Path | None = None) -> None:
     from benchmarks.bench.plots import check_installed
     from benchmarks.bench.prompts import read_prompts
     from benchmarks.papers.catalogue import experiment_of
@@ -227,12 +251,10 @@ def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = No
         named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
     settings = load(flags=[*SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
-    if make_indexes is not None:
-        inputs = {**inputs, **make_indexes(model, settings.cache_dir)}
+    looked_up = indexes or _Indexes()
     config = PaperConfig(
         settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
-        repeats=1 if options.quick else 3, index=inputs.get("index"), classifier=inputs.get("classifier"),
-        unfiltered_index=inputs.get("unfiltered_index"),
+        repeats=1 if options.quick else 3, classifier=classifier, **looked_up.folders(model, settings.cache_dir),
     )  # fmt: skip
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
@@ -240,7 +262,7 @@ def _measure(name: str, options: _Options, make_indexes: _IndexMaker | None = No
         "command": shlex.join(["outrider", *sys.argv[1:]]),
         "requests": bench.answers,
         "units": [unit.name for unit in experiment.units],
-        "deviations": (*experiment.deviations, *([] if make_indexes is None else [make_indexes.about])),
+        "deviations": (*experiment.deviations, *looked_up.notes),
     }
     out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
     folder = PaperFolder(out, _identity(name, options, bench), told)
@@ -269,8 +291,11 @@ def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
     from services.model_files.folder import model_fingerprint, tokenizer_digest
     from services.verifier.kernels.native.library import instructions
 
-    versions, config = {}, bench.config
-    for key, folder in (("index", config.index), ("unfiltered_index", config.unfiltered_index)):
+    config = bench.config
+    named = [("index", config.index), ("unfiltered_index", config.unfiltered_index)]
+    named += [(f"other_index_{number}", folder) for number, folder in enumerate(config.other_indexes, 1)]
+    versions = {}
+    for key, folder in named:
         if folder is not None:
             manifest = read_manifest(folder)
             check_index(manifest, tokenizer_digest(config.model.path), str(folder), semantic=False)

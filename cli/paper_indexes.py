@@ -1,4 +1,4 @@
-"""The two indexes of SPECTRA's tables, made where none is named, so that a fresh clone has all rows."""
+"""The indexes of SPECTRA's tables, made where none is named, so that a fresh clone has all rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.index_building import built_index
 
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
     from retrieval_index.corpus import Document
 
-# Of documents of low perplexity, and of all.
-KEPT = {"filtered": 0.3, "unfiltered": 1.0}
+# Of documents of low perplexity, of all, and of those that other ways keep by the same scores.
+KEPT: dict[str, dict[str, Any]] = {
+    "filtered": {"keep": 0.3},
+    "unfiltered": {"keep": 1.0},
+    "by-tokens": {"keep": 0.3, "keep_by": "tokens"},
+    "by-length": {"keep": 0.3, "keep_by": "length"},
+}
 # Modules of Python's library that are longer, in bytes, would be most of the index.
 _LONGEST = 32_000
 
@@ -28,7 +33,7 @@ def python_library() -> list[Path]:
 
 
 def made_indexes(corpus: Sequence[Path], model: ResolvedModel, cache: Path) -> dict[str, Path]:
-    """Folders of the two indexes of a corpus, by the names in ``KEPT``. What an earlier call built is used again.
+    """Folders of the indexes of a corpus, by the names in ``KEPT``. What an earlier call built is used again.
 
     Args:
         corpus: files, and folders of them; none: ``python_library``.
@@ -53,7 +58,7 @@ def made_indexes(corpus: Sequence[Path], model: ResolvedModel, cache: Path) -> d
         scored = made["filtered"] / SCORES
         if name != "filtered" and not (out / SCORES).exists():
             shutil.copytree(scored, out / SCORES)
-        built_index(documents, model, out, BuildConfig(keep=KEPT[name]))
+        built_index(documents, model, out, BuildConfig(**KEPT[name]))
     return made
 
 

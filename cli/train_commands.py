@@ -38,6 +38,13 @@ def data(
     prompts: Annotated[
         list[Path] | None, typer.Option(help="A file of prompts; outrider bench --help names the forms. Repeatable.")
     ] = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A file of prompts with answers: the target reads these, and writes none. Conversations, or a field such "
+            "as answer (GSM8K), code (MBPP), highlights (CNN/DM) or summary (DialogSum). Repeatable."
+        ),
+    ] = None,
     own_prompts: Annotated[
         int | None, typer.Option(min=0, help="Prompts that the target makes itself. Default: 1000 if no file is given.")
     ] = None,
@@ -70,7 +77,9 @@ def data(
     a number: 1,152 bytes a token and layer where the hidden size is 576.
 
     One of the first two answers to a prompt is greedy, all others are sampled at temperature 1. 3 % of the prompts are
-    held out for validation. A run that was interrupted goes on where it stopped, with the same tokens.
+    held out for validation. Answers of --given files are read as they stand, once each: over them a drafter learns the
+    target's distributions, as EAGLE and FSPAD were trained. A run that was interrupted goes on where it stopped, with the
+    same tokens.
     """
     from cluster.checks.host import check_folder
     from cluster.component_configs import verifier_config
@@ -92,7 +101,7 @@ def data(
         layers=_layers("-1" if layers is None else layers), max_new_tokens=max_new_tokens, samples=samples,
         max_prompt_tokens=max_prompt_tokens, shard_sequences=shard_sequences, seed=seed, sequences=sequences,
         concurrency=concurrency,
-        own_prompts=own_prompts if own_prompts is not None else 0 if prompts else _OWN_PROMPTS,
+        own_prompts=own_prompts if own_prompts is not None else 0 if prompts or given else _OWN_PROMPTS,
     )  # fmt: skip
     check_folder("--out", out)
     named = [f"{key}={value}" for key, value in (("model", model), ("verifier.device", device)) if value is not None]
@@ -109,7 +118,7 @@ def data(
         def show(progress: DataProgress, target: ObservedTarget) -> _Shown:
             return _shown(progress, target, interruption)
 
-        return await make_data(out, prompts or [], options, resolved.name, config, interruption, show, _say)
+        return await make_data(out, prompts or [], given or [], options, resolved.name, config, interruption, show, _say)
 
     progress = asyncio.run(make())
     rest = "" if progress.done == progress.total else "; the same command goes on"

@@ -147,21 +147,23 @@ def _stopping() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _bar(out: Path, done: int, steps: int) -> Iterator[Callable[[StepProgress], None]]:
-    """A progress bar, and a line for each step in ``log.jsonl``."""
+    """A progress bar, and a line for each step in the run's log."""
     from dataclasses import asdict
 
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
 
+    from training.curves import LOG
+
     columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
-    with Bars(*columns, console=stderr()) as bars, (out / "log.jsonl").open("ab", buffering=0) as log:
+    with Bars(*columns, console=stderr()) as bars, (out / LOG).open("ab", buffering=0) as log:
         task = bars.add_task("steps", total=steps, completed=done, figures="")
 
         def report(progress: StepProgress) -> None:
             minutes, seconds = divmod(int(progress.left_s), 60)
             figures = (
-                f"loss {progress.loss:.3f}, acceptance {progress.acceptance:.3f}, {progress.rows_per_s:,.0f} rows/s, "
-                f"{minutes}:{seconds:02d} left"
+                f"loss {progress.loss:.3f}{_made_of(progress.losses)}, acceptance {progress.acceptance:.3f}, "
+                f"{progress.rows_per_s:,.0f} rows/s, {minutes}:{seconds:02d} left"
             )
             bars.update(task, completed=progress.step, figures=figures)
             if progress.validation is not None:
@@ -173,7 +175,14 @@ def _bar(out: Path, done: int, steps: int) -> Iterator[Callable[[StepProgress], 
         yield report
 
 
+def _made_of(losses: Mapping[str, float]) -> str:
+    told = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
+    return f" ({told})" if told else ""
+
+
 def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

@@ -6,6 +6,7 @@ no half index. Scores are kept on disk: a build that is started again, also with
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from retrieval_index import ngram_trie, plot
 from retrieval_index import observed_successors as successors
 from retrieval_index.corpus import Document
+from retrieval_index.keeping import WAYS, KeepBy, kept_documents
 from retrieval_index.manifest import (
     FILE,
     MAX_DEPTH,
@@ -31,9 +33,9 @@ from retrieval_index.manifest import (
     part_of,
     trie_files,
 )
-from retrieval_index.perplexity import Scorer
+from retrieval_index.perplexity import Score, Scorer
 from retrieval_index.progress import Advance, batches, silent
-from retrieval_index.scores import ScoreFile, limit_for
+from retrieval_index.scores import ScoreFile
 from retrieval_index.states import StateFile
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
@@ -41,6 +43,8 @@ from speculation.files import write_whole
 HISTOGRAM = "perplexity.png"
 SCORES = "scores"
 _WORKING = "building"
+# Tokens that the target reads at a time where whole documents are scored.
+_WINDOW = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,42 +52,45 @@ class BuildConfig:
     """How an index is built.
 
     Attributes:
-        keep: share of the documents to keep, those with the lowest perplexity; 1 keeps all.
+        keep: share to keep, documents with the lowest perplexity; 1 keeps all.
+        keep_by: what ``keep`` is a share of, see ``kept_documents``.
         depth: longest n-gram of the trie, in tokens.
-        score_tokens: tokens of a document that are scored, counted from its beginning.
+        score_tokens: tokens of a document that are scored, counted from its beginning; None: all, in windows that the target
+            can read.
         top_k: successors in the successor table for each token.
-        semantic: whether the hidden states of the kept documents are indexed too, computed in windows of ``score_tokens``.
+        semantic: whether the hidden states of the kept documents are indexed too, computed in windows of the same length.
 
     Raises:
         ConfigurationError: a value is out of range; names the command-line option.
     """
 
     keep: float = 0.3
+    keep_by: KeepBy = "documents"
     depth: int = 16
-    score_tokens: int = 256
+    score_tokens: int | None = 256
     top_k: int = 8
     semantic: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("depth", self.depth, MIN_DEPTH, MAX_DEPTH),
-            ("score_tokens", self.score_tokens, 8, 8192),
+        tokens = self.score_tokens
+        for field, value, right, allowed in (
+            ("--depth", self.depth, MIN_DEPTH <= self.depth <= MAX_DEPTH, f"from {MIN_DEPTH} to {MAX_DEPTH}"),
+            ("--score-tokens", tokens, tokens is None or 8 <= tokens <= 8192, "from 8 to 8192, or all"),
+            ("--keep", self.keep, 0 < self.keep <= 1, "above 0, at most 1"),
+            ("--keep-by", self.keep_by, self.keep_by in WAYS, ", ".join(WAYS)),
         ):
-            if not low <= value <= high:
-                raise ConfigurationError(
-                    field=f"--{name.replace('_', '-')}", verb="", value=value, allowed=f"from {low} to {high}"
-                )
-        if not 0 < self.keep <= 1:
-            raise ConfigurationError(field="--keep", verb="", value=self.keep, allowed="above 0, at most 1")
+            if not right:
+                raise ConfigurationError(field=field, verb="", value=value, allowed=allowed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringTarget:
-    """The model for which the index is built."""
+    """The model for which the index is built. ``context``: most tokens that it can read at a time."""
 
     name: str
     tokenizer_sha256: str
     vocab_size: int
+    context: int = _WINDOW
 
 
 class Encode(Protocol):
@@ -113,12 +120,14 @@ def build_index(
     _check_out(out)
     plot.check_available()
     tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
-    key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
+    key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens or 'all'}/{config.top_k}"
     scores = ScoreFile(out / SCORES, key, 1 + config.top_k)
-    _score(documents, tokens, scores, scorer, config, advance)
+    window = min(config.score_tokens or _WINDOW, target.context)
+    _score(documents, [ids[: config.score_tokens] for ids in tokens], scores, scorer, window, advance)
     perplexities = [scores.perplexities[document.digest] for document in documents]
-    limit = limit_for(perplexities, config.keep) if config.keep < 1 else None
-    kept = [ids for ids, value in zip(tokens, perplexities, strict=True) if limit is None or value <= limit]
+    chosen = _filtered(perplexities, tokens, config)
+    kept = [ids for ids, stays in zip(tokens, chosen, strict=True) if stays]
+    limit = _highest(perplexities, chosen) if config.keep < 1 else None
     finished = out / _WORKING
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
@@ -128,7 +137,7 @@ def build_index(
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
     states = StateFile(out / SCORES, key)
     if config.semantic:
-        _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, config, advance)
+        _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, window, advance)
     plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
     manifest = Manifest(
         model=target.name,
@@ -139,6 +148,8 @@ def build_index(
         tokens=sum(map(len, kept)),
         depth=config.depth,
         perplexity_limit=limit,
+        keep_by="documents" if limit is None else config.keep_by,
+        whole_documents=config.score_tokens is None,
         parts={name: part_of(finished / name) for name in part_names(len(shards), semantic=config.semantic)},
         shards=shards,
     )
@@ -153,13 +164,13 @@ def _index_states(
     kept: Sequence[NDArray[np.uint32]],
     scorer: Callable[[], Scorer],
     folder: Path,
-    config: BuildConfig,
+    window: int,
     advance: Advance,
 ) -> None:
     # FAISS is imported only for builds that need it.
     from retrieval_index import vectors
 
-    computed, tokens = states.fill(kept, config.score_tokens, scorer, advance)
+    computed, tokens = states.fill(kept, window, scorer, advance)
     advance("indexing hidden states", 0, 1)
     vectors.build(computed, tokens, folder)
     advance("indexing hidden states", 1, 1)
@@ -183,33 +194,58 @@ def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
     write_whole(out / FILE, manifest.to_json().encode())
 
 
+def _filtered(perplexities: Sequence[float], tokens: Sequence[NDArray[np.uint32]], config: BuildConfig) -> list[bool]:
+    if config.keep == 1:
+        return [True] * len(tokens)
+    return kept_documents(perplexities, [len(ids) for ids in tokens], config.keep, config.keep_by)
+
+
+def _highest(perplexities: Sequence[float], chosen: Sequence[bool]) -> float:
+    """The highest perplexity that was kept. Documents too short to be scored have none."""
+    kept = [value for value, stays in zip(perplexities, chosen, strict=True) if stays and math.isfinite(value)]
+    return max(kept, default=math.inf)
+
+
 def _score(
     documents: Sequence[Document],
     tokens: Sequence[NDArray[np.uint32]],
     scores: ScoreFile,
     scorer: Callable[[], Scorer],
-    config: BuildConfig,
+    window: int,
     advance: Advance,
 ) -> None:
-    """Score the documents that have no score yet; documents of similar length share a pass."""
+    """Score the documents that have no score yet; documents of similar length share a pass.
 
-    def scored(number: int) -> int:
-        return min(len(tokens[number]), config.score_tokens)
-
+    Args:
+        tokens: of each document those that are scored.
+        window: most tokens of a pass; longer documents are read in parts, each beginning with the last token before it.
+    """
     missing = [n for n, document in enumerate(documents) if document.digest not in scores.perplexities]
-    missing.sort(key=scored)
+    missing.sort(key=lambda number: len(tokens[number]))
     total, done = len(documents), len(documents) - len(missing)
     advance("perplexity", done, total)
     if not missing:
         return
     model = scorer()
-    for batch in batches(missing, scored):
-        for number, score in zip(
-            batch, model.score([tokens[n][: config.score_tokens].tolist() for n in batch]), strict=True
-        ):
-            scores.add(documents[number].digest, score)
-        done += len(batch)
+    waiting = [(number, *part) for number in missing for part in _parts(tokens[number], window)]
+    found: list[Score] = []
+    for batch in batches(waiting, lambda each: len(each[1])):
+        for (number, _, last), score in zip(batch, model.score([ids.tolist() for _, ids, _ in batch]), strict=True):
+            found.append(score)
+            if last:
+                scores.add(documents[number].digest, Score.joined(found))
+                found = []
+                done += 1
         advance("perplexity", done, total)
+
+
+def _parts(ids: NDArray[np.uint32], window: int) -> list[tuple[NDArray[np.uint32], bool]]:
+    """The tokens in parts of at most ``window``, and whether a part is the last one.
+
+    A part begins with the last token of the one before, so that every token but the first has something before it.
+    """
+    starts = range(0, max(1, len(ids) - 1), window - 1)
+    return [(ids[start : start + window], start == starts[-1]) for start in starts]
 
 
 def _counting(documents: Sequence[Document], stage: str, advance: Advance) -> Iterator[Document]:

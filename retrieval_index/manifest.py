@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from retrieval_index.keeping import WAYS
 from speculation.errors import ConfigurationError
 from speculation.successor_table import FILE as SUCCESSORS
 
@@ -59,6 +60,8 @@ class Manifest:
         tokens: tokens in the index.
         depth: longest n-gram, in tokens.
         perplexity_limit: highest perplexity that was kept; None: no document was dropped.
+        keep_by: what was kept a share of, see ``keeping``.
+        whole_documents: whether perplexities are of whole documents, not of their beginnings.
         parts: files by name.
         shards: the first token from which on n-grams are in each trie, ascending; the first one is 0.
     """
@@ -74,6 +77,8 @@ class Manifest:
     perplexity_limit: float | None
     parts: Mapping[str, FilePart]
     shards: tuple[int, ...] = (0,)
+    keep_by: str = "documents"
+    whole_documents: bool = False
 
     @property
     def semantic(self) -> bool:
@@ -81,15 +86,26 @@ class Manifest:
         return STATES in self.parts
 
     @property
+    def filter(self) -> str:
+        """How documents were kept, in words."""
+        if self.perplexity_limit is None:
+            return "all"
+        by = {"documents": "", "tokens": ", by tokens", "length": ", by length"}[self.keep_by]
+        whole = " of whole documents" if self.whole_documents else ""
+        return f"perplexity{whole} up to {self.perplexity_limit:.1f}{by}"
+
+    @property
     def version(self) -> str:
         """16 hexadecimal digits of a hash of the content: equal indexes have equal versions."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """JSON with sorted keys, so that equal manifests give equal texts. A single trie is not mentioned."""
+        """JSON with sorted keys, so that equal manifests give equal texts. What is as usual is not mentioned: a single trie,
+        and a filter by a share of the documents over their beginnings."""
         content = asdict(self)
-        if self.shards == (0,):
-            del content["shards"]
+        for name, usual in (("shards", (0,)), ("keep_by", "documents"), ("whole_documents", False)):
+            if content[name] == usual:
+                del content[name]
         return json.dumps(content, indent=1, sort_keys=True)
 
     @staticmethod
@@ -121,6 +137,8 @@ class Manifest:
             numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]
             if not all(type(number) is int and number >= 0 for number in [*numbers, *(p.size for p in parts.values())]):
                 raise ValueError("a count is not a whole number")
+            if manifest.keep_by not in WAYS or type(manifest.whole_documents) is not bool:
+                raise ValueError("it does not say how documents were kept")
             if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
                 raise ValueError(f"depth {manifest.depth}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -37,6 +37,15 @@ class Score:
         """exp(nll); infinite for a document that is too short to be scored."""
         return math.exp(min(self.nll, 700.0)) if self.tokens else math.inf
 
+    @staticmethod
+    def joined(parts: Sequence[Score]) -> Score:
+        """The score of a document that was read in parts."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = sum(part.tokens for part in parts)
+        nll = sum(part.nll * part.tokens for part in parts) / max(1, tokens)
+        return Score(nll=nll, tokens=tokens, likely=np.concatenate([part.likely for part in parts]))
+
 
 class Scorer(Protocol):
     """The model, as far as building an index needs it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -77,9 +76,3 @@ class ScoreFile:
                 start, count = self._places[digest]
                 rows.seek(4 * self._width * start)
                 yield np.fromfile(rows, dtype="<u4", count=count * self._width).reshape(-1, self._width)
-
-
-def limit_for(perplexities: list[float], keep: float) -> float:
-    """The highest perplexity within the share ``keep`` of the documents, lowest perplexities first."""
-    ordered = sorted(perplexities)
-    return ordered[max(0, math.ceil(keep * len(ordered)) - 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -52,6 +52,7 @@ async def make(
     options: DataOptions = OPTIONS,
     stop_at: int | None = None,
     said: Callable[[str], None] = lambda text: None,
+    given: Sequence[Path] = (),
 ) -> DataProgress:
     """Make data, interrupted as soon as ``stop_at`` tokens have been made in a stage."""
     interruption = Interruption()
@@ -69,7 +70,7 @@ async def make(
         with suppress(asyncio.CancelledError):
             await task
 
-    return await make_data(out, files, options, "tiny", config_of(model), interruption, show, said)
+    return await make_data(out, files, given, options, "tiny", config_of(model), interruption, show, said)
 
 
 def digests(folder: Path) -> dict[str, str]:

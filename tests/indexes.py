@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from retrieval_index import plot
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.corpus import Document
+from retrieval_index.keeping import KeepBy
 from retrieval_index.manifest import Manifest
 from retrieval_index.perplexity import ModelScorer, Score
 from services.model_files.folder import tokenizer_digest
@@ -61,6 +62,8 @@ def build(
     texts: Sequence[str],
     *,
     keep: float = 1.0,
+    keep_by: KeepBy = "documents",
+    score_tokens: int | None = 64,
     scorer: ByteScorer | None = None,
     target: ScoringTarget = TARGET,
     semantic: bool = False,
@@ -68,7 +71,7 @@ def build(
 ) -> Manifest:
     """An index of bytes; unless asked for without its histogram, which takes longer to draw than all the rest."""
     found = scorer or ByteScorer()
-    config = BuildConfig(keep=keep, depth=8, score_tokens=64, top_k=2, semantic=semantic)
+    config = BuildConfig(keep=keep, keep_by=keep_by, depth=8, score_tokens=score_tokens, top_k=2, semantic=semantic)
     with nullcontext() if histogram else patch.object(plot, "draw_histogram"):
         return build_index([document(text) for text in texts], target, encode, lambda: found, out, config)
 

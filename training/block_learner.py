@@ -54,6 +54,7 @@ class BlockLearner(OverVocabulary):
             hidden = self._blocks(text, anchors)
         total = torch.zeros((), device=device)
         overlap, counted = 0.0, 0
+        parts: dict[str, float] = {}
         for level, rows in enumerate(hidden.float().unbind(2)):
             row, at, counts = text.labels(anchors, filling, level)
             told = text.tokens[row, at + 1]
@@ -65,11 +66,13 @@ class BlockLearner(OverVocabulary):
             found = compare(
                 recipe.divergence, self._corrected(own, previous), target[held], self._product_rows, own=self.own_rows
             )
-            loss = found.value.sum() + recipe.confidence_weight * self._doubt(own, previous, found.overlap)
+            doubt = self._doubt(own, previous, found.overlap)
+            loss = found.value.sum() + recipe.confidence_weight * doubt
             total = total + recipe.level_decay**level * loss
             if level == 0:
                 counted, overlap = int(held.sum()), float(found.overlap.sum())
-        return Tally(total, counted, overlap)
+                parts = {"divergence": float(found.value.detach().sum()), "confidence": float(doubt.detach())}
+        return Tally(total, counted, overlap, parts)
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         text = PaddedText.of(sequences, self._recipe.max_rows, self.rows.device)

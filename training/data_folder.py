@@ -64,8 +64,14 @@ class DataOptions:
             )
 
 
-def encode_prompts(prompts: Iterable[TrainingPrompt], tokens: Tokens) -> list[EncodedPrompt]:
+def encode_prompts(
+    prompts: Iterable[TrainingPrompt], tokens: Tokens, longest: int = 0, end: Iterable[int] = ()
+) -> list[EncodedPrompt]:
     """The prompts as token ids. Without a chat template, the text of the last message is the prompt.
+
+    Args:
+        longest: most tokens of an answer that is given; a longer one is cut off.
+        end: ends an answer that is given, where there is one such token.
 
     Raises:
         ConfigurationError: the chat template refuses a conversation; names its file and line.
@@ -77,7 +83,8 @@ def encode_prompts(prompts: Iterable[TrainingPrompt], tokens: Tokens) -> list[En
             ids = tokens.encode_chat(prompt.messages) if chat else tokens.encode(prompt.messages[-1].content)
         except InvalidArgument as error:
             raise ConfigurationError(f"{error}", field=prompt.where) from error
-        found.append(EncodedPrompt(domain=prompt.domain, digest=prompt.digest, tokens=ids))
+        answer = () if prompt.answer is None else (*tokens.encode_answer(prompt.answer), *sorted(end)[:1])[:longest]
+        found.append(EncodedPrompt(domain=prompt.domain, digest=prompt.digest, tokens=ids, answer=answer))
     return found
 
 
@@ -140,7 +147,7 @@ def weights_digest(folder: Path) -> str:
 
 def wanted_manifest(target: DataTarget, options: DataOptions, prompts: Sequence[EncodedPrompt]) -> DataManifest:
     """The manifest of a run that has not begun."""
-    digest = hashlib.sha256("\n".join(f"{prompt.domain} {prompt.digest}" for prompt in prompts).encode())
+    digest = hashlib.sha256("\n".join(map(_line, prompts)).encode())
     return DataManifest(
         target=target,
         layers=options.layers,
@@ -152,9 +159,15 @@ def wanted_manifest(target: DataTarget, options: DataOptions, prompts: Sequence[
             seed=options.seed,
         ),
         domains=tuple(dict.fromkeys(prompt.domain for prompt in prompts)),
+        given=tuple(dict.fromkeys(prompt.domain for prompt in prompts if prompt.answer)),
         prompts=len(prompts),
         prompts_sha256=digest.hexdigest(),
     )
+
+
+def _line(prompt: EncodedPrompt) -> str:
+    answer = f" {hashlib.sha256(str(prompt.answer).encode()).hexdigest()}" if prompt.answer else ""
+    return f"{prompt.domain} {prompt.digest}{answer}"
 
 
 def open_folder(out: Path, wanted: DataManifest) -> tuple[DataManifest, list[str]]:

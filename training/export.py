@@ -27,6 +27,7 @@ from services.model_files.weights.shared import SHARED, SharedWeights
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.block_writing import BlockLayout, save_blocks
+from training.curves import loss_curves
 from training.head_writing import save_head
 from training.open_run import OpenedModel, TrainingTarget, reopen
 from training.recipe import AnyRecipe, BlockRecipe, LayersRecipe
@@ -196,10 +197,12 @@ def _record(opened: OpenedModel, state: RunState, snapshot: Path) -> dict[str, A
         "data": {
             "sequences": state.sequences,
             "domains": list(manifest.domains),
+            "given": list(manifest.given),
             "prompts_sha256": manifest.prompts_sha256,
             "sampling": manifest.sampling.model_dump(),
         },
         "vocabulary": opened.vocabulary.record.model_dump(),
         "validation_score": state.best_score if state.best_step == state.step else None,
+        "losses": loss_curves(run_of(snapshot), state.step),
         "evaluation": json.loads(evaluation.read_text()) if evaluation.is_file() else None,
     }

@@ -1,4 +1,5 @@
-"""The target writes its own training text: many requests at once through the decoding loop, hidden states caught on the way.
+"""The target writes its own training text, or reads what is given: many requests at once through the decoding loop, hidden
+states caught on the way.
 
 A row of the target does not depend on what shares its pass, so a task gives the same tokens and states in any run. The order
 of tasks is fixed, and shard n holds the same tasks however often a run was interrupted. Tokens of unfinished shards are kept
@@ -114,6 +115,8 @@ class DataRun:
                 await self._write(number)
 
     async def _make(self, loop: DecodingLoop, task: DataTask) -> TrainingSequence:
+        if task.prompt.answer:
+            return await self._read(loop, task)
         sampling = self._manifest.sampling
         said = self._said.setdefault(task.id, [])
         # The last token is chosen again, so that even a complete answer passes through the target.
@@ -134,6 +137,23 @@ class DataRun:
             if isinstance(event, Progress):
                 said.extend(event.token_ids)
                 self.progress.tokens += len(event.token_ids)
+        return self._sequence(task, said)
+
+    async def _read(self, loop: DecodingLoop, task: DataTask) -> TrainingSequence:
+        """A given answer: the target computes its states as those of a prompt, and what it says itself is dropped."""
+        answer = task.prompt.answer
+        request = GenerationRequest(
+            request_id=task.id,
+            # No state of the last token is kept, as of the target's own answers.
+            prompt=(*task.prompt.tokens, *answer[:-1]),
+            sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_generation_config=True),
+            plan=Plan(strategy="autoregressive", observe_layers=self._manifest.layers, observe_prompt=True),
+        )
+        async for _ in loop.generate(request):
+            pass
+        return self._sequence(task, answer)
+
+    def _sequence(self, task: DataTask, said: Sequence[int]) -> TrainingSequence:
         tokens = np.array([*task.prompt.tokens, *said], dtype=np.int32)
         states, known = self._target.take(task.id, len(tokens), self._manifest.width)
         return TrainingSequence(

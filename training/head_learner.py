@@ -53,8 +53,8 @@ class HeadLearner(OverVocabulary):
             return Tally(torch.zeros((), device=device, requires_grad=True), 0, 0.0)
         unrolled = recipe.unroll_steps > 1 and progress >= recipe.unroll_from
         total = torch.zeros((), device=device)
-        overlap = 0.0
-        counted = 0
+        overlap, counted = 0.0, 0
+        parts: dict[str, float] = {}
         choices = TargetChoices(self._output) if recipe.counted == "likeliest" else None
         with ExitStack() as stack:
             stack.enter_context(torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32))
@@ -75,13 +75,23 @@ class HeadLearner(OverVocabulary):
                     recipe.divergence, step.hidden[counts], target, self._product_rows, own=self.own_rows, top=self._top
                 )
                 loss = recipe.divergence_weight * found.value.sum()
-                if not unrolled and recipe.state_loss:
-                    near = functional.smooth_l1_loss(step.state[counts].float(), target, reduction="none")
-                    loss = loss + recipe.state_loss * near.mean(-1).sum()
+                near = self._state_loss(step.state[counts], target, learnt=not unrolled) if number == 0 else None
+                if near is not None and not unrolled:
+                    loss = loss + recipe.state_loss * near
                 total = total + recipe.unroll_decay**number * loss
                 if number == 0:
                     counted, overlap = len(target), float(found.overlap.sum())
-        return Tally(total, counted, overlap)
+                    if near is not None:
+                        parts = {"divergence": float(found.value.detach().sum()), "states": float(near.detach())}
+        return Tally(total, counted, overlap, parts)
+
+    def _state_loss(self, state: torch.Tensor, target: torch.Tensor, *, learnt: bool) -> torch.Tensor | None:
+        """SmoothL1 between what is fed back and the target's states, summed over rows; None where the recipe has no such
+        loss. What is no longer ``learnt`` is told all the same."""
+        if not self._recipe.state_loss:
+            return None
+        with torch.set_grad_enabled(learnt and torch.is_grad_enabled()):
+            return functional.smooth_l1_loss(state.float(), target, reduction="none").mean(-1).sum()
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         rows = head_rows(sequences, self._recipe.max_rows, self.rows.device)

@@ -84,10 +84,12 @@ class LayersLearner(OverVocabulary):
         hidden, states = found.hidden[counts], found.states[counts]
         compared = compare(self._recipe.divergence, hidden, states, self._product_rows)
         loss = compared.value.sum()
+        parts = {}
         if self._recipe.state_weight:
-            apart = (hidden - states).square().sum(-1) / states.square().sum(-1).clamp(min=1e-6)
-            loss = loss + self._recipe.state_weight * apart.sum()
-        return Tally(loss, int(counts.sum()), float(compared.overlap.sum()))
+            apart = ((hidden - states).square().sum(-1) / states.square().sum(-1).clamp(min=1e-6)).sum()
+            parts = {"divergence": float(loss.detach()), "states": float(apart.detach())}
+            loss = loss + self._recipe.state_weight * apart
+        return Tally(loss, int(counts.sum()), float(compared.overlap.sum()), parts)
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         # What it drafted is text like any other: further tokens are as likely as the first.

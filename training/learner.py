@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,14 @@ class Tally:
         loss: scalar; gradients flow through it.
         rows: how many predictions it is the sum of.
         overlap: the sum of the chances that the first drafted token is accepted.
+        parts: sums of what the loss is made of, by name, of the first drafted token and without weights; none where it is
+            one thing.
     """
 
     loss: torch.Tensor
     rows: int
     overlap: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ Show = Callable[[DataProgress, ObservedTarget], AbstractAsyncContextManager[None
 async def make_data(
     out: Path,
     files: Sequence[Path],
+    given: Sequence[Path],
     options: DataOptions,
     model: str,
     config: TargetConfig,
@@ -39,6 +40,7 @@ async def make_data(
 
     Args:
         files: of prompts; may be empty if the options ask for the target's own.
+        given: files of prompts with answers, which the target reads.
         model: the target's name, for the manifest.
         say: takes remarks.
 
@@ -49,11 +51,13 @@ async def make_data(
     folder = Path(config.model_path)
     tokens = Tokens(config.model_path)
     frame = turn_frame(tokens) if options.own_prompts else None
-    encoded = encode_prompts(read_prompts(files), tokens)
+    turn = end_of_turn(tokens)
+    end = turn or ({tokens.end_of_turn} if tokens.end_of_turn is not None else set())
+    encoded = encode_prompts(read_prompts(files, given), tokens, options.max_new_tokens, end)
     target, worker = load_target(_roomy(config, options))
     try:
         _check_layers(target, options.layers)
-        identity = target_of(model, folder, target.eos_token_ids | end_of_turn(tokens))
+        identity = target_of(model, folder, target.eos_token_ids | turn)
         async with plain_decoding(target, worker, options.concurrency) as loop:
             if frame is not None:
                 ends = target.eos_token_ids

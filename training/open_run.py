@@ -228,10 +228,9 @@ def output_of(rows: TargetRows) -> torch.Tensor:
 def fresh_state(opened: OpenedModel, start: StartRecord | None = None) -> RunState:
     """The state of a run that begins, of an untrained model or with the weights of ``start``."""
     manifest = opened.manifest
-    origin = manifest.model_dump_json(exclude={"shards"})
     return RunState(
         recipe=opened.recipe.model_dump(mode="json"),
-        data=hashlib.sha256(origin.encode()).hexdigest(),
+        data=hashlib.sha256(manifest.origin.encode()).hexdigest(),
         target=manifest.target.weights_sha256,
         vocabulary=hashlib.sha256(opened.vocabulary.ids.tobytes()).hexdigest(),
         layers=opened.columns.layers,

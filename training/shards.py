@@ -8,7 +8,7 @@ A shard is a safetensors file; rows are the tokens of all its sequences, one aft
 ``known``          bool      [rows]              False where no state was computed: at every sequence's last token
 ``offsets``        int64     [sequences + 1]     where sequences begin, and the end of the last one
 ``prompt_lengths`` int32     [sequences]
-``temperature``    float32   [sequences]         at which the target chose the answer
+``temperature``    float32   [sequences]         at which the target chose the answer; 1 of one that was given
 ``domain``         int16     [sequences]         index into the manifest's ``domains``
 ``held_out``       bool      [sequences]         whether it belongs to the validation split
 =================  ========  ==================  ======================================================================
@@ -98,6 +98,7 @@ class DataManifest(_Part):
         layers: of the states, numbered as in ``Features.layers``.
         dtype: of the states.
         domains: names that the shards' ``domain`` counts.
+        given: those of them whose answers are given: the target has read them, and written all others.
         prompts_sha256: of all prompts, in order.
     """
 
@@ -107,9 +108,15 @@ class DataManifest(_Part):
     dtype: Literal["float16"] = "float16"
     sampling: DataSampling
     domains: tuple[str, ...]
+    given: tuple[str, ...] = ()
     prompts: int
     prompts_sha256: str
     shards: tuple[ShardEntry, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """JSON of all that the sequences follow from. What is as usual is not mentioned, as in data of older versions."""
+        return self.model_dump_json(exclude={"shards"} if self.given else {"shards", "given"})
 
     @property
     def width(self) -> int:
@@ -119,7 +126,7 @@ class DataManifest(_Part):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSequence:
-    """A prompt and the target's answer.
+    """A prompt and the target's answer, or one that it has read.
 
     Attributes:
         tokens: int32 [rows].

@@ -23,6 +23,7 @@ from safetensors.torch import load, save
 
 from speculation.errors import ConfigurationError, OutriderError, ResourceExhausted
 from speculation.files import write_whole
+from training.curves import LOG
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 LATEST, BEST = "latest", "best"
@@ -204,5 +205,5 @@ def forget_run(folder: Path) -> None:
     """Delete a run's checkpoints and its log."""
     for snapshot in (*folder.glob("step-*"), *folder.glob(".step-*.partial")):
         shutil.rmtree(snapshot, ignore_errors=True)
-    for name in (LATEST, BEST, "log.jsonl"):
+    for name in (LATEST, BEST, LOG):
         (folder / name).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from training.prompt_files import EncodedPrompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataTask:
-    """One sequence to be made: the ``visit``-th answer to a prompt."""
+    """One sequence to be made: the ``visit``-th answer to a prompt, or the one that is given."""
 
     prompt: EncodedPrompt
     visit: int
@@ -22,11 +22,16 @@ class DataTask:
     @property
     def id(self) -> str:
         """The same in every run."""
-        return f"{self.prompt.digest}-{self.visit}"
+        return f"{self.prompt.digest}-{'given' if self.prompt.answer else self.visit}"
 
     @property
     def temperature(self) -> float:
-        """0 or 1: one of a prompt's first two answers is greedy, which one is drawn by its hash; all others are sampled."""
+        """0 or 1: one of a prompt's first two answers is greedy, which one is drawn by its hash; all others are sampled.
+
+        A given answer is nobody's likeliest: it counts as sampled.
+        """
+        if self.prompt.answer:
+            return 1.0
         return 0.0 if self.visit == int(self.prompt.digest[-1], 16) % 2 else 1.0
 
     def seed(self, run_seed: int) -> int:
@@ -43,7 +48,7 @@ def tasks_of(prompts: Sequence[EncodedPrompt], samples: int, seed: int) -> list[
     """All tasks in the order in which they are made.
 
     The domains take turns as long as they have tasks, so any beginning of the list is a balanced mix. A domain begins
-    again from its first prompt when all have been used, up to ``samples`` times.
+    again from its first prompt when all have been used, up to ``samples`` times; given answers are read once.
     """
     by_domain: dict[str, list[EncodedPrompt]] = {}
     for prompt in prompts:
@@ -51,7 +56,16 @@ def tasks_of(prompts: Sequence[EncodedPrompt], samples: int, seed: int) -> list[
     queues: list[Iterator[DataTask]] = []
     for members in by_domain.values():
         members.sort(key=lambda prompt: hashlib.sha256(f"{seed}/{prompt.digest}".encode()).digest())
-        queues.append(iter([DataTask(prompt=prompt, visit=visit) for visit in range(samples) for prompt in members]))
+        queues.append(
+            iter(
+                [
+                    DataTask(prompt=prompt, visit=visit)
+                    for visit in range(samples)
+                    for prompt in members
+                    if not (visit and prompt.answer)
+                ]
+            )
+        )
     ordered: list[DataTask] = []
     while queues:
         for queue in list(queues):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ class StepProgress:
 
     Attributes:
         loss: mean over the step's predictions.
+        losses: what it is made of, see ``Tally.parts``, as means over the predictions.
         acceptance: mean chance that the first drafted token is accepted.
         rows_per_s: predictions a second, lately.
         left_s: seconds to the last step, at this speed.
@@ -42,6 +44,18 @@ class StepProgress:
     rows_per_s: float
     left_s: float
     validation: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a step gave: means over its predictions, and how many there were."""
+
+    loss: float
+    losses: dict[str, float]
+    acceptance: float
+    norm: float
+    rows: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,8 +121,8 @@ class Trainer:
         times: list[tuple[float, int]] = [(time.monotonic(), 0)]
         saved_at, saved_step = time.monotonic(), self.state.step
         while self.state.step < self._recipe.steps:
-            loss, acceptance, norm, rows = self._step()
-            times = [*times[-_RECENT:], (time.monotonic(), rows)]
+            made = self._step()
+            times = [*times[-_RECENT:], (time.monotonic(), made.rows)]
             spent = times[-1][0] - times[0][0]
             step, last = self.state.step, self.state.step == self._recipe.steps
             late = limits.deadline is not None and time.monotonic() >= limits.deadline
@@ -119,10 +133,11 @@ class Trainer:
                 StepProgress(
                     step=step,
                     steps=self._recipe.steps,
-                    loss=loss,
-                    acceptance=acceptance,
+                    loss=made.loss,
+                    losses=made.losses,
+                    acceptance=made.acceptance,
                     rate=self._optimizer.rate(step - 1),
-                    norm=norm,
+                    norm=made.norm,
                     rows_per_s=sum(count for _, count in times[1:]) / max(spent, 1e-9),
                     left_s=(self._recipe.steps - step) * spent / (len(times) - 1),
                     validation=score,
@@ -142,17 +157,20 @@ class Trainer:
             self._save()
         return self.state.step == self._recipe.steps
 
-    def _step(self) -> tuple[float, float, float, int]:
+    def _step(self) -> _Made:
         state, recipe, lengths = self.state, self._recipe, self._lengths
         place = Place(state.epoch, state.sequences, state.offset)
         indices, place = next_batch(place, lengths, recipe)
         loss = overlap = 0.0
         rows = 0
+        losses: defaultdict[str, float] = defaultdict(float)
         for part, members in enumerate(micro_batches(indices, lengths, recipe)):
             sequences = [self._shards.sequence(index) for index in members]
             tally = self._learner.lose(sequences, randomness(recipe, state.step, part), state.step / recipe.steps)
             tally.loss.backward()  # type: ignore[no-untyped-call]
             loss, rows, overlap = loss + float(tally.loss.detach()), rows + tally.rows, overlap + tally.overlap
+            for name, value in tally.parts.items():
+                losses[name] += value
         if loss != loss or loss in (float("inf"), float("-inf")):
             raise OutriderError(
                 f"the loss of step {state.step + 1} is {loss}: a smaller learning_rate or clip_norm may help; "
@@ -168,7 +186,9 @@ class Trainer:
                 "rows": state.rows + rows,
             }
         )
-        return loss / max(1, rows), overlap / max(1, rows), norm, rows
+        most = max(1, rows)
+        means = {name: value / most for name, value in losses.items()}
+        return _Made(loss / most, means, overlap / most, norm, rows)
 
     def _look(self) -> float | None:
         module = self._learner.module

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out
 from benchmarks.papers.engine import RowDrafting, with_trained
+from benchmarks.papers.row_plots import draw_rows
 from benchmarks.papers.rows import SPEED_UP, STEP_COST, TAU, Answers, Column, DecodedRow, figure_table
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import DrafterConfig, PromptLookupConfig, StopConfig
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # The blog's K of each table, and its n-gram.
 _K_DRAFT, _K_NGRAM, _NGRAM = 4, 10, 3
@@ -82,9 +87,17 @@ _COLUMNS = (
     STEP_COST,
 )
 
+
+def _plot_rows(axes: Axes, results: Any) -> bool:
+    units = results["units"]
+    names = [name for table in _TABLES.values() for name in table if name in units]
+    return draw_rows(axes, [(units[name]["label"], units[name]) for name in names])
+
+
 PAPER = Paper(
     name="blog",
     title="Speculative sampling and n-gram decoding",
     about="A blog's two demonstrations: a draft model, and n-grams of prompt and answer",
     tables=_tables,
+    plots=(("blog-methods", "Both tables: tokens per pass and speed-up", _plot_rows),),
 )

@@ -51,6 +51,9 @@ _DEVIATIONS = (
     "transfers.",
     f"Drafts end after {_LONGEST} tokens, also the oracle's; the paper's oracle has no such end.",
     "The confidence and entropy rows are not the paper's.",
+    "F1 is of saying that a token will be accepted, which a policy says by drafting on behind it, over the tokens that the "
+    "target judged. Drafts of one token (SL-opt 1, or a policy that always ends there) say so of none: their F1 is 0. A "
+    "dash: no judged token was accepted or said to be.",
 )
 
 

@@ -1,16 +1,20 @@
-"""FSPAD (Gui et al., 2024): Table 1 and Table 2, which halves the tree, with the head that comes along."""
+"""FSPAD (Gui et al., 2024): Table 1, Table 2, which halves the tree, and Figure 3, with the head that comes along."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out, needed
 from benchmarks.papers.engine import RowDrafting, with_trained
+from benchmarks.papers.row_plots import draw_losses, draw_rows, training_losses
 from benchmarks.papers.rows import DecodedRow, figure_table, usual_columns
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TEXT = ("prompt_lookup", "lookahead")
 
@@ -52,7 +56,9 @@ _DEVIATIONS = (
     "were trained. The paper's saw 68,000 conversations.",
     "At temperature 1 drafts are made with the request's noise and checked by the walk; the paper's are made without.",
     "The best-first tree always runs the likeliest node that is open; EAGLE-2's runs the best ten of every level.",
-    "Table 3 (the losses one by one) and Figure 3 (their curves) are experiments in training, and are not made here.",
+    "Table 3 (the losses one by one) is an experiment in training, and is not made here.",
+    "Figure 3 (both losses by step) is drawn of drafters whose record has them: `outrider train run` logs them, and "
+    "`outrider train export` writes them into training.json.",
 )
 
 
@@ -84,6 +90,7 @@ def _unit(bench: Workbench, row: _Row, temperature: float = 0.0) -> DecodedRow:
         answers=bench.answers,
         max_tokens=bench.config.max_tokens,
         temperature=temperature,
+        extra=lambda: training_losses(bench.checkpoints[row.source].folder) if row.source in bench.checkpoints else {},
     )
 
 
@@ -97,9 +104,22 @@ def _tables(results: Results) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
+def _plot_rows(axes: Axes, results: Any) -> bool:
+    units = results["units"]
+    return draw_rows(axes, [(units[row.name]["label"], units[row.name]) for row in _ROWS if row.name in units])
+
+
+def _plot_losses(axes: Axes, results: Any) -> bool:
+    return draw_losses(axes, results["units"], ("fspad", "eagle"))
+
+
 PAPER = Paper(
     name="fspad",
     title="FSPAD on EAGLE-2",
     about="Gui et al., 2024: feature sampling and partial alignment distillation",
     tables=_tables,
+    plots=(
+        ("fspad-methods", "Table 1, greedy: tokens per pass and speed-up", _plot_rows),
+        ("fspad-losses", "Figure 3: the losses by step", _plot_losses),
+    ),
 )

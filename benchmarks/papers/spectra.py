@@ -12,6 +12,7 @@ from benchmarks.papers.engine import RowDrafting
 from benchmarks.papers.rows import Column, DecodedRow, figure_table, macro_speed_up, speed_up, usual_columns
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
+from retrieval_index.manifest import Manifest, read_manifest
 from services.drafter.config import SpectraConfig
 from services.drafter.sources.spectra import LABELS
 
@@ -23,6 +24,7 @@ _NODES = 120
 _RETRIEVED_NODES = 60
 _REST_NODES = 64
 _LABELLED = "figure 3"
+_OTHER = "retrieval-other-"
 
 Change = Callable[[SpectraConfig], SpectraConfig]
 
@@ -92,6 +94,8 @@ _DEVIATIONS = (
     "Lookahead + REST are blended into one tree by calibrated probabilities, without Lookahead's window; the paper appends "
     "one list to the other; `sources: [lookahead, rest]` asks for it.",
     "REST and w/o PPL refine look up in an index of all documents, RETRIEVAL and SPECTRA in one of those of low perplexity.",
+    "The paper keeps 100,000 documents by the perplexity of each as a whole. Here a share is kept by that of their "
+    "beginnings, unless a row of the table of filters says otherwise.",
     "Figure 3 counts guesses of CORE, and of the index where there is one, within the limit of 15 guesses.",
 )
 
@@ -111,8 +115,18 @@ def spectra(bench: Workbench) -> Experiment:
             if row.name in _SAMPLED
         ),
     ]
+    units += [_unit(bench, row, folder) for row, folder in _other_filters(bench)]
     lacking = sorted({row.index for row in _GREEDY if row.index and folders[row.index] is None})
     return Experiment(units=units, deviations=(*_DEVIATIONS, *map(_how_to_build, lacking)))
+
+
+def _other_filters(bench: Workbench) -> list[tuple[_Row, Path]]:
+    """RETRIEVAL over indexes whose documents were kept in other ways, a row each."""
+    retrieval = next(row for row in _GREEDY if row.name == "retrieval")
+    return [
+        (replace(retrieval, name=f"{_OTHER}{number}", paper="–"), folder)
+        for number, folder in enumerate(bench.config.other_indexes, 1)
+    ]
 
 
 def _how_to_build(index: str) -> str:
@@ -140,7 +154,12 @@ def _unit(bench: Workbench, row: _Row, index: Path | None, temperature: float = 
         answers=bench.answers,
         max_tokens=bench.config.max_tokens,
         temperature=temperature,
+        extra=lambda: {} if index is None else {"index": _about(read_manifest(index))},
     )
+
+
+def _about(index: Manifest) -> str:
+    return f"{index.filter}: {index.kept:,} of {index.documents:,} documents, {index.tokens:,} tokens"
 
 
 def _tables(results: Results) -> list[Table]:
@@ -161,9 +180,21 @@ def _tables(results: Results) -> list[Table]:
             "Tables 4 and 5: throughput over plain decoding", first, of_table_1, pace,
             note="micro: all tokens over all seconds; macro: the mean over steps of a step's tokens per second",
         ),
+        _filter_table(results),
         _guess_table(results),
     ]  # fmt: skip
     return [table for table in tables if table.rows]
+
+
+def _filter_table(results: Results) -> Table:
+    """RETRIEVAL by what its index holds."""
+    names = ["retrieval-unfiltered", "retrieval", *(name for name in results if name.startswith(_OTHER))]
+    # Rows of older runs do not tell of their index.
+    told = {name: {**results[name], "label": results[name]["index"]} for name in names if "index" in results.get(name, {})}
+    return figure_table(
+        "RETRIEVAL by how its documents were kept, greedy", names, told, usual_columns(told, names),
+        note="does a better filter pay? each row looks up in an index of its own, which its name tells of",
+    )  # fmt: skip
 
 
 def _guess_table(results: Results) -> Table:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out, needed, parameters
 from benchmarks.papers.engine import RowDrafting, with_trained
+from benchmarks.papers.row_plots import draw_rows
 from benchmarks.papers.rows import SPEED_UP, STEP_COST, Answers, Column, DecodedRow, figure_table, passes
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import StopConfig
 from services.drafter.heads.streams.files import read_streams
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _NODES = 31
 _GAMMA = 4
@@ -94,7 +98,7 @@ def _unit(bench: Workbench, row: _Row) -> DecodedRow:
 
 def _tables(results: Results) -> list[Table]:
     first = [row.name for row in _TABLE_1]
-    gamma = [*(name for name in results if name.startswith("gamma-")), "ss-two-steps"]
+    gamma = _by_streams(results)
     both = {_TWO_MODELS.name: results.get(_TWO_MODELS.name), "ss": results.get("ss")}
     second = {name: result for name, result in both.items() if result is not None}
     if "ss" in second:
@@ -106,6 +110,24 @@ def _tables(results: Results) -> list[Table]:
         figure_table("The number of streams (γ)", gamma, results, _USUAL, "the last row has all streams of the weights"),
     ]
     return [table for table in tables if table.rows]
+
+
+def _by_streams(results: Results) -> list[str]:
+    """Rows by their number of streams; the last one has all."""
+    return [*sorted(name for name in results if name.startswith("gamma-")), "ss-two-steps"]
+
+
+def _plot_methods(axes: Axes, results: Any) -> bool:
+    units = results["units"]
+    rows = (*_TABLE_1, _TWO_MODELS)
+    return draw_rows(axes, [(row.label, units[row.name]) for row in rows if row.name in units])
+
+
+def _plot_gamma(axes: Axes, results: Any) -> bool:
+    units = results["units"]
+    names = [name for name in _by_streams(units) if name in units]
+    labels = [f"γ = {name.removeprefix('gamma-')}" if name.startswith("gamma-") else "all streams" for name in names]
+    return draw_rows(axes, [(label, units[name]) for label, name in zip(labels, names, strict=True)])
 
 
 def _parameters(results: Results) -> str:
@@ -139,4 +161,8 @@ PAPER = Paper(
     title="Speculative Streaming",
     about="Bhendawade et al., 2024: the target's last layers guess further tokens in the pass that checks the last ones",
     tables=_tables,
+    plots=(
+        ("streaming-methods", "Tables 1 and 2: tokens per pass and speed-up", _plot_methods),
+        ("streaming-gamma", "The number of streams (γ)", _plot_gamma),
+    ),
 )

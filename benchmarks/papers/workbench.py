@@ -27,7 +27,8 @@ class PaperConfig:
     Attributes:
         settings: with those of ``engine.SETTINGS``.
         seed: request number n has the seed ``seed + n``.
-        index: folder of an index of low-perplexity documents; ``unfiltered_index``: one of all documents.
+        index: folder of an index of low-perplexity documents; ``unfiltered_index``: one of all documents;
+            ``other_indexes``: of documents that were kept in other ways.
         classifier: DISCO's; None: the draft model's own, see ``Workbench.classifier``.
         repeats: of comparisons that are repeated.
     """
@@ -39,6 +40,7 @@ class PaperConfig:
     seed: int
     index: Path | None = None
     unfiltered_index: Path | None = None
+    other_indexes: Sequence[Path] = ()
     classifier: Path | None = None
     repeats: int = 1
 

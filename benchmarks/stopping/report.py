@@ -150,7 +150,8 @@ def comparison_object(found: Comparison, several: Sequence[PolicySummary]) -> di
 def f1_of(steps: Sequence[ChainStep]) -> float:
     """F1 of "the token will be accepted", said by drafting on behind it, over all tokens that the target judged.
 
-    The last token of a draft counts as said to be rejected, unless the draft was cut. nan if nothing was right.
+    The last token of a draft counts as said to be rejected, unless the draft was cut. So drafts of one token say of none
+    that it will be accepted, and have an F1 of 0 where one was. nan where no token was accepted, nor said to be.
     """
     right = wrong = missed = 0
     for step in steps:
@@ -161,7 +162,8 @@ def f1_of(steps: Sequence[ChainStep]) -> float:
             right += not last and index < step.accepted
             wrong += not last and index >= step.accepted
             missed += last and index < step.accepted
-    return 2 * right / (2 * right + wrong + missed) if right else float("nan")
+    told = 2 * right + wrong + missed
+    return 2 * right / told if told else float("nan")
 
 
 def area_under_roc(steps: Sequence[ChainStep]) -> float:

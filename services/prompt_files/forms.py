@@ -29,12 +29,14 @@ class FilePrompt:
         task: the set, or the kind of task that the entry names.
         messages: with the answers that the set holds.
         further: turns of the user that follow answers which the set does not hold.
+        answer: what the set says to the last message; empty: it says nothing.
     """
 
     id: str = ""
     task: str
     messages: tuple[ChatMessage, ...]
     further: tuple[str, ...] = ()
+    answer: str = ""
 
 
 def prompt_of(entry: Any, where: str) -> FilePrompt:
@@ -66,30 +68,33 @@ def _spec_bench(entry: Entry, where: str) -> FilePrompt:
 
 
 def _messages(entry: Entry, where: str) -> FilePrompt:
-    return FilePrompt(id=_id(entry, "id"), task="chat", messages=_conversation(entry, "messages", "role", "content", where))
+    messages, answer = _conversation(entry, "messages", "role", "content", where)
+    return FilePrompt(id=_id(entry, "id"), task="chat", messages=messages, answer=answer)
 
 
 def _sharegpt(entry: Entry, where: str) -> FilePrompt:
-    messages = _conversation(entry, "conversations", "from", "value", where, _SHAREGPT_ROLES)
-    return FilePrompt(id=_id(entry, "id"), task="sharegpt", messages=messages)
+    messages, answer = _conversation(entry, "conversations", "from", "value", where, _SHAREGPT_ROLES)
+    return FilePrompt(id=_id(entry, "id"), task="sharegpt", messages=messages, answer=answer)
 
 
 def _cnn_dm(entry: Entry, where: str) -> FilePrompt:
     # The prompt of DISCO's appendix B.3.
     article = _text(entry["article"], f"{where}: article")
-    return FilePrompt(id=_id(entry, "id"), task="cnn_dm", messages=_user(f"Summarize:\n{article}\nSummary:\n"))
+    messages = _user(f"Summarize:\n{article}\nSummary:\n")
+    return FilePrompt(id=_id(entry, "id"), task="cnn_dm", messages=messages, answer=_said(entry, "highlights"))
 
 
 def _dialogsum(entry: Entry, where: str) -> FilePrompt:
     dialogue = _text(entry["dialogue"], f"{where}: dialogue")
     text = f"Summarize this dialogue:\n{dialogue}\nSummary:\n"
-    return FilePrompt(id=_id(entry, "fname", "id"), task="dialogsum", messages=_user(text))
+    return FilePrompt(id=_id(entry, "fname", "id"), task="dialogsum", messages=_user(text), answer=_said(entry, "summary"))
 
 
 def _e2e(entry: Entry, where: str) -> FilePrompt:
     field = "mr" if "mr" in entry else "meaning_representation"
     meaning = _text(entry[field], f"{where}: {field}")
-    return FilePrompt(task="e2e", messages=_user(f"Write one or two sentences that say this: {meaning}"))
+    messages = _user(f"Write one or two sentences that say this: {meaning}")
+    return FilePrompt(task="e2e", messages=messages, answer=_said(entry, "ref", "human_reference"))
 
 
 def _mbpp(entry: Entry, where: str) -> FilePrompt:
@@ -99,13 +104,17 @@ def _mbpp(entry: Entry, where: str) -> FilePrompt:
     if not isinstance(tests, list) or not tests:
         raise ConfigurationError("test_list must be a list of texts", field=where)
     test = _text(tests[0], f"{where}: test_list[0]")
-    return FilePrompt(id=_id(entry, "task_id"), task="mbpp", messages=_user(f'"""{text}\n{test}\n"""'))
+    messages = _user(f'"""{text}\n{test}\n"""')
+    return FilePrompt(id=_id(entry, "task_id"), task="mbpp", messages=messages, answer=_said(entry, "code"))
 
 
 def _plain(field: str, task: str) -> Callable[[Entry, str], FilePrompt]:
     def read(entry: Entry, where: str) -> FilePrompt:
         return FilePrompt(
-            id=_id(entry, "task_id", "id"), task=task, messages=_user(_text(entry[field], f"{where}: {field}"))
+            id=_id(entry, "task_id", "id"),
+            task=task,
+            messages=_user(_text(entry[field], f"{where}: {field}")),
+            answer=_said(entry, "answer", "canonical_solution"),
         )
 
     return read
@@ -132,8 +141,12 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, str], FilePrompt]], ...] =
 
 def _conversation(
     entry: Entry, field: str, role_field: str, text_field: str, where: str, roles: Mapping[str, str] | None = None
-) -> tuple[ChatMessage, ...]:
-    """The messages up to the last one of the user. ``roles``: what the file's roles mean; None: what they say."""
+) -> tuple[tuple[ChatMessage, ...], str]:
+    """The messages up to the last one of the user, and what the assistant says to it.
+
+    Args:
+        roles: what the file's roles mean; None: what they say.
+    """
     messages = entry[field]
     if not isinstance(messages, list):
         raise ConfigurationError(f"{field} must be a list of objects with {role_field} and {text_field}", field=where)
@@ -148,11 +161,13 @@ def _conversation(
                 raise ConfigurationError(field=f"{at}.{role_field}", value=role, allowed=f"one of {', '.join(roles)}")
             role = roles[role]
         found.append(ChatMessage(role=role, content=_text(message.get(text_field), f"{at}.{text_field}")))
+    after: list[ChatMessage] = []
     while found and found[-1].role != "user":
-        found.pop()
+        after.append(found.pop())
     if not found:
         raise ConfigurationError(f"{field} has no message whose role is user", field=where)
-    return tuple(found)
+    answer = after[-1].content if after and after[-1].role == "assistant" else ""
+    return tuple(found), answer or ""
 
 
 def _user(text: str) -> tuple[ChatMessage, ...]:
@@ -161,6 +176,11 @@ def _user(text: str) -> tuple[ChatMessage, ...]:
 
 def _id(entry: Entry, *fields: str) -> str:
     return next((str(entry[field]) for field in fields if field in entry), "")
+
+
+def _said(entry: Entry, *fields: str) -> str:
+    """The answer that the set holds, in the first of these fields that is a text."""
+    return next((entry[field] for field in fields if isinstance(entry.get(field), str) and entry[field].strip()), "")
 
 
 def _text(value: Any, what: str) -> str:

@@ -29,6 +29,21 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
     )
     assert built.returncode == 0, built.stderr
     assert "3 of 6 kept" in built.stdout
+    others = ["--keep", "0.5", "--keep-by", "tokens", "--score-tokens"]
+    again = [
+        "index",
+        "build",
+        "--corpus",
+        str(corpus),
+        "--out",
+        str(tmp_path / "other"),
+        "--model",
+        str(tiny_model),
+        *others,
+    ]
+    told = outrider_here(*again, "all").stdout
+    assert "perplexity of whole documents" in told and "by tokens" in told
+    assert "--score-tokens" in outrider_here(*again, "most").stderr
     looked = outrider_here("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
     assert "lazy dog" in looked.stdout, looked.stderr
     assert json.loads(outrider_here("index", "inspect", index, "--json").stdout)["kept"] == 3

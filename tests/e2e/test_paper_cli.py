@@ -53,7 +53,7 @@ def test_spectra(
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number in range(4):
-        (corpus / f"{number}.txt").write_text("prompt lookup copies what was said before, and before that " * 4)
+        (corpus / f"{number}.txt").write_text(f"prompt lookup {number} copies what was said before, and before that " * 4)
     run = [*small, "--out", str(tmp_path / "run"), "--corpus", str(corpus)]
     assert run_here("paper", "spectra", *run, "--json") == 0
     assert json.loads(capsys.readouterr().out)["paper"] == "spectra"
@@ -63,6 +63,10 @@ def test_spectra(
         "- w/o Sub-Ngram", "RETRIEVAL Module", "- w/o PPL refine", "SPECTRA",
     ]  # fmt: skip
     assert {row["= plain"] for table in tables.values() for row in table if "= plain" in row} == {"2 of 2"}
+    filters = tables["RETRIEVAL by how its documents were kept, greedy"]
+    assert [row["method"].partition(":")[0].partition(" up to ")[0] for row in filters] == ["all", *3 * ["perplexity"]]
+    assert ["by tokens" in row["method"] for row in filters] == [False, False, True, False]
+    assert filters[0]["method"].startswith("all: 4 of 4 documents, ")
     guesses = {
         row["where a guess comes from"]: int(row["checked tokens"]) for row in tables["Figure 3: which guesses are accepted"]
     }

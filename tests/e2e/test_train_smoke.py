@@ -64,7 +64,7 @@ def _arguments(recipe: str, data: Path, target: Path, out: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _log(out: Path) -> list[dict[str, float]]:
+def _log(out: Path) -> list[dict[str, Any]]:
     file = out / "log.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
@@ -110,6 +110,11 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
     assert done.returncode == 0, done.stderr
     record = json.loads((drafter / "training.json").read_text())
     measured = record["evaluation"]["domains"]["all"]
+    if recipe == "fspad":
+        assert record["losses"]["step"] == list(range(1, record["steps"] + 1))
+        assert record["losses"].keys() == {"step", "divergence", "states"} == {"step", *_log(whole)[0]["losses"]}
+    else:
+        assert record["losses"] is None
     assert record["steps"] <= _STEPS and len(measured["agreement"]) == 2
     if recipe == "fspad":
         source = FeatureSource("fspad", load_head(drafter, tiny_model), window=512)

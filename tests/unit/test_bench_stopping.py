@@ -233,6 +233,11 @@ def step(drafted: int, accepted: int, *, cut: bool = False, scores: tuple[float,
         ([step(5, 2)], 2 * 2 / (2 * 2 + 1)),
         # The end of the answer was not the policy's decision.
         ([step(4, 4, cut=True)], 1.0),
+        # A draft of one token says of none that it will be accepted.
+        ([step(1, 1), step(1, 0)], 0.0),
+        # On behind a wrong one, and nothing right.
+        ([step(2, 0)], 0.0),
+        ([step(1, 0)], math.nan),
         ([step(0, 0)], math.nan),
     ],
 )

@@ -81,5 +81,9 @@ def test_what_the_output_layer_reads_counts_with_its_weight(
     for weight in (0.0, 1.0, 3.0):
         recipe = load_recipe("draft_model", layers=[0], state_weight=weight)
         opened, _ = open_tiny(recipe, target, *data, size=SIZE)
-        losses.append(float(opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.0).loss.detach()))
+        tally = opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.0)
+        losses.append(float(tally.loss.detach()))
+        # What it is made of is told where it is made of two things.
+        told = {"divergence": losses[0], "states": (losses[-1] - losses[0]) / (weight or 1)} if weight else {}
+        assert tally.parts == pytest.approx(told, rel=1e-3)
     assert losses[2] - losses[0] == pytest.approx(3 * (losses[1] - losses[0]), rel=1e-3) and losses[1] > losses[0]

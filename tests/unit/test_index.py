@@ -6,6 +6,7 @@ import json
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from retrieval_index import ngram_trie
 from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
 from retrieval_index.corpus import read_corpus
 from retrieval_index.index import open_index
+from retrieval_index.keeping import kept_documents, limit_for
 from retrieval_index.manifest import FILE, Manifest, read_manifest, trie_files, verify
 from retrieval_index.ngram_trie import NgramTrie
-from retrieval_index.scores import limit_for
 from services.model_files.folder import tokenizer_digest
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
@@ -147,6 +148,47 @@ def test_the_filter_keeps_what_the_target_finds_likely(tmp_path: Path) -> None:
     assert limit_for([3.0, 1.0, 2.0], 0.01) == 1.0
 
 
+def test_a_share_is_of_documents_of_tokens_or_of_each_length() -> None:
+    # The likely ones are short; of the long ones one is likelier than the other.
+    perplexities, lengths = [1.0, 2.0, 3.0, 9.0, 8.0], [10, 9, 8, 100, 120]
+    assert kept_documents(perplexities, lengths, 0.4, "documents") == [True, True, False, False, False]
+    # 27 tokens are too few of 247, and the next document has more than half of them.
+    assert kept_documents(perplexities, lengths, 0.4, "tokens") == [True, True, True, False, True]
+    assert kept_documents(perplexities, lengths, 27 / 247, "tokens") == [True, True, True, False, False]
+    assert kept_documents(perplexities, lengths, 0.4, "length") == [True, True, False, False, True]
+    # Equal ones stay together.
+    assert kept_documents([1.0, 1.0, 1.0], [5, 5, 5], 0.1, "tokens") == [True, True, True]
+
+
+def test_an_index_says_how_its_documents_were_kept(tmp_path: Path) -> None:
+    texts = ["aaaaaaaaaa", "abababababab", "abcdefghijklmnop" * 3]
+    usual = build(tmp_path / "documents", texts, keep=0.6)
+    assert "keep_by" not in usual.to_json() and "whole_documents" not in usual.to_json()
+    assert (usual.kept, usual.filter) == (2, "perplexity up to 2.0")
+    by_tokens = build(tmp_path / "tokens", texts, keep=0.6, keep_by="tokens")
+    assert (by_tokens.kept, by_tokens.filter) == (3, "perplexity up to 16.0, by tokens")
+    by_length = build(tmp_path / "length", texts, keep=0.6, keep_by="length", score_tokens=None)
+    assert (by_length.kept, by_length.filter) == (3, "perplexity of whole documents up to 16.0, by length")
+    assert read_manifest(tmp_path / "length") == by_length
+    assert build(tmp_path / "all", texts, keep_by="tokens").filter == "all"
+    for wrong in ({"keep_by": "taste"}, {"whole_documents": "yes"}):
+        with refuses(ConfigurationError, field="x"):
+            Manifest.from_json(json.dumps(json.loads(by_length.to_json()) | wrong), "x")
+
+
+def test_whole_documents_are_scored_in_windows_that_the_target_can_read(tmp_path: Path) -> None:
+    short, scorer = replace(TARGET, context=8), ByteScorer()
+    text = "aaaaaaaaaaaaaaabcdefgh"
+    build(tmp_path / "i", [text, "zz"], score_tokens=None, scorer=scorer, target=short)
+    # Each part begins with the last token of the one before: every token but the first is scored once.
+    assert [bytes(part).decode() for part in scorer.scored] == ["zz", "aaaaaaaa", "aaaaaaaa", "abcdefgh"]
+    # The mean over all tokens: fourteen of which nothing else was likely, and seven among eight letters.
+    scored = json.loads((tmp_path / "i" / "scores" / "scores.jsonl").read_text().splitlines()[1])
+    assert scored["perplexity"] == pytest.approx(8 ** (1 / 3)) and scored["rows"] == len(text) - 1
+    known = successors.read(tmp_path / "i" / successors.FILE)
+    assert known.after(ord("g")) == [ord("h"), ord("i")]
+
+
 def test_the_snapshot_holds_what_was_likely(tmp_path: Path) -> None:
     build(tmp_path / "i", ["abcabc"])
     known = successors.read(tmp_path / "i" / successors.FILE)
@@ -185,8 +227,6 @@ def test_another_share_needs_no_new_scores(tmp_path: Path) -> None:
 
 
 def test_scores_of_another_model_are_not_used(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     (tmp_path / "i" / "scores").mkdir(parents=True)
     (tmp_path / "i" / "scores" / "scores.jsonl").write_text(
         json.dumps({"key": "another", "digest": document("aaaa").digest, "perplexity": 1.0, "rows": 0}) + "\n"
@@ -210,8 +250,10 @@ def test_nothing_left_is_said(tmp_path: Path) -> None:
         build_index([document("ab")], TARGET, encode, ByteScorer, tmp_path / "i", BuildConfig())
 
 
-@pytest.mark.parametrize(("name", "value"), [("keep", 0.0), ("keep", 1.5), ("depth", 1), ("score_tokens", 0)])
-def test_bad_build_settings_are_refused(name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", 0.0), ("keep", 1.5), ("depth", 1), ("score_tokens", 0), ("keep_by", "taste")]
+)
+def test_bad_build_settings_are_refused(name: str, value: object) -> None:
     with refuses(ConfigurationError, f"--{name.replace('_', '-')}", value):
         BuildConfig(**{name: value})  # type: ignore[arg-type]
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from benchmarks.bench.records import Request
-from benchmarks.papers import disco, spectra
+from benchmarks.papers import blog, disco, fspad, spectra, streaming
 from benchmarks.papers.engine import PLAIN, Decoded, RowDrafting, differs_at
 from benchmarks.papers.page import PaperSection, section_text, write_page
+from benchmarks.papers.row_plots import training_losses
 from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, step_cost, tau
 from benchmarks.papers.run import changed_answers, measure_units
 from benchmarks.papers.store import PaperFolder, read_run
+from benchmarks.papers.units import Paper
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingParams
 from tests.refusals import refuses
@@ -66,9 +68,9 @@ def folder(path: Path, *units: DecodedRow, **changed: Any) -> PaperFolder:
     return PaperFolder(path, {**IDENTITY, **changed}, {**TOLD, "units": [unit.name for unit in units]})
 
 
-def section(path: Path) -> PaperSection:
+def section(path: Path, paper: Paper = spectra.PAPER) -> PaperSection:
     run, results = read_run(path)
-    return PaperSection(paper=spectra.PAPER, run=run, results=results)
+    return PaperSection(paper=paper, run=run, results=results)
 
 
 def test_a_second_call_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -153,6 +155,44 @@ def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Pat
     assert "Not measured yet: lookahead." in text and "Not measured: `outrider paper disco` does it." in text
     assert "(plots/papers/spectra-steps.svg)" in text and (page.parent / "plots/papers/spectra-steps.svg").is_file()
     assert json.loads(json.dumps(section(run).as_object()))["tables"][0]["rows"][0]["in the paper"] == "1.43x"
+
+
+@pytest.mark.parametrize(
+    ("paper", "units", "drawn"),
+    [
+        (fspad.PAPER, ["fspad", "eagle"], {"fspad-methods.svg", "fspad-losses.svg"}),
+        (fspad.PAPER, ["pld"], {"fspad-methods.svg"}),
+        (fspad.PAPER, ["fspad-half"], set()),
+        (streaming.PAPER, ["ss", "ss-two-steps", "gamma-1"], {"streaming-methods.svg", "streaming-gamma.svg"}),
+        (blog.PAPER, ["ngram"], {"blog-methods.svg"}),
+    ],
+)
+def test_a_page_has_the_plots_that_there_are_figures_for(
+    tmp_path: Path, paper: Paper, units: list[str], drawn: set[str]
+) -> None:
+    # FSPAD's record has its losses, EAGLE's has none.
+    losses = {"losses": {"step": [10, 20], "divergence": [3.0, 2.0], "states": [0.5, 0.25]}}
+    made = [replace(row(Counting(), name), extra=lambda name=name: losses if name == "fspad" else {}) for name in units]
+    parameters = {"parameters": 7}
+    if paper is streaming.PAPER:
+        made = [replace(each, extra=lambda: parameters) for each in made]
+    measure_units(made, folder(tmp_path / "run", *made), silent)
+    write_page(tmp_path / "page.md", [section(tmp_path / "run", paper)], [], tmp_path / "plots")
+    assert {file.name for file in (tmp_path / "plots").iterdir()} == drawn
+    assert all(f"(plots/{name})" in (tmp_path / "page.md").read_text() for name in drawn)
+    if "fspad" in units:
+        text = (tmp_path / "plots" / "fspad-losses.svg").read_text()
+        assert "FSPAD: divergence" in text and "FSPAD: states" in text and "EAGLE:" not in text
+
+
+def test_losses_come_from_a_drafters_record(tmp_path: Path) -> None:
+    assert training_losses(tmp_path) == {}
+    for record in ({}, {"losses": None}, {"losses": {"step": []}}):
+        (tmp_path / "training.json").write_text(json.dumps(record))
+        assert training_losses(tmp_path) == {}
+    curves = {"step": [1], "divergence": [2.0]}
+    (tmp_path / "training.json").write_text(json.dumps({"losses": curves}))
+    assert training_losses(tmp_path) == {"losses": curves}
 
 
 @pytest.mark.parametrize(

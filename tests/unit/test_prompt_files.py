@@ -70,6 +70,50 @@ def test_recorded_answers_are_for_training_alone(tmp_path: Path) -> None:
     assert (prompt.system, prompt.turns) == ("be brief", ("one", "two"))
     (asked,) = prompt_files.read_prompts([file])
     assert [message.content for message in asked.messages] == ["be brief", "one", "1", "two"]
+    assert asked.answer is None
+    # Unless they are asked for.
+    (read,) = prompt_files.read_prompts([], [file])
+    assert (read.messages, read.answer, read.digest) == (asked.messages, "2", asked.digest)
+
+
+@pytest.mark.parametrize(
+    ("entry", "answer"),
+    [
+        ({"question": "1 + 1", "answer": "2"}, "2"),
+        ({"text": "add", "test_list": ["assert 1"], "code": "def add(): ..."}, "def add(): ..."),
+        ({"prompt": "def f():", "task_id": "HumanEval/1", "canonical_solution": "    return 1"}, "    return 1"),
+        ({"article": "long", "highlights": "short"}, "short"),
+        ({"dialogue": "a: b", "summary": "c"}, "c"),
+        ({"mr": "name[x]", "ref": "x is"}, "x is"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "b"),
+    ],
+)
+def test_sets_that_hold_answers_give_them(entry: dict[str, Any], answer: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps([entry]))
+    (read,) = prompt_files.read_prompts([], [file])
+    assert read.answer == answer
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"question": "1 + 1"},
+        {"question": "1 + 1", "answer": " "},
+        {"turns": ["a"]},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]},
+    ],
+)
+def test_given_files_without_an_answer_are_refused(entry: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps([entry]))
+    with refuses(ConfigurationError, field="given.json[0]", says="has no answer"):
+        prompt_files.read_prompts([], [file])
+    with refuses(ConfigurationError, field="--given", says="one name"):
+        prompt_files.read_prompts([file], [file])
+    with refuses(ConfigurationError, field="--given", value="nowhere.json"):
+        prompt_files.read_prompts([], [tmp_path / "nowhere.json"])
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def test_confidence_learns_beside_the_rest(deep_target: Path, deep_data: tuple[P
     for weight in (0.0, 5.0):
         model = opened(deep_target, deep_data, confidence_weight=weight)
         sequences = list(read_shards(deep_data[0], "train", layers=model.columns.layers))[:4]
-        model.learner.lose(sequences, np.random.default_rng(0), 0.0).loss.backward()  # type: ignore[no-untyped-call]
+        tally = model.learner.lose(sequences, np.random.default_rng(0), 0.0)
+        tally.loss.backward()  # type: ignore[no-untyped-call]
+        assert tally.parts.keys() == {"divergence", "confidence"} and min(tally.parts.values()) > 0
         found = {name: each.grad for name, each in trained(model.learner.module).items()}
         gradients.append({name: each for name, each in found.items() if not name.startswith("confidence_head.")})
         assert found["confidence_head.proj.weight"] is not None

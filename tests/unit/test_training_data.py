@@ -27,6 +27,7 @@ from training import generate, shards
 from training.data_folder import DataOptions, encode_prompts
 from training.generate import UNDER_WAY
 from training.observed_target import _as_float16, load_target, plain_decoding
+from training.own_prompts import end_of_turn
 from training.prompt_files import read_prompts
 from training.shards import FILE, Shards, read_data_manifest, read_shards
 from training.tasks import tasks_of
@@ -99,6 +100,39 @@ def test_states_are_the_models(made: Path, model: Path) -> None:
         after = states[sequence.prompt_length - 1 :, -64:] @ reference.get_output_embeddings().weight.T
         if sequence.temperature == 0:
             assert after.argmax(-1).tolist() == sequence.tokens[sequence.prompt_length :].tolist()
+
+
+async def test_given_answers_are_read_with_the_targets_states(model: Path, files: list[Path], tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    texts = ["a good answer", "another one, which is so long that it has to be cut off somewhere in the middle of it"]
+    lines = [[{"role": "user", "content": "hello"}, {"role": "assistant", "content": text}] for text in texts]
+    lines[1][0] = {"role": "user", "content": "hello 0"}
+    chats.write_text("\n".join(json.dumps({"messages": line}) for line in lines))
+    options = replace(OPTIONS, samples=2)
+    # Some stop behind the first shard.
+    stopped = await make(tmp_path / "data", model, files, options, stop_at=60, given=[chats])
+    assert stopped.done < stopped.total == 2 * 9 + 2
+    await make(tmp_path / "data", model, files, options, given=[chats])
+    manifest = read_data_manifest(tmp_path / "data")
+    assert (manifest.domains, manifest.given) == (("math", "code", "chat", "chats"), ("chats",))
+    tokens, reference = Tokens(str(model)), AutoModelForCausalLM.from_pretrained(model)
+    found = {
+        each.prompt_length + len(each.tokens): each for each in read_shards(tmp_path / "data") if each.domain == "chats"
+    }
+    assert len(found) == 2
+    for sequence in found.values():
+        answer = tuple(sequence.tokens[sequence.prompt_length :].tolist())
+        whole = next(each for text in texts if (each := tokens.encode_answer(text))[:3] == answer[:3])
+        ends = end_of_turn(tokens)
+        assert answer == (*whole, *ends) if len(whole) < 24 else answer == whole[:24]
+        with torch.no_grad():
+            states = reference(torch.from_numpy(np.array(sequence.tokens))[None].long(), output_hidden_states=True)
+        right = torch.cat([states.hidden_states[1][0], states.hidden_states[2][0]], dim=-1)[:-1]
+        assert sequence.known.tolist() == [True] * len(right) + [False] and sequence.temperature == 1.0
+        torch.testing.assert_close(torch.from_numpy(np.array(sequence.states[:-1])).float(), right, rtol=2e-3, atol=2e-3)
+    # The same prompt is asked, too: of a file that is no longer given, it is another run's data.
+    with refuses(ConfigurationError, field="--out", says="other prompts"):
+        await make(tmp_path / "data", model, files, options)
 
 
 @pytest.mark.parametrize(

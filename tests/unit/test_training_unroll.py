@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,9 @@ from services.drafter.heads.files.target_rows import read_target_rows, read_targ
 from tests.model_source import ModelDouble
 from tests.tiny import make_tiny_model
 from training.batches import head_rows
+from training.curves import loss_curves
 from training.head_learner import HeadLearner
+from training.learner import Tally
 from training.recipe import HeadRecipe, load_recipe
 from training.shards import TrainingSequence
 from training.state_columns import StateColumns
@@ -128,6 +133,41 @@ def test_answers_of_one_token_teach_nothing(head: FeatureHead) -> None:
     # Beside a longer one they are left out.
     both = head_rows([*one, _sequence(40, 10, 3)], 2048, torch.device("cpu"))
     assert both is not None and len(both.spans) == 1
+
+
+def test_what_a_loss_is_made_of_is_told_apart(head: FeatureHead) -> None:
+    output = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
+    losses = {"precision": "float32", "divergence_weight": 0.1, "regression_weight": 2.0}
+
+    def lose(progress: float, **changed: object) -> Tally:
+        recipe = load_recipe("fspad", **losses | changed)
+        assert isinstance(recipe, HeadRecipe)
+        learner = HeadLearner(head, output, torch.arange(300), recipe, StateColumns(inputs=(-1,), hidden_size=64))
+        return learner.lose([_sequence(40, 10, 3)], np.random.default_rng(1), progress)
+
+    begun = lose(0.0)
+    assert begun.parts.keys() == {"divergence", "states"}
+    assert float(begun.loss.detach()) == pytest.approx(0.1 * begun.parts["divergence"] + 2 * begun.parts["states"])
+    # Unrolled, the states are no longer learnt, and told all the same.
+    assert lose(0.9).parts == pytest.approx(begun.parts)
+    assert lose(0.0, regression_weight=0.0).parts == {}
+
+
+def test_curves_of_a_run_are_short_and_of_its_last_lines(tmp_path: Path) -> None:
+    assert loss_curves(tmp_path, 9) is None
+    lines = [{"step": step, "losses": {"divergence": step, "states": 1 / step}} for step in range(1, 1001)]
+    # It went on from step 2: what was logged before is not what was learnt.
+    before = [{"step": step, "losses": {"divergence": 9e9, "states": 9e9}} for step in range(3, 9)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], *before, *lines[2:]]) + '{"step": 10')
+    curves = loss_curves(tmp_path, 400)
+    assert curves is not None
+    assert curves["step"] == list(range(4, 401, 4))
+    assert curves["divergence"][:2] == [2.5, 6.5] and len(curves["states"]) == 100
+    assert loss_curves(tmp_path, 1) == {"step": [1], "divergence": [1.0], "states": [1.0]}
+    # A loss of one thing has no curves, nor has a log of an older version.
+    log.write_text('{"step": 1, "losses": {}}\n{"step": 2}\n[]\n')
+    assert loss_curves(tmp_path, 9) is None
 
 
 def test_replay_counts_what_a_verifier_would_accept() -> None:
