@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +82,7 @@ class VerifierService:
             self._target.shutdown()
             raise
         target = self._target
+        self._weights = target.weights
         self._adapting = Adapting(target, config.target.lora_folders)
         named = partial(arithmetic_of, target, config.target)
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
@@ -196,6 +198,7 @@ class VerifierService:
             drafters={origin.name: origin.link.connected for origin in self._origins},
             adapters=self._with_adapters(),
             paused=self._reloading.paused,
+            weights=replace(self._weights, stored=self._reloading.stored or self._weights.stored),
         )
 
 
