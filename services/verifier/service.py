@@ -227,14 +227,17 @@ def _kept_contest(target: TransformersTarget, config: VerifierConfig) -> Kept:
     return Kept(config.costs_dir if config.keep_learnt else None, about)
 
 
-def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str) -> str:
+def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str, definition: int = DEFINITION) -> str:
     """A short hash that differs where tokens could: by ``weights`` (a digest of theirs), dtype, device and kernels.
 
     Our own kernels for a CPU give the same bits on every instruction set, from weights in either format.
+
+    Args:
+        definition: by which the kernels for GPUs compute.
     """
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
-    device = target.device.type if target.device.type == "cpu" else (target.device.type, DEFINITION)
+    device = target.device.type if target.device.type == "cpu" else (target.device.type, definition)
     told = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
