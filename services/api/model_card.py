@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from speculation.messages import ServedWeights
 from speculation.types import SamplingDefaults
 
 
@@ -40,6 +41,7 @@ class ModelCard:
         infills: its tokenizer has the tokens that mark a gap to be filled.
         adapters: the arithmetic of answers that are computed with each of its LoRA adapters, by the adapter's name, which
             requests name as their model.
+        weights: which numbers the model has, so which model answers are exact for.
         strategies, drafters: those that requests of the tenant that asks may name.
     """
 
@@ -65,3 +67,4 @@ class ModelCard:
     infills: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
     drafters: tuple[NameableDrafter, ...] = ()
+    weights: ServedWeights = field(default_factory=ServedWeights)

@@ -1,4 +1,4 @@
-"""Where servers listen: the one place that resolves hosts and binds sockets. Errors name the setting."""
+"""Where the public servers listen. Errors name the setting."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from services.access.audit import AuditLog
 from services.access.key_records import read_keys
 from services.api.config import LOOPBACK, HttpConfig, PublicServerConfig, check_tls
+from services.sockets import Address, addresses_of, bind
 from speculation.errors import ConfigurationError
 
 _BACKLOG = 2048
-_Address = tuple[int, tuple[object, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,52 +133,18 @@ def bind_ops(host: str, port: int) -> socket.socket:
     return _bound(_OPS, host, port)
 
 
-def addresses_of(host: str, port: int = 0, flags: int = 0) -> list[_Address]:
-    """The address family and address of everything that ``host`` names.
-
-    Raises:
-        OSError, UnicodeError: it names nothing.
-    """
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=flags)
-    return [(entry[0], entry[4]) for entry in found]
-
-
-def bind(family: int, address: tuple[object, ...], *, shared: bool = False) -> socket.socket:
-    """A socket that is bound to one of ``addresses_of``.
-
-    Args:
-        shared: whether other sockets may share the port. The system still refuses a port that somebody holds without sharing
-            it, or another user.
-
-    Raises:
-        OSError: the address is taken, or not one of this machine.
-    """
-    # asyncio turns off Nagle's algorithm for sockets that name their protocol. With it, an answer's body waits 40 ms for the
-    # client's acknowledgement of the headers, and so does each event of a stream.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
 def _bound(listener: _Listener, host: str, port: int, *, shared: bool = False) -> socket.socket:
     return _any_bound(listener, host, port, _found(listener, host, port)[:1], shared=shared)
 
 
-def _found(listener: _Listener, host: str, port: int) -> list[_Address]:
+def _found(listener: _Listener, host: str, port: int) -> list[Address]:
     try:
         return addresses_of(host, port, listener.flags)
     except (OSError, UnicodeError) as error:
         raise _refusal(listener, host, port, error, unknown=True) from error
 
 
-def _any_bound(listener: _Listener, host: str, port: int, addresses: Sequence[_Address], *, shared: bool) -> socket.socket:
+def _any_bound(listener: _Listener, host: str, port: int, addresses: Sequence[Address], *, shared: bool) -> socket.socket:
     """A socket that is bound to the first of the addresses that can be had; the refusal is about the first of all."""
     errors = []
     for family, address in addresses:

@@ -171,6 +171,7 @@ class RouterService:
                 template_options=self._tokens.template_options,
                 infills=self._tokens.infill is not None,
                 adapters=card.adapters,
+                weights=card.weights,
                 drafters=tuple(NameableDrafter(name=each.name, strategy=each.kind) for each in strategy.trained),
             )
         ]

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +82,7 @@ class VerifierService:
             self._target.shutdown()
             raise
         target = self._target
+        self._weights = target.weights
         self._adapting = Adapting(target, config.target.lora_folders)
         named = partial(arithmetic_of, target, config.target)
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
@@ -196,6 +198,7 @@ class VerifierService:
             drafters={origin.name: origin.link.connected for origin in self._origins},
             adapters=self._with_adapters(),
             paused=self._reloading.paused,
+            weights=replace(self._weights, stored=self._reloading.stored or self._weights.stored),
         )
 
 
@@ -224,14 +227,17 @@ def _kept_contest(target: TransformersTarget, config: VerifierConfig) -> Kept:
     return Kept(config.costs_dir if config.keep_learnt else None, about)
 
 
-def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str) -> str:
+def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str, definition: int = DEFINITION) -> str:
     """A short hash that differs where tokens could: by ``weights`` (a digest of theirs), dtype, device and kernels.
 
     Our own kernels for a CPU give the same bits on every instruction set, from weights in either format.
+
+    Args:
+        definition: by which the kernels for GPUs compute.
     """
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
-    device = target.device.type if target.device.type == "cpu" else (target.device.type, DEFINITION)
+    device = target.device.type if target.device.type == "cpu" else (target.device.type, definition)
     told = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 

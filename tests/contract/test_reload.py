@@ -181,6 +181,18 @@ async def test_weights_of_every_form_are_replaced(
             assert (again.tokens, again.arithmetic) == (expected.tokens, expected.arithmetic)
 
 
+async def test_the_card_says_how_the_new_weights_are_stored(versions: Versions, tmp_path: Path) -> None:
+    halves = tmp_path / "halves"
+    shutil.copytree(versions.folder / "b", halves)
+    as_halves(halves)
+    flags = ("verifier.weights=float32", f"verifier.weights_from=['{tmp_path}']")
+    async with pipeline(versions.folder / "a", *flags) as running:
+        before = (await running.router.models())[0].weights
+        assert (before.stored, before.multiplied) == ("float32", ("float32",))
+        await running.router.reload(str(halves), "finish", 60.0)
+        assert (await running.router.models())[0].weights == replace(before, stored="bfloat16")
+
+
 @pytest.mark.exhaustive
 async def test_a_verifier_takes_the_weights_of_another_one(versions: Versions) -> None:
     flag = f"verifier.weights_from=['{versions.folder}']"

@@ -20,7 +20,7 @@ from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, NotBegun, OutriderError, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, ServedWeights, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.reloads import ReloadOrder
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
@@ -60,6 +60,7 @@ class Toy:
             free_blocks=1,
             total_blocks=2,
             bit_exact=True,
+            weights=ServedWeights(stored="FP8 \N{SNOWMAN}", multiplied=("Q4_0", "float32"), kernels="native"),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,10 @@ def test_as_stored_and_as_float32_are_the_same_bits(unpacked: tuple[Path, Path],
     _, folder = unpacked
     stored, target = logits(folder, weights="as_stored", kernels=instructions)
     assert target.kernels.weights == "as_stored"
+    assert target.weights.stored.startswith("GGUF, Q") and target.weights.multiplied[0].startswith("Q")
     floats, other = logits(folder, weights="float32", kernels=instructions)
     assert other.kernels.weights == "float32"
+    assert other.weights == replace(target.weights, multiplied=("float32",))
     assert torch.equal(stored, floats)
     reference = AutoModelForCausalLM.from_pretrained(as_float32(folder), dtype=torch.float32)(torch.tensor([TEXT])).logits[0]
     assert torch.allclose(stored[: len(TEXT)], reference, atol=2e-4)
@@ -125,6 +128,7 @@ def test_bfloat16_weights_stay_two_bytes(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     stored, target = logits(folder)
     assert target.kernels.weights == "as_stored"
+    assert (target.weights.stored, target.weights.multiplied) == ("bfloat16", ("bfloat16",))
     assert torch.equal(stored, logits(folder, weights="float32")[0])
 
 

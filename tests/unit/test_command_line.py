@@ -1,9 +1,13 @@
-"""The command line as a whole: its commands in groups, and JSON for programs."""
+"""The command line as a whole: its commands in groups, JSON for programs, errors in one line, and what it imports."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +16,17 @@ from typer.testing import CliRunner
 from benchmarks.bench.tables import Table
 from benchmarks.bench.tables import as_object as table_object
 from cli import bench_commands
-from cli.main import app
+from cli.main import _check_request, app
 from cli.scraping import Reading
 from cli.top import as_object
-from speculation.errors import ConfigurationError
+from cluster.process.terminal import explain
+from cluster.settings.config import load
+from outrider.errors import InvalidArgument as ClientInvalidArgument
+from speculation.errors import ConfigurationError, InvalidArgument, Unavailable
 from tests.refusals import refuses
 
 RUN = CliRunner()
+ROOT = Path(__file__).parents[2]
 
 
 def test_commands_stand_in_groups_and_serve_comes_first() -> None:
@@ -89,3 +97,64 @@ def test_an_option_is_refused_by_its_own_name(tmp_path: Path) -> None:
     ):
         with refuses(ConfigurationError, field="--device", value="tpu"):
             RUN.invoke(app, ["train", *command, "--device", "tpu"], catch_exceptions=False)
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def test_wrong_requests_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    settings = load(flags=["model=none"], environ={})
+    _check_request(settings, "x", {"seed": 3, "stop": "y", "strategy": "suffix"})
+    with refuses(ClientInvalidArgument, field="seed", value=-1, allowed="a whole number from 0 to 18446744073709551615"):
+        _check_request(settings, "x", {"seed": -1})
+    for name, value, field, allowed in (
+        ("top_p", 7.0, "top_p", "at most 1"),
+        ("strategy", "magic", "speculation.strategy", "one of anpd"),
+        ("strategy", "rest", "speculation.strategy", "this server has no retrieval index"),
+        ("max_tokens", 0, "max_tokens", "a whole number from 1"),
+    ):
+        with refuses(InvalidArgument, field, value, allowed=allowed):
+            _check_request(settings, [{"role": "user", "content": "x"}], {name: value})  # type: ignore[arg-type]
+
+
+def test_errors_in_one_line(tmp_path: Path) -> None:
+    def told(error: BaseException) -> tuple[str, int] | None:
+        return explain(error)
+
+    assert told(ConfigurationError("x")) == ("x", 2)
+    assert told(Unavailable("x")) == ("x", 1)
+    assert told(ClientInvalidArgument("x", "f")) == ("x", 2)
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "none").read_text()
+    assert told(caught.value) == (f"{tmp_path / 'none'}: No such file or directory", 2)
+    assert told(OSError("odd")) == ("odd", 1)
+    assert told(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")) is not None
+    assert told(KeyError("a bug")) is None
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan",), ("models",), ("index", "--help")])
+def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+    heavy = ("torch", "transformers", "ray", "faiss", "redis", "scipy", "numpy", "huggingface_hub")
+    script = (
+        f"import sys; sys.argv = ['outrider', *{arguments!r}]\nfrom cli.main import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+        f"print('imported:', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OUTRIDER_"))}
+    environment |= {"OUTRIDER_MODEL": str(model), "OUTRIDER_CACHE_DIR": str(tmp_path), "OUTRIDER_SERVER__PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported: []", done.stdout
+
+
+def test_version_and_module() -> None:
+    for command in (["--version"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert "outrider" in done.stdout.lower()

@@ -21,7 +21,7 @@ from services.drafter.native.blend import CompiledBlendSession
 from services.drafter.native.calibrator import KINDS, CompiledCalibrator
 from services.drafter.native.library import drafting_library
 from services.drafter.native.recycling_table import CompiledTable
-from services.drafter.sessions import text_group
+from services.drafter.sessions import calibrators, text_group
 from services.drafter.sessions.text_group import TextGroup
 from services.drafter.sources.recycling_table import RecyclingTable
 from speculation.messages import OpenSession, StepReport
@@ -43,7 +43,7 @@ def _compiler() -> None:
 @contextmanager
 def without_compiled_code() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (automaton, recycling_table, text_group):
+        for module in (automaton, recycling_table, text_group, calibrators):
             patch.setattr(module, "drafting_library", lambda: None)
         yield
 
@@ -122,7 +122,7 @@ def test_trees_and_weights_are_the_references(seed: int, kinds: int, names: tupl
             pair.both(methodcaller("observe", report))
             pair.both(methodcaller("catch_up"))
         pair.both(methodcaller("close"))
-    (reference,), (compiled,) = (group._calibrators.values() for group in groups)
+    (reference,), (compiled,) = (group._calibrators._own.values() for group in groups)
     assert isinstance(compiled, CompiledCalibrator)
     assert dict(compiled._squares) == dict(reference._squares)
     assert {kind: compiled._weights[kind] for kind in compiled._squares} == {

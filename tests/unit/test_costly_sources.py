@@ -8,7 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.simulated import SimulatedBudget, SimulatedWorker, run
 
 PASS_S = 0.01
 MODEL = "fspad"
-KIND = (False, 2, frozenset[str]())
+KIND = (False, 2, frozenset[str](), "")
 BOTH = Plan(
     strategy="auto", sources=("suffix", MODEL), max_nodes=6, observe_top_k=8, observe_layers=(-1,), observe_prompt=True
 )
@@ -126,6 +126,7 @@ class World:
         draft_s: seconds of a model's draft.
         right: tokens of a model's draft that are right; ``text``: of the text sources' draft.
         model: the source that is the model.
+        misled: with this adapter, whatever the model drafts is wrong.
     """
 
     slower: float
@@ -133,6 +134,7 @@ class World:
     right: int = 3
     text: int = 0
     model: str = MODEL
+    misled: str = ""
     opened: list[tuple[str, ...]] = field(default_factory=list)
     features: int = 0
     drafts: int = 0
@@ -145,6 +147,7 @@ class TextAndModel(RandomDrafter):
         super().__init__()
         self.world = world
         self.models: set[str] = set()
+        self.misled: set[str] = set()
         self.asked: dict[str, int] = {}
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:  # type: ignore[override]
@@ -152,6 +155,8 @@ class TextAndModel(RandomDrafter):
         self.sessions[message.session_id] = list(message.tokens)
         self.sources[message.session_id] = message.sources[0]
         self.models.discard(message.session_id)
+        if message.adapter and message.adapter == self.world.misled:
+            self.misled.add(message.session_id)
         if self.world.model in message.sources:
             self.models.add(message.session_id)
         return self._text(message.session_id, message.max_nodes)
@@ -185,7 +190,8 @@ class TextAndModel(RandomDrafter):
             nodes, length = self.asked[session_id], len(self.sessions[session_id])
             await asyncio.sleep(self.world.draft_s)
             if len(self.sessions.get(session_id, ())) == length:
-                yield self._made(session_id, self.world.model, self.world.model, min(self.world.right, nodes))
+                right = 0 if session_id in self.misled else min(self.world.right, nodes)
+                yield self._made(session_id, self.world.model, self.world.model, right)
 
     def features(self, message: FeatureChunk) -> None:
         self.world.features += 1
@@ -214,12 +220,14 @@ class Service:
         )
         self.number = 0
 
-    async def took(self, count: int, plan: Plan = BOTH, tokens: int = 60, at_once: int = 1) -> list[float]:
+    async def took(
+        self, count: int, plan: Plan = BOTH, tokens: int = 60, at_once: int = 1, adapter: str = ""
+    ) -> list[float]:
         """Seconds of rounds of requests, over those of plain decoding."""
         clock, found = asyncio.get_running_loop(), []
         for _ in range(count):
             began, self.number = clock.time(), self.number + 1
-            wanted = [self._request(each, plan, tokens) for each in range(at_once)]
+            wanted = [replace(self._request(each, plan, tokens), adapter=adapter) for each in range(at_once)]
             answers = await asyncio.gather(*(collect(self.loop, one) for one in wanted))
             assert all(len(answer) == tokens for answer, _, _ in answers)
             found.append((clock.time() - began) / (tokens * PASS_S))
@@ -259,6 +267,24 @@ def test_decisions_are_counted(right: int, ends: str) -> None:
     assert reasons[ends] > 0
     # A replica's numbers are told as JSON.
     assert json.loads(json.dumps(asdict(service.loop.stats)))["source_choices"] == choices
+
+
+def test_an_adapter_that_a_model_never_drafts_right_for_spoils_no_other() -> None:
+    async def main() -> Counter[str]:
+        world, used = World(slower=0.3, right=2, misled="other"), Counter[str]()
+        service = Service(world)
+        await service.loop.start()
+        for _ in range(24):
+            for count, adapter in ((5, "other"), (2, "")):
+                before = len(world.opened)
+                await service.took(count, adapter=adapter)
+                used[adapter] += sum(MODEL in sources for sources in world.opened[before:])
+        await service.loop.stop()
+        return used
+
+    used = run(main())
+    # Of 48 and of 120. It was first tried with the adapter, and given up.
+    assert used[""] > 30 and used["other"] < 20
 
 
 def mean(numbers: list[float]) -> float:

@@ -312,15 +312,15 @@ def test_tokens_that_depend_on_the_load_are_seen() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_captured_pass_that_keeps_what_filled_it_before_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CapturedPass, "fill", lambda self, batch: None if getattr(self, "full", 0) else fill(self, batch))
+def test_a_captured_pass_that_keeps_what_filled_it_before_is_seen() -> None:
+    class FilledOnce(BareModel):
+        def captured(self, batch: Sequence[Rows]) -> CapturedPass:
+            made = super().captured(batch)
+            made.fill = lambda batch: None  # type: ignore[method-assign]
+            return made
+
     size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
-    model = BareModel(size, 40, lengths=[128, 128], dtype=torch.float32, device="cpu")
-
-    def fill(graph: CapturedPass, batch: Sequence[Rows]) -> None:
-        graph._laid_out.fill(batch)
-        graph.full = True  # type: ignore[attr-defined]
-
+    model = FilledOnce(size, 40, lengths=[128, 128], dtype=torch.float32, device="cpu")
     with hopper():
         found = captured_passes(model, length=9, depth=2, others=2, vocabulary=40)
     assert found.result == "fail" and "one row, filling 0, row 0" in found.found

@@ -17,13 +17,12 @@ from torch.nn import functional
 pytest.importorskip("triton")
 from cluster.models.target import before_products
 from cluster.settings.config import load
-from services.verifier import service
 from services.verifier.attention.calls import Call
 from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
 from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, check_backends
-from services.verifier.kernels import padded_linear
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.gpu_choice import (
+    DEFINITION,
     KernelContest,
     choose_gpu_kernels,
     is_exact_layer,
@@ -156,12 +155,9 @@ def test_parts_of_sums_are_forbidden_by_name_as_well(monkeypatch: pytest.MonkeyP
         ((), 0),
     ],
 )  # fmt: skip
-def test_they_are_forbidden_before_a_draft_model_multiplies(
-    flags: tuple[str, ...], called: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_are_forbidden_before_a_draft_model_multiplies(flags: tuple[str, ...], called: int) -> None:
     noted: list[None] = []
-    monkeypatch.setattr(padded_linear, "forbid_split_sums", lambda: noted.append(None))
-    before_products(load(flags=flags, environ={}))
+    before_products(load(flags=flags, environ={}), forbid=lambda: noted.append(None))
     assert len(noted) == called
 
 
@@ -268,13 +264,12 @@ def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
     assert torch.allclose(*made, atol=1e-4)
 
 
-def test_an_answer_does_not_go_on_where_kernels_compute_by_another_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_does_not_go_on_where_kernels_compute_by_another_definition() -> None:
     config = TargetConfig(model_path="nowhere", dtype="bfloat16", device="cuda")
     targets = [
         cast(TransformersTarget, SimpleNamespace(kernels=Choice(linears="triton"), device=torch.device(device), exact=True))
         for device in ("cuda", "cpu")
     ]
     before = [arithmetic_of(target, config, "weights") for target in targets]
-    monkeypatch.setattr(service, "DEFINITION", service.DEFINITION + 1)
-    after = [arithmetic_of(target, config, "weights") for target in targets]
+    after = [arithmetic_of(target, config, "weights", DEFINITION + 1) for target in targets]
     assert before[0] != after[0] and before[1] == after[1]

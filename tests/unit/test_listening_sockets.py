@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from services.api.sockets import bind
+from services.sockets import bind
 
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:

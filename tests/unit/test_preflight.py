@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -19,41 +15,23 @@ import pytest
 import trustme
 
 from cli import plan_report as report
-from cli.main import _check_request
-from cluster.checks import host, model_files, preflight
+from cluster.checks import host, preflight
 from cluster.models.target import ResolvedModel
-from cluster.process.terminal import explain
 from cluster.ray import address as ray_address
 from cluster.ray import starting
-from cluster.settings.config import Settings, load
-from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.api.config import PublicServerConfig, TlsFiles
 from services.api.sockets import check_server
-from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
-from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+from speculation.errors import ConfigurationError, OutriderError
+from tests.preflights import refused, settings_of
 from tests.refusals import refuses
-from tests.tiny_gguf import make_tiny_gguf
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def model(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy that may be damaged."""
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
-
-
-def settings_of(model: Path, tmp_path: Path, *flags: str) -> Settings:
-    return load(flags=[f"model={model}", "server.port=0", f"cache_dir={tmp_path / 'cache'}", *flags], environ={})
-
-
-def refused(model: Path, tmp_path: Path, *flags: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        preflight.preflight(settings_of(model, tmp_path, *flags))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_what_would_start_is_let_through(model: Path, tmp_path: Path) -> None:
@@ -162,117 +140,6 @@ def test_tls_files(tmp_path: Path) -> None:
             check(certificate, key)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"a"', "config.json cannot be read"),
-        ("[]", "no JSON object"),
-        ("{}", "names no model_type"),
-        (b"\xff", "cannot be read"),
-    ],
-)
-def test_a_broken_configuration(content: str | bytes, message: str, model: Path, tmp_path: Path) -> None:
-    (model / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert message in refused(model, tmp_path)
-
-
-def test_broken_weights(model: Path, tmp_path: Path) -> None:
-    file = model / "model.safetensors"
-    whole = file.read_bytes()
-    header = struct.unpack("<Q", whole[:8])[0]
-    for content, message in (
-        (whole[:-1], f"has {len(whole) - 1:,} bytes instead of {len(whole):,}: it is cut off"),
-        (whole[: 8 + header // 2], "cut off in its header"),
-        (b"", "is no safetensors file"),
-        (b"<html>" * 10, "is no safetensors file"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of git-lfs"),
-    ):
-        file.write_bytes(content)
-        assert message in refused(model, tmp_path)
-    file.unlink()
-    assert "no model.safetensors there" in refused(model, tmp_path)
-    (model / "blocks.safetensors").write_bytes(whole[:-1])
-    assert "blocks.safetensors has" in refused(model, tmp_path)
-    (model / "blocks.safetensors").unlink()
-    index = model / "model.safetensors.index.json"
-    norm = "model.norm.weight"
-    index.write_text(json.dumps({"weight_map": {norm: "one.safetensors", "b": "two.safetensors"}}))
-    (model / "one.safetensors").write_bytes(whole)
-    assert "two.safetensors is missing" in refused(model, tmp_path)
-    (model / "two.safetensors").write_bytes(whole)
-    assert "two.safetensors holds no b, which model.safetensors.index.json says is there" in refused(model, tmp_path)
-    index.write_text(json.dumps({"weight_map": {norm: "one.safetensors", "model.embed_tokens.weight": "two.safetensors"}}))
-    preflight.preflight(settings_of(model, tmp_path))
-
-
-def test_a_broken_tokenizer_and_an_empty_folder(model: Path, tmp_path: Path) -> None:
-    (model / "tokenizer.json").write_text("{")
-    assert "tokenizer.json cannot be read" in refused(model, tmp_path)
-    (model / "config.json").unlink()
-    assert "the folder has no config.json" in refused(model, tmp_path)
-
-
-def test_gguf_files_that_are_none(tmp_path: Path) -> None:
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"version https://git-lfs")
-    assert "pointer of git-lfs" in refused(file, tmp_path)
-    file.write_bytes(b"PK\x03\x04")
-    assert "no GGUF file" in refused(file, tmp_path)
-    file.write_bytes(b"GGUF\x03")
-    assert "is cut off in its header" in refused(file, tmp_path)
-    whole = make_tiny_gguf(tmp_path / "gguf", {"ffn": "Q4_1"})
-    assert preflight.preflight(settings_of(whole, tmp_path)) != ()
-    data = whole.read_bytes()
-    # The last tensor is padded, so that the last byte is not missed.
-    file.write_bytes(data[:-64])
-    assert f"has {len(data) - 64:,} bytes instead of" in refused(file, tmp_path)
-    file.write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0gamma", 1))
-    assert "its architecture is 'gamma', which transformers" in refused(file, tmp_path)
-
-
-def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import safe_open
-
-    with safe_open(model / "model.safetensors", framework="pt") as file:
-        numbers = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    config = json.loads((model / "config.json").read_text())
-    weights = model_files.count_weights(check_weights(model, config))
-    assert weights.in_layers + weights.others == numbers
-    assert weights.in_layers > 0
-    assert weights.stored == 4
-    verifier = settings_of(model, tmp_path).verifier
-    # Two layers, keys and values of two heads of 16 numbers, four bytes each.
-    assert (
-        model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text()), 16384)
-        == 2 * 2 * 2 * 16 * 4 * 16384
-    )
-    monkeypatch.setattr(preflight, "free_memory", lambda: 4.0 * numbers + 100)
-    assert "the model does not fit" in refused(model, tmp_path)
-
-
-def test_a_model_of_the_hub_that_was_fetched_before(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    settings = settings_of(Path("some/model"), tmp_path)
-    assert preflight.preflight(settings) != ()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with refuses(ConfigurationError, field="model", value="some/model"):
-        preflight.preflight(settings)
-    kept = tmp_path / "hub" / "models--some--model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("abc")
-    shutil.copytree(model, kept / "snapshots" / "abc")
-    assert preflight.preflight(settings) == ()
-    assert preflight.model_folder(settings) == kept / "snapshots" / "abc"
-
-
-def test_a_cache_that_is_full_is_found_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))
-    settings = load(flags=["server.port=0", f"cache_dir={tmp_path / 'cache'}"], environ={})
-    with refuses(ConfigurationError, field="cache_dir", value="cache"):
-        preflight.preflight(settings)
-
-
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.metadata, "version", lambda _: "2.13.0+cpu")
     with refuses(ConfigurationError, field="verifier.device", value="cuda"):
@@ -359,58 +226,3 @@ def test_the_reason_is_found_among_serves_lines() -> None:
         "did not start: the actor died"
     )
     assert str(starting.failure({}, "Failed to update")).endswith("Failed to update")
-
-
-def test_wrong_requests_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    settings = load(flags=["model=none"], environ={})
-    _check_request(settings, "x", {"seed": 3, "stop": "y", "strategy": "suffix"})
-    with refuses(ClientInvalidArgument, field="seed", value=-1, allowed="a whole number from 0 to 18446744073709551615"):
-        _check_request(settings, "x", {"seed": -1})
-    for name, value, field, allowed in (
-        ("top_p", 7.0, "top_p", "at most 1"),
-        ("strategy", "magic", "speculation.strategy", "one of anpd"),
-        ("strategy", "rest", "speculation.strategy", "this server has no retrieval index"),
-        ("max_tokens", 0, "max_tokens", "a whole number from 1"),
-    ):
-        with refuses(InvalidArgument, field, value, allowed=allowed):
-            _check_request(settings, [{"role": "user", "content": "x"}], {name: value})  # type: ignore[arg-type]
-
-
-def test_errors_in_one_line(tmp_path: Path) -> None:
-    def told(error: BaseException) -> tuple[str, int] | None:
-        return explain(error)
-
-    assert told(ConfigurationError("x")) == ("x", 2)
-    assert told(Unavailable("x")) == ("x", 1)
-    assert told(ClientInvalidArgument("x", "f")) == ("x", 2)
-    with pytest.raises(OSError) as caught:
-        (tmp_path / "none").read_text()
-    assert told(caught.value) == (f"{tmp_path / 'none'}: No such file or directory", 2)
-    assert told(OSError("odd")) == ("odd", 1)
-    assert told(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")) is not None
-    assert told(KeyError("a bug")) is None
-
-
-@pytest.mark.parametrize("arguments", [("--help",), ("plan",), ("models",), ("index", "--help")])
-def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path, tmp_path: Path) -> None:
-    heavy = ("torch", "transformers", "ray", "faiss", "redis", "scipy", "numpy", "huggingface_hub")
-    script = (
-        f"import sys; sys.argv = ['outrider', *{arguments!r}]\nfrom cli.main import main\n"
-        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
-        f"print('imported:', [name for name in {heavy!r} if name in sys.modules])"
-    )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OUTRIDER_"))}
-    environment |= {"OUTRIDER_MODEL": str(model), "OUTRIDER_CACHE_DIR": str(tmp_path), "OUTRIDER_SERVER__PORT": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "imported: []", done.stdout
-
-
-def test_version_and_module() -> None:
-    for command in (["--version"], ["--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, check=True
-        )
-        assert "outrider" in done.stdout.lower()

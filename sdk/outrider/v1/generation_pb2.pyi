@@ -1305,6 +1305,7 @@ class Model(_message.Message):
     BIT_EXACT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
@@ -1334,6 +1335,8 @@ class Model(_message.Message):
         of other tenants are not among them.
         """
 
+    @_builtins.property
+    def weights(self) -> Global___ServedWeights: ...
     def __init__(
         self,
         *,
@@ -1347,14 +1350,51 @@ class Model(_message.Message):
         bit_exact: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         drafters: _abc.Iterable[Global___NameableDrafter] | None = ...,
+        weights: Global___ServedWeights | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class ServedWeights(_message.Message):
+    """Which numbers a served model has: of all models that a checkpoint may stand for, answers are exact for this one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    MULTIPLIED_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    ROUNDED_INPUTS_FIELD_NUMBER: _builtins.int
+    stored: _builtins.str
+    """How the checkpoint stores them: a quantised format, or types of numbers or blocks; empty: not known."""
+    kernels: _builtins.str
+    """What multiplies: native (Outrider's own), onednn or torch; on a GPU triton, cublaslt or torch."""
+    rounded_inputs: _builtins.str
+    """How layers round what enters them; empty: they do not."""
+    @_builtins.property
+    def multiplied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As what linear layers multiply by them, such as Q4_0 or float32; that of most of them first."""
+
+    def __init__(
+        self,
+        *,
+        stored: _builtins.str = ...,
+        multiplied: _abc.Iterable[_builtins.str] | None = ...,
+        kernels: _builtins.str = ...,
+        rounded_inputs: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels", "multiplied", b"multiplied", "rounded_inputs", b"rounded_inputs", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedWeights: _TypeAlias = ServedWeights  # noqa: Y015
 
 @_typing.final
 class NameableDrafter(_message.Message):

@@ -26,6 +26,7 @@ from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.messages import ServedWeights
 from speculation.reloads import PauseMode, RunningAnswers
 from speculation.types import Effort, FinishReason, Report, StructuredOutputs, TokenLogprobs
 
@@ -36,7 +37,8 @@ _SCORES_IN_MESSAGE = 4096
 # What a client is not told of is left out.
 _MARKS = ("tool_format", "thoughts", "reads_thoughts", "named_roles", "special_tokens", "added_tokens", "late_system")
 _OF_SERVERS = ("chats", *_MARKS, "template_options", "aliases", "infills")
-_BY_HAND = ("defaults", "processors", "arithmetic", "adapters", "drafters")
+_BY_HAND = ("defaults", "processors", "arithmetic", "adapters", "drafters", "weights")
+_WEIGHTS = SameFields(ServedWeights, pb.ServedWeights)
 _MODEL = SameFields(ModelCard, pb.Model, by_hand=(*_BY_HAND, *_OF_SERVERS))
 # Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (
@@ -299,6 +301,7 @@ def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
                 defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
                 processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
                 adapters=list(card.adapters),
+                weights=_WEIGHTS.encode(card.weights),
                 drafters=[pb.NameableDrafter(name=each.name, strategy=each.strategy) for each in card.drafters],
             )
             for card in cards

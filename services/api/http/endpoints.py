@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from services.access.charges import nameable
@@ -197,6 +197,7 @@ class Endpoints:
             "strategies": list(card.strategies),
             "default_strategy": card.default_strategy,
             "bit_exact": card.bit_exact,
+            "weights": asdict(card.weights),
             "drafters": [{"name": each.name, "strategy": each.strategy} for each in card.drafters],
         }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import cast
 
 from services.drafter.blend import BlendSession
@@ -12,9 +11,10 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
-from services.drafter.native.blend import CompiledBlendSession, is_compiled
+from services.drafter.native.blend import CompiledBlendSession
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import drafting_library
+from services.drafter.sessions.calibrators import BlendedRequests, Calibrators
 from services.drafter.sessions.outcomes import likeliest_outcomes
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, TreeWalk, prior_of
 from services.drafter.sources.suffix import NAME as SUFFIX
@@ -95,7 +95,7 @@ class TextGroup:
     def __init__(self, config: DrafterConfig) -> None:
         self._config = config
         self._sources: dict[str, TextSource] = {}
-        self._calibrators: dict[tuple[tuple[str, ...], bool], Calibrator] = {}
+        self._calibrators = Calibrators(config, self._prior_of)
 
     def open(self, message: OpenSession, names: tuple[str, ...]) -> TextSession:
         """A session with the text sources ``names``, which exist.
@@ -112,12 +112,12 @@ class TextGroup:
         models = tuple(sorted(name for name in message.sources if runs_model(name)))
         if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
-        sampled = message.temperature > 0
+        blended = BlendedRequests(names=names, sampled=message.temperature > 0, adapter=message.adapter)
         joined = self._blend(
             {name: self._path(name, session) for name, session in opened.items()},
-            self._calibrator(names, sampled),
+            self._calibrators.of(blended),
             {name: TreeWalk(name) for name in models},
-            lambda present: self._calibrator((*names, *present), sampled),
+            lambda present: self._calibrators.of(replace(blended, names=(*names, *present))),
         )
         return TextSession(joined=joined, looking_up=looking_up)
 
@@ -132,14 +132,15 @@ class TextGroup:
 
     def save(self) -> None:
         """Save what was learnt about the sources, if a file is configured."""
-        for (names, sampled), calibrator in self._calibrators.items():
-            if (file := self._file(names, sampled)) is not None:
-                calibrator.save(file)
+        self._calibrators.save()
 
     def _source(self, name: str) -> TextSource:
         if name not in self._sources:
             self._sources[name] = cast(TextSource, make_source(name, self._config))
         return self._sources[name]
+
+    def _prior_of(self, name: str) -> Mapping[str, float]:
+        return prior_of(name) if runs_model(name) else self._source(name).prior or prior_of(name)
 
     def _proposes_trees(self, name: str) -> bool:
         return self._source(name).prior is None
@@ -160,29 +161,3 @@ class TextGroup:
         if library is None or not isinstance(alone, CompiledCalibrator):
             return BlendSession(paths, alone, walks, joint)
         return CompiledBlendSession(library, paths, alone, walks, joint)
-
-    def _calibrator(self, names: tuple[str, ...], sampled: bool) -> Calibrator:
-        """The calibrator of one combination of sources: a source's value depends on the sources beside it.
-
-        It also depends on whether the target samples.
-        """
-        found = self._calibrators.get((names, sampled))
-        if found is None:
-            prior: dict[str, float] = {}
-            for name in names:
-                prior |= prior_of(name) if runs_model(name) else self._source(name).prior or prior_of(name)
-            found = self._calibrators[names, sampled] = self._new_calibrator(names, prior)
-            if (file := self._file(names, sampled)) is not None:
-                found.load(file)
-        return found
-
-    def _new_calibrator(self, names: tuple[str, ...], prior: Mapping[str, float]) -> Calibrator:
-        # A snapshot is asked by the reference alone.
-        if is_compiled(names) and drafting_library() is not None and self._config.recycling.snapshot is None:
-            return CompiledCalibrator(prior)
-        return Calibrator(prior, [name for name in names if runs_model(name)])
-
-    def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
-        """The file for what is learnt about a combination of sources; None: it is not saved."""
-        kept = self._config.calibration
-        return None if kept is None else kept.with_suffix(f".{'-'.join(names)}{'-sampled' * sampled}.json")

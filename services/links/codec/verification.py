@@ -19,6 +19,7 @@ from speculation.messages import (
     PassReport,
     Progress,
     ReplayedAnswer,
+    ServedWeights,
     VerifierCard,
 )
 from speculation.reloads import ReloadOrder, ReloadStep, RunningAnswers
@@ -64,8 +65,11 @@ _COMPARISON = SameFields(ReplayedAnswer, verification_pb2.ReplayedAnswer)
 _BY_SOURCE = ("drafted_by_source", "accepted_by_source")
 _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_BY_SOURCE)
 _CARD = SameFields(
-    VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors", "counts", "drafters", "adapters")
+    VerifierCard,
+    verification_pb2.DescribeResponse,
+    by_hand=("defaults", "processors", "counts", "drafters", "adapters", "weights"),
 )
+_WEIGHTS = SameFields(ServedWeights, verification_pb2.ServedWeights)
 
 _ADAPTING = SameFields(AdapterOrder, verification_pb2.AdaptRequest)
 _RELOAD = SameFields(ReloadOrder, verification_pb2.ReloadRequest)
@@ -287,6 +291,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         counts=_COUNTS.encode(card.counts, **{name: getattr(card.counts, name) for name in _BY_SOURCE}),
         drafters=card.drafters,
         adapters=card.adapters,
+        weights=_WEIGHTS.encode(card.weights),
     )
 
 
@@ -301,6 +306,7 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         drafters=dict(wire.drafters),
         # A map has no order.
         adapters=dict(sorted(wire.adapters.items())),
+        weights=_WEIGHTS.decode(wire.weights),
     )
 
 

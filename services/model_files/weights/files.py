@@ -116,6 +116,16 @@ class WeightFiles:
         found = tuple(self._open(self._files[name]).get_slice(name).get_shape())
         return found if name not in self._kinds else (found[0], self._kinds[name][1])
 
+    def kind(self, name: str) -> str:
+        """The type of a weight in the files, by safetensors' or GGUF's name; of a quantised one, that of its numbers."""
+        if name in self._shared:
+            return self._target.kind(self._shared[name])
+        if name in self._packed:
+            return self._packed[name].dtype
+        if name in self._kinds:
+            return self._kinds[name][0]
+        return str(self._open(self._files[name]).get_slice(name).get_dtype())
+
     def part(self, name: str, begin: int, end: int) -> Weight:
         """The rows from ``begin`` to before ``end`` of a weight as stored; no other one is read, unless it is quantised."""
         if name in self._shared:

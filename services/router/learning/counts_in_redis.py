@@ -19,18 +19,16 @@ import re
 from typing import cast
 
 import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from services.redis_client import redis_at
 from services.router.learning.compared_cost import NUMBERS, ComparedCost
 from services.router.learning.counts import Sheet, add_sheet
-from speculation.errors import ConfigurationError, Unavailable
+from speculation.errors import Unavailable
 from speculation.sources import STRATEGIES
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S, _TRIES = 2.0, 8
+_TRIES = 8
 # For so long costs outlive the last answer that was added to them.
 _KEPT_MS = 30 * 86_400_000
 _DIGEST, _MOST_BYTES = 32, 1 << 18
@@ -55,18 +53,7 @@ class CountsInRedis:
     """
 
     def __init__(self, url: str, scope: str, password: str | None = None) -> None:
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                url,
-                password=password,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError:
-            # redis-py's own message may contain the password.
-            allowed = "a URL such as redis://USER:PASSWORD@HOST:PORT"
-            raise ConfigurationError(field="router.learning_redis_url", value="hidden", allowed=allowed) from None
+        self._redis = redis_at(url, password, field="router.learning_redis_url")
         self._scope = hashlib.sha256(scope.encode()).hexdigest()[:16]
         self.damaged = 0
 

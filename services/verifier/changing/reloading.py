@@ -53,8 +53,8 @@ class Reloading:
         self._open: _Reload | None = None
         self._settled = asyncio.Event()
         self._settled.set()
-        # The last one that was kept, and the folder and the digest of its weights.
-        self._kept = self._folder = self._digest = ""
+        # The last one that was kept, the folder and the digest of its weights, and how they are stored.
+        self._kept = self._folder = self._digest = self._stored = ""
         # Whether a pause has begun or ended here, how the last one began, and the id of the one that was joined late.
         self._has_paused = False
         self._mode: PauseMode = "keep"
@@ -91,7 +91,7 @@ class Reloading:
             else:
                 log.info("the weights in %s serve now (%s)", found.weights.config.model_path, found.identity.arithmetic)
                 self._kept, self._digest = order.reload_id, found.weights.digest
-                self._folder = found.weights.config.model_path
+                self._folder, self._stored = found.weights.config.model_path, found.weights.stored
                 self._close()
                 return self._digest
             self._expect_next(order)
@@ -101,6 +101,11 @@ class Reloading:
     def paused(self) -> PauseMode | None:
         """How decoding was paused; None: it is not."""
         return self._mode if self._loop.hold.on else None
+
+    @property
+    def stored(self) -> str:
+        """How the weights that have taken the place of the first ones are stored; empty: none have."""
+        return self._stored
 
     async def replaced(self) -> tuple[str, str]:
         """The folder and the digest of the weights that have taken the place of the first ones; empty: none have."""

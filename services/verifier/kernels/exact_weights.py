@@ -25,9 +25,11 @@ class PackedLinear(nn.Module):
 
     Attributes:
         min_rows: the smallest number of rows for which that holds.
+        stored_as: the type of its weights in memory.
     """
 
     min_rows = 1
+    stored_as = "float32"
     in_features: int
     out_features: int
     _bias: torch.Tensor | None

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from services.machine import free_memory
 from services.model_files.folder import weights_digest
 from services.model_files.weights.rounded_inputs import roundings_of
+from services.model_files.weights.stored_form import stored_form
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.exact_weights import ExactWeight
@@ -43,6 +44,7 @@ class NewWeights:
     Attributes:
         config: as given.
         digest: differs where a byte of them does.
+        stored: as in ``ServedWeights``.
     """
 
     def __init__(self, config: TargetConfig, served: PreTrainedModel, choice: Choice, means: TargetMeans) -> None:
@@ -50,7 +52,7 @@ class NewWeights:
         _check_room(served)
         folder = Path(config.model_path)
         written = _written(folder)
-        self.digest = weights_digest(folder)
+        self.digest, self.stored = weights_digest(folder), stored_form(folder)
         model = load_beside(config)
         if roundings_of(model) != roundings_of(served):
             raise ConfigurationError(

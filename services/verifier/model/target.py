@@ -29,6 +29,7 @@ from services.verifier.loading.model_size import check_memory
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.new_weights import NewWeights
+from services.verifier.model.served_weights import served_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
@@ -36,6 +37,7 @@ from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling,
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
+from speculation.messages import ServedWeights
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
@@ -168,6 +170,11 @@ class TransformersTarget:
     def kernels(self) -> Choice:
         """The kernels that compute the linear layers."""
         return self._part.choice
+
+    @property
+    def weights(self) -> ServedWeights:
+        """How those in the files of its configuration are stored, and how they are multiplied."""
+        return served_weights(self._part.model, self.kernels, self._config)
 
     @property
     def stream_rows(self) -> StreamRows | None:

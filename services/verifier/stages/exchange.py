@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
+from services.sockets import bind
 from services.verifier.stages.settling import IDLE_S, JOIN_TIMEOUT, process_name, told_by
 from services.verifier.stages.ways import (
     GLOO,
@@ -341,8 +342,7 @@ def _listen(host: str) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.bind((host, 0))
+        listener = bind(family, (host, 0))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             field="verifier.stage_host",

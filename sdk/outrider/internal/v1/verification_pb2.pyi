@@ -705,6 +705,7 @@ class DescribeResponse(_message.Message):
     DRAFTERS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -731,6 +732,8 @@ class DescribeResponse(_message.Message):
     def adapters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The arithmetic of answers that are computed with each LoRA adapter, by its name."""
 
+    @_builtins.property
+    def weights(self) -> Global___ServedWeights: ...
     def __init__(
         self,
         *,
@@ -749,16 +752,53 @@ class DescribeResponse(_message.Message):
         drafters: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         paused: _builtins.str | None = ...,
+        weights: Global___ServedWeights | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "paused", b"paused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "paused", b"paused", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
     _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class ServedWeights(_message.Message):
+    """Which numbers a served model has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    MULTIPLIED_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    ROUNDED_INPUTS_FIELD_NUMBER: _builtins.int
+    stored: _builtins.str
+    """How the checkpoint stores them: a quantised format, or types of numbers or blocks; empty: not known."""
+    kernels: _builtins.str
+    """What multiplies: native (Outrider's own), onednn or torch; on a GPU triton, cublaslt or torch."""
+    rounded_inputs: _builtins.str
+    """How layers round what enters them; empty: they do not."""
+    @_builtins.property
+    def multiplied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As what linear layers multiply by them, such as Q4_0 or float32; that of most of them first."""
+
+    def __init__(
+        self,
+        *,
+        stored: _builtins.str = ...,
+        multiplied: _abc.Iterable[_builtins.str] | None = ...,
+        kernels: _builtins.str = ...,
+        rounded_inputs: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels", "multiplied", b"multiplied", "rounded_inputs", b"rounded_inputs", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedWeights: _TypeAlias = ServedWeights  # noqa: Y015
 
 @_typing.final
 class DecodingCounts(_message.Message):

@@ -20,18 +20,15 @@ from typing import Any, cast
 
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 
 from services.api.config import StoredResponses
 from services.api.http.responses.stored_responses import StoredResponse
-from speculation.errors import ConfigurationError, Unavailable
+from services.redis_client import redis_at
+from speculation.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-# Seconds for which an answer waits, at most, until it is stored or told not to be.
-_TIMEOUT_S = 2.0
 _ID = re.compile(r"resp_[0-9a-f]{1,64}")
 _DIGEST, _SIZE = 32, 8
 # What the user of Redis must be allowed to do.
@@ -98,18 +95,7 @@ class ResponsesInRedis:
 
     def __init__(self, bounds: StoredResponses) -> None:
         self._bounds = bounds
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                bounds.redis_url or "",
-                password=bounds.redis_password,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError:
-            # redis-py's own message may contain the password.
-            allowed = "a URL such as redis://USER:PASSWORD@HOST:PORT"
-            raise ConfigurationError(field="server.stored_responses_redis_url", value="hidden", allowed=allowed) from None
+        self._redis = redis_at(bounds.redis_url or "", bounds.redis_password, field="server.stored_responses_redis_url")
         self._put, self._delete, self._forget = map(self._redis.register_script, (_PUT, _DELETE, _FORGET))
 
     async def put(self, tenant: str, name: str, stored: StoredResponse) -> bool:

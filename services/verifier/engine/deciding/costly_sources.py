@@ -16,6 +16,7 @@ first, and a cheaper one that a dearer one makes needless is left out again. Of 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from services.verifier.engine.deciding.cost_slope import CostSlope
@@ -40,14 +41,17 @@ _LEAST_GAIN = 1.03
 _MOST_SLOWER, _KNOWN = 4.0, 3.0
 
 
-# The gain of a source depends on whether the target samples, on the prompt's length (rounded to a power of two), and on the
-# other costly sources that draft as well.
-_Kind = tuple[bool, int, frozenset[str]]
+# So many kinds of requests are remembered; those that were asked about longest ago go first.
+_MOST_KINDS = 4096
+
+# The gain of a source depends on whether the target samples, on the prompt's length (rounded to a power of two), on the
+# other costly sources that draft as well, and on the target's adapter: it may say what no drafter was trained on.
+_Kind = tuple[bool, int, frozenset[str], str]
 
 
 def _kind(request: LiveRequest, name: str) -> _Kind:
-    message = request.message
-    return message.sampling.temperature > 0, len(message.prompt).bit_length(), frozenset(request.used) - {name}
+    message, others = request.message, frozenset(request.used) - {name}
+    return message.sampling.temperature > 0, len(message.prompt).bit_length(), others, message.adapter
 
 
 class Record:
@@ -57,14 +61,18 @@ class Record:
         self.cost = CostSlope(_MOST_SLOWER, known=_KNOWN)
         self.trials = 0
         self._all = Brought()
-        self._by_kind: dict[_Kind, Brought] = {}
+        self._by_kind: OrderedDict[_Kind, Brought] = OrderedDict()
         self._every, self._since, self._tried_at = _TRY_EVERY, 0, 0.0
         self._loads: set[int] = set()
         self._alternate = False
 
     def brought(self, kind: _Kind) -> Brought:
         """The tokens that it brought to requests of a kind."""
-        return self._by_kind.setdefault(kind, Brought())
+        found = self._by_kind.setdefault(kind, Brought())
+        self._by_kind.move_to_end(kind)
+        if len(self._by_kind) > _MOST_KINDS:
+            self._by_kind.popitem(last=False)
+        return found
 
     @property
     def price(self) -> tuple[bool, float]:

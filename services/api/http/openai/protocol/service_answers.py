@@ -89,6 +89,15 @@ class NameableDrafter(Answered):
     strategy: str = Field(description="the one that drafts with it alone; auto and blend draft with it beside n-grams")
 
 
+class ServedWeights(Answered):
+    """Which numbers a model has: of all models that a checkpoint may stand for, answers are exact for this one."""
+
+    stored: str = Field(description="how the checkpoint stores them; empty: not known")
+    multiplied: list[str] = Field(description="as what linear layers multiply by them; that of most of them first")
+    kernels: str = Field(description="what multiplies: native is Outrider's own")
+    rounded_inputs: str = Field(description="how layers round what enters them; empty: they do not")
+
+
 class Model(Answered):
     """A served model by one of its names, or one of its LoRA adapters."""
 
@@ -102,6 +111,7 @@ class Model(Answered):
     strategies: list[str] = Field(description="those that requests with this API key may name")
     default_strategy: str
     bit_exact: bool = Field(description="whether a token's logits are the same bits whatever shares its pass")
+    weights: ServedWeights
     drafters: list[NameableDrafter] = Field(description="models that draft, which requests with this API key may name")
 
 
