@@ -41,6 +41,9 @@ KEPT_AS = {"compressed_w4_halves": "Q4_0", "compressed_w8_halves": "Q8_0", "gptq
 # With zero points.
 KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits", "hqq_4_bits", "hqq_3_bits"), "Q4_Z")
 KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
+# e4m3, whose blocks of inputs are whole ones of 32.
+KEPT_AS |= dict.fromkeys(("fp8_blocks_of_128", "fp8_blocks_of_32", "fp8_rows", "fp8_whole"), "E4M3")
+KEPT_AS |= dict.fromkeys(("compressed_fp8", "compressed_fp8_whole", "compressed_fp8_blocks"), "E4M3")
 TEXT = tuple(range(5, 45))
 Change = Callable[[dict[str, torch.Tensor]], None]
 
@@ -131,6 +134,12 @@ async def test_every_strategy_says_what_the_float_model_says(
             assert theirs[0, len(prompt) :].tolist() == answer
 
 
+async def test_a_service_of_fp8_says_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
+    folder, plain = quantise(float_model, tmp_path, FORMS["fp8_blocks_of_128"])
+    wanted = await answers(plain, "real", "in_process", PLAIN, {}, together=False)
+    assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == wanted
+
+
 @pytest.mark.exhaustive
 def test_two_stages_say_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS["awq"])
@@ -175,7 +184,7 @@ def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
 def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS["fp8_blocks_of_128"])
     numbers = sum(tensor.numel() for tensor in load_file(plain / FILE).values())
-    said = expanded(VerifierSettings(), folder)
+    said = expanded(VerifierSettings(weights="float32"), folder)
     assert said.startswith("FP8 in blocks of 128 x 128: the numbers")
     assert f" {numbers * 4 / 2**20:,.0f} MiB in float32" in said
     assert expanded(VerifierSettings(), plain) == ""
@@ -183,7 +192,13 @@ def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("form", "kind", "each"),
-    [("gptq", "Q4_0", 18), ("awq", "Q4_Z", 20), ("hqq_4_bits", "Q4_Z", 20), ("gptq_8_bits_zeros", "Q8_Z", 36)],
+    [
+        ("gptq", "Q4_0", 18),
+        ("awq", "Q4_Z", 20),
+        ("hqq_4_bits", "Q4_Z", 20),
+        ("gptq_8_bits_zeros", "Q8_Z", 36),
+        ("fp8_rows", "E4M3", 36),
+    ],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(
     form: str, kind: str, each: int, float_model: Path, tmp_path: Path

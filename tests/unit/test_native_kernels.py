@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from services.compiling import check_runs, private_folder
+from services.model_files.weights.quantised.as_blocks import floats_as_blocks
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
@@ -28,7 +29,7 @@ from services.verifier.model.target_port import Rows
 from tests.random_blocks import random_blocks
 
 SETS = ("avx512", "avx2", "neon")
-FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "Q4_K", "Q5_K", "Q6_K")
 
 
 def all_here() -> list[Library]:
@@ -54,6 +55,12 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
     if form.endswith("_K") or form.startswith("Q5"):
         return StoredBlocks(torch.from_numpy(random_blocks(outputs, inputs, form, seed=inputs)), form, inputs)
     source = np.random.default_rng(outputs * inputs)
+    if form == "E4M3":
+        codes = torch.from_numpy(source.integers(0, 256, (outputs, inputs), dtype=np.uint8))
+        codes[(codes & 127) == 127] = 128
+        made = floats_as_blocks(codes.view(torch.float8_e4m3fn), torch.randn(outputs, inputs // 32), 32)
+        assert made is not None
+        return made
     scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
     if form.endswith("Z"):
         # Zero points: whole ones, and others whose difference from every number is exact.
@@ -240,5 +247,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 201 and own[0] == "check 1"
+    assert len(own) == 217 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

@@ -12,6 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
+# Likewise: a scale in float32, then floats of a byte.
+FLOATS = "E4M3"
 BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
 _HALVES = {**dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), slice(0, 2)), "Q6_K": slice(208, 210)}
@@ -23,7 +25,7 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS``, or ``FLOATS``.
     """
 
     raw: torch.Tensor
@@ -37,6 +39,8 @@ class StoredBlocks:
 
     def float(self) -> torch.Tensor:
         """[outputs, inputs] in float32, equal to what transformers reads from the file, or to what the format defines."""
+        if self.kind == FLOATS:
+            return _scaled(self.raw)[:, : self.in_features]
         if self.kind in WITH_ZEROS:
             return _less_zeros(self.raw, WITH_ZEROS[self.kind])[:, : self.in_features]
         whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
@@ -47,7 +51,9 @@ class StoredBlocks:
         return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
 
     def finite(self) -> bool:
-        """Whether all numbers are finite, which depends on the float16 numbers of each block."""
+        """Whether all numbers are finite, which depends on the float16 numbers of each block, if it has some."""
+        if self.kind == FLOATS:
+            return bool(torch.isfinite(self.float()).all())
         _, size = sizes_of(self.kind)
         halves = self.raw.view(self.raw.shape[0], -1, size)[..., halves_of(self.kind)]
         return bool(torch.isfinite(halves.contiguous().view(torch.float16)).all())
@@ -63,8 +69,17 @@ def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
     return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
 
 
+def _scaled(raw: torch.Tensor) -> torch.Tensor:
+    """Float of a byte x scale."""
+    blocks = raw.reshape(len(raw), -1, 4 + BLOCK)
+    codes = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn)
+    return codes.float().mul_(blocks[..., :4].contiguous().view(torch.float32)).flatten(1)
+
+
 def sizes_of(kind: str) -> tuple[int, int]:
     """Inputs and bytes of a block."""
+    if kind == FLOATS:
+        return BLOCK, 4 + BLOCK
     if kind in WITH_ZEROS:
         return BLOCK, 4 + BLOCK * WITH_ZEROS[kind] // 8
     inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]

@@ -23,6 +23,7 @@ from torch.nn import functional
 from services.machine import processor
 from services.model_files.weights.stored_blocks import (
     BLOCK,
+    FLOATS,
     StoredBlocks,
     Weight,
     halves_of,
@@ -252,6 +253,9 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
         return torch.randn(outputs, inputs).to(getattr(torch, kind))
     in_block, size = sizes_of(kind)
     raw = torch.randint(256, (outputs, -(-inputs // in_block), size), dtype=torch.uint8)
+    if kind == FLOATS:
+        # No NaN, which equals nothing.
+        raw &= 0xFE
     halves = raw[..., halves_of(kind)]
     halves.copy_(torch.full((halves.shape[-1] // 2,), 0.01, dtype=torch.float16).view(torch.uint8))
     return StoredBlocks(raw.flatten(1), kind, inputs)

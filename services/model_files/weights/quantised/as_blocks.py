@@ -1,13 +1,14 @@
-"""Whole numbers with scales as blocks, where these hold the same numbers: our kernels multiply by blocks as they are.
+"""Whole numbers, or floats of a byte, with scales as blocks, where these hold the same numbers, which kernels multiply by.
 
 Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise.
+Those of floats have a scale in float32.
 """
 
 from __future__ import annotations
 
 import torch
 
-from services.model_files.weights.stored_blocks import BLOCK, WITH_ZEROS, StoredBlocks
+from services.model_files.weights.stored_blocks import BLOCK, FLOATS, WITH_ZEROS, StoredBlocks
 
 # GGUF's types, and the numbers that they hold.
 _KINDS = {"Q4_0": (-8, 7), "Q8_0": (-128, 127)}
@@ -78,6 +79,31 @@ def _blocks(kind: str, numbers: torch.Tensor, halves: list[torch.Tensor], size: 
         low, high = blocks.chunk(2, -1)
         blocks = low | (high << 4)
     return StoredBlocks(torch.cat([*each, blocks], -1).flatten(1).contiguous(), kind, numbers.shape[1])
+
+
+def floats_as_blocks(codes: torch.Tensor, scales: torch.Tensor, size: int) -> StoredBlocks | None:
+    """Code x scale in blocks; None: the kernels do not make these numbers.
+
+    Args:
+        codes: [outputs, inputs], floats of a byte.
+        scales: [outputs, groups], float32.
+        size: inputs in a group; the last one may be cut.
+    """
+    outputs, inputs = codes.shape
+    # The kernels multiply scales by 2^120.
+    if codes.dtype != torch.float8_e4m3fn or not takes_groups(size, inputs) or not bool((scales.abs() < 256).all()):
+        return None
+    if bool(torch.isnan(codes).any()):
+        return None
+    blocks = -(-inputs // BLOCK)
+    numbers = torch.nn.functional.pad(codes.view(torch.uint8), (0, blocks * BLOCK - inputs)).view(outputs, blocks, BLOCK)
+    each = scales[:, torch.arange(blocks) * BLOCK // size].contiguous()[..., None].view(torch.uint8)
+    return StoredBlocks(torch.cat([each, numbers], -1).flatten(1), FLOATS, inputs)
+
+
+def takes_groups(size: int, inputs: int) -> bool:
+    """Whether a block lies in one group of ``size`` inputs."""
+    return size % BLOCK == 0 or size >= inputs
 
 
 def likely_kind(bits: int, symmetric: bool, size: int, scales: str) -> str:

@@ -14,9 +14,11 @@ from functools import partial
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.as_blocks import floats_as_blocks, takes_groups
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of, spread
 from services.model_files.weights.rounded_inputs import InputRounding
+from services.model_files.weights.stored_blocks import FLOATS, Weight
 
 CODES = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
@@ -97,13 +99,26 @@ def scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[
     expect(tensors, scales, _SCALES, (*grid, *whole, *each), f"as {codes} is {tensors[codes]}")
     if block is None or found not in grid:
         block = (rows, columns) if found in whole else (1, columns)
-    return Packed(name=codes, shape=shape, parts=parts, expand=partial(_expand, shape=shape, block=block))
+    kept = tensors[codes].dtype == "F8_E4M3" and len(shape) == 2 and takes_groups(block[1], columns)
+    expand = partial(_expand, shape=shape, block=block)
+    return Packed(name=codes, shape=shape, parts=parts, expand=expand, dtype=FLOATS if kept else "F32")
 
 
-def _expand(stored: Stored, shape: tuple[int, ...], block: tuple[int, int]) -> torch.Tensor:
-    scales = stored["scales"]
+def _expand(stored: Stored, shape: tuple[int, ...], block: tuple[int, int]) -> Weight:
+    codes, scales = stored["codes"], stored["scales"]
+    if (
+        len(shape) == 2
+        and (blocks := floats_as_blocks(codes, _of_outputs(scales, shape[0], block[0]), block[1])) is not None
+    ):
+        return blocks
     if block == shape[-2:] and scales.numel() == 1:
         return stored["codes"].float().mul_(scales.float().view(()))
     if scales.dim() < len(shape):
         scales = scales[..., None]
     return stored["codes"].float().mul_(spread(scales, shape, block))
+
+
+def _of_outputs(scales: torch.Tensor, outputs: int, rows: int) -> torch.Tensor:
+    """[outputs, groups] in float32, of scales that ``rows`` outputs share."""
+    grid = scales.float().reshape(-1, 1) if scales.dim() < 2 else scales.float()
+    return grid.repeat_interleave(rows, 0)[:outputs]

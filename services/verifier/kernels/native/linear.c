@@ -54,15 +54,15 @@ INLINE void multiply(int width, int count, int vecs, enum weights type, const fl
             _Alignas(64) uint32_t bytes[8 * PANEL];
             const uint32_t *words = read_any(width, type, vecs, panel, k, first, &made, bytes);
 #pragma GCC unroll 8
-            for (int part = 0; part < 32 / width; part++) {
+            for (int part = 0; part < 32 / bits_in_word(width); part++) {
                 vec scale[PANEL_VECS];
                 read_again(width, type, part, vecs, panel, k, first, &made);
                 if (width < 16)
                     EACH(v, vecs) scale[v] = made.scale[v] * shrunk(width, part);
 #pragma GCC unroll 1
-                for (int w = 0; w < width; w++) {
+                for (int w = 0; w < bits_in_word(width); w++) {
                     vec weight[PANEL_VECS];
-                    if (width < 16)
+                    if (width <= 8)
                         EACH(v, vecs) FROM_MEMORY(made.minimum[v]);
                     EACH(v, vecs) {
                         const uvec word = *(const uvec *)(words + w * PANEL + v * LANES);
@@ -102,10 +102,10 @@ INLINE void unpack(int width, enum weights type, const char *panel, int64_t from
         _Alignas(64) uint32_t bytes[8 * PANEL];
         const uint32_t *words = read_any(width, type, PANEL_VECS, panel, k, 0, &made, bytes);
 #pragma GCC unroll 8
-        for (int part = 0; part < 32 / width; part++) {
+        for (int part = 0; part < 32 / bits_in_word(width); part++) {
             read_again(width, type, part, PANEL_VECS, panel, k, 0, &made);
 #pragma GCC unroll 1
-            for (int w = 0; w < width; w++, into += PANEL)
+            for (int w = 0; w < bits_in_word(width); w++, into += PANEL)
                 EACH(v, PANEL_VECS) {
                     const vec scale = width == 16 ? spread(0) : made.scale[v] * shrunk(width, part);
                     const uvec word = *(const uvec *)(words + w * PANEL + v * LANES);
@@ -182,6 +182,7 @@ void outrider_linear(const struct linear *layer, int64_t rows, const float *in, 
         for (int64_t number = 0; number < layer->panels; number++) switch (width_of((enum weights)layer->type)) {
                 case 32: one_panel(32, layer, &asked, number, row); break;
                 case 16: one_panel(16, layer, &asked, number, row); break;
+                case FLOATS8: one_panel(FLOATS8, layer, &asked, number, row); break;
                 case 8: one_panel(8, layer, &asked, number, row); break;
                 case 4: one_panel(4, layer, &asked, number, row); break;
             }

@@ -3,7 +3,7 @@
 
 /* Of one output's block: what stands before its numbers, and its numbers. */
 struct stored_block {
-    /* Halves at the head of its group, and of the block itself. */
+    /* Halves at the head of its group, and of the block itself; of E4M3 a float. */
     uint16_t head[2], halves[2];
     /* Of the K types. */
     uint8_t scales[2];
@@ -53,7 +53,7 @@ INLINE void read_plain(enum weights type, const unsigned char *stored, struct st
         else if (type == Q8_0)
             /* From -128..127 to 0..255. */
             into->numbers[k] = stored[k] ^ 0x80u;
-        else if (type == Q8_Z)
+        else if (type == Q8_Z || type == E4M3)
             into->numbers[k] = stored[k];
         else
             /* The first half lies in the lower bits. */
@@ -62,7 +62,7 @@ INLINE void read_plain(enum weights type, const unsigned char *stored, struct st
 
 /* Numbers to words that lie PANEL apart. */
 INLINE void put_numbers(enum weights type, const uint32_t *numbers, uint32_t *words) {
-    const int rest = width_of(type) == bits_of(type) ? 0 : bits_of(type) - 4, bits = bits_of(type) - rest;
+    const int rest = is_widened(type) ? bits_of(type) - 4 : 0, bits = bits_of(type) - rest;
     for (int w = 0; w < bits; w++)
         for (int part = 0; part < 32 / bits; part++) {
             const uint32_t number = numbers[part * bits + w];
@@ -87,7 +87,8 @@ INLINE void pack_block(enum weights type, const unsigned char *row, int64_t grou
     for (int64_t at = 0; at < head_bytes(type) / (2 * PANEL); at++)
         memcpy(panel + group_at(type, k) + 2 * (at * PANEL + lane), stored.head + at, 2);
     for (int64_t at = 0; is_k(type) && at < 2; at++) block[at * PANEL + lane] = (char)stored.scales[at];
-    for (int64_t at = 0; !is_k(type) && at < scale_bytes(type) / (2 * PANEL); at++)
+    if (type == E4M3) memcpy(block + 4 * lane, stored.halves, 4);
+    for (int64_t at = 0; !is_k(type) && type != E4M3 && at < scale_bytes(type) / (2 * PANEL); at++)
         memcpy(block + 2 * (at * PANEL + lane), stored.halves + at, 2);
     put_numbers(type, stored.numbers, (uint32_t *)(block + scale_bytes(type)) + lane);
 }
@@ -114,6 +115,7 @@ void outrider_pack(const struct linear *layer, const unsigned char *stored, int6
             case Q4_Z: pack_panel(Q4_Z, layer, stored, stored_row, outputs, panel, out); break;
             case Q5_0: pack_panel(Q5_0, layer, stored, stored_row, outputs, panel, out); break;
             case Q5_1: pack_panel(Q5_1, layer, stored, stored_row, outputs, panel, out); break;
+            case E4M3: pack_panel(E4M3, layer, stored, stored_row, outputs, panel, out); break;
             case Q4_K: pack_panel(Q4_K, layer, stored, stored_row, outputs, panel, out); break;
             case Q5_K: pack_panel(Q5_K, layer, stored, stored_row, outputs, panel, out); break;
             case Q6_K: pack_panel(Q6_K, layer, stored, stored_row, outputs, panel, out); break;

@@ -18,26 +18,37 @@
  * Numbers of 5 and 6 bits have their lower 4 in words as those of 4 bits have. The words behind hold what is left: byte b of
  * such a word has it of the inputs 8 * b + i, one after the other; i from 0 to 7 in the one word of 5 bits, from 0 to 3 and
  * from 4 to 7 in the two of 6 bits.
+ *
+ * Of E4M3 the scales are floats, [PANEL], and the numbers floats of 8 bits. A weight is number * scale, which rounds once, as it
+ * does where the file is expanded. NaN among the numbers, and scales from 256 on, never come here (as_blocks.py).
  */
 #ifndef OUTRIDER_PANELS_H
 #define OUTRIDER_PANELS_H
 #include "linear.h"
 
 enum { BLOCK = 32, GROUP_INPUTS = 256, AHEAD = 4096 };
-enum weights { FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
+enum weights { FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z, Q5_0, Q5_1, E4M3, Q4_K, Q5_K, Q6_K };
+
+/* The width (see width_of) of floats of 8 bits: that of bytes, and more, since other operations make them floats. */
+enum { FLOATS8 = 9 };
 
 /* Of a number as it is stored. */
 INLINE int bits_of(enum weights type) {
     if (type == FLOAT32) return 32;
     if (type == BFLOAT16) return 16;
-    if (type == Q8_0 || type == Q8_Z) return 8;
+    if (type == Q8_0 || type == Q8_Z || type == E4M3) return 8;
     if (type == Q5_0 || type == Q5_1 || type == Q5_K) return 5;
     return type == Q6_K ? 6 : 4;
 }
 
 /* Of a number in the words that are multiplied: those of 5 and 6 bits are made bytes first. All that a product depends on but
  * for reading a block. */
-INLINE int width_of(enum weights type) { return bits_of(type) == 5 || bits_of(type) == 6 ? 8 : bits_of(type); }
+INLINE int is_widened(enum weights type) { return bits_of(type) == 5 || bits_of(type) == 6; }
+
+INLINE int width_of(enum weights type) { return is_widened(type) ? 8 : type == E4M3 ? FLOATS8 : bits_of(type); }
+
+/* Bits of a number in a word. */
+INLINE int bits_in_word(int width) { return width == FLOATS8 ? 8 : width; }
 
 /* Whether each block of an output has a zero point beside its scale. */
 INLINE int has_zeros(enum weights type) { return type == Q8_Z || type == Q4_Z; }
@@ -51,7 +62,7 @@ INLINE int is_k(enum weights type) { return type >= Q4_K; }
 INLINE int64_t head_bytes(enum weights type) { return !is_k(type) ? 0 : type == Q6_K ? 2 * PANEL : 4 * PANEL; }
 
 INLINE int64_t scale_bytes(enum weights type) {
-    return type <= BFLOAT16 ? 0 : has_minima(type) || has_zeros(type) ? 4 * PANEL : 2 * PANEL;
+    return type <= BFLOAT16 ? 0 : has_minima(type) || has_zeros(type) || type == E4M3 ? 4 * PANEL : 2 * PANEL;
 }
 
 INLINE int64_t block_bytes(enum weights type) { return scale_bytes(type) + 4 * bits_of(type) * PANEL; }
@@ -100,6 +111,10 @@ INLINE void read_q6_k_scales(int half, int vecs, const char *head, const char *b
 
 INLINE void read_scales(enum weights type, int vecs, const char *block, int first, struct scales *into) {
     const uint16_t *halves = (const uint16_t *)block + first * LANES;
+    if (type == E4M3) {
+        EACH(v, vecs) into->scale[v] = load((const float *)block + (first + v) * LANES) * 0x1p120f;
+        return;
+    }
     EACH(v, vecs) {
         const vec scale = into->scale[v] = load_halves(halves + v * LANES);
         if (has_minima(type)) into->minimum[v] = load_halves(halves + PANEL + v * LANES);
@@ -140,7 +155,7 @@ INLINE const uint32_t *read_block(enum weights type, int vecs, const char *panel
         read_k_scales(vecs, panel + group_at(type, k), block, first, into);
     else if (type != BFLOAT16)
         read_scales(type, vecs, block, first, into);
-    if (width_of(type) == bits_of(type)) return words;
+    if (!is_widened(type)) return words;
     widen(bits_of(type) - 4, vecs, words, bytes);
     return bytes;
 }
@@ -153,8 +168,8 @@ INLINE const uint32_t *read_any(int width, enum weights type, int vecs, const ch
     case TYPE:                                                                                  \
         if (width == width_of(TYPE)) return read_block(TYPE, vecs, panel, k, first, into, bytes); \
         break;
-        READ(BFLOAT16) READ(Q8_0) READ(Q4_0) READ(Q4_1) READ(Q8_Z) READ(Q4_Z) READ(Q5_0) READ(Q5_1) READ(Q4_K) READ(Q5_K)
-        READ(Q6_K)
+        READ(BFLOAT16) READ(Q8_0) READ(Q4_0) READ(Q4_1) READ(Q8_Z) READ(Q4_Z) READ(Q5_0) READ(Q5_1) READ(E4M3) READ(Q4_K)
+        READ(Q5_K) READ(Q6_K)
         case FLOAT32: break;
     }
     __builtin_unreachable();
@@ -170,7 +185,10 @@ INLINE void read_again(int width, enum weights type, int part, int vecs, const c
 /* Number `part` of a word as a float. Left where it stands in the word, it is 2^(width * part) times too large: `scale` is
  * that much smaller, which costs nothing, where shifting would. */
 INLINE vec weight_of(int width, int part, uvec word, vec scale, vec minimum) {
-    const int shift = width * part;
+    const int shift = bits_in_word(width) * part;
+    /* Sign, exponent and mantissa where a float has them, which is then the number times 2^-120: the scale is 2^120 times as
+     * large. Subnormal numbers come right as well. The product rounds once. */
+    if (width == FLOATS8) return (vec)((uvec)((ivec)(word << (24 - shift)) >> 4) & 0x87f00000u) * scale;
     if (width == 16) return (vec)(part ? word & 0xffff0000u : word << 16);
     const uvec number = shift + width == 32 ? word >> shift : word & (((1u << width) - 1) << shift);
     return fma_of(to_floats(number), scale, minimum);
@@ -179,6 +197,6 @@ INLINE vec weight_of(int width, int part, uvec word, vec scale, vec minimum) {
 /* What `part` takes off the scale: see weight_of. */
 INLINE float shrunk(int width, int part) {
     const int shift = width * part;
-    return shift + width == 32 ? 1.0f : 1.0f / (float)(1u << shift);
+    return width == FLOATS8 || shift + width == 32 ? 1.0f : 1.0f / (float)(1u << shift);
 }
 #endif
