@@ -134,12 +134,6 @@ async def test_every_strategy_says_what_the_float_model_says(
             assert theirs[0, len(prompt) :].tolist() == answer
 
 
-async def test_a_service_of_fp8_says_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS["fp8_blocks_of_128"])
-    wanted = await answers(plain, "real", "in_process", PLAIN, {}, together=False)
-    assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == wanted
-
-
 @pytest.mark.exhaustive
 def test_two_stages_say_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
     folder, plain = quantise(float_model, tmp_path, FORMS["awq"])
