@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of o
             "fp8_block",
             ServedWeights(
                 stored="compressed-tensors, floats of 8 bits with a scale for each block",
-                multiplied=("float32",),
+                multiplied=("E4M3", "float32"),
                 kernels="native",
                 rounded_inputs="floats of 8 bits with a scale for each 32 numbers of a row",
             ),

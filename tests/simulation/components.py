@@ -33,6 +33,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
+from speculation.messages import ServedWeights
 from speculation.ports import Drafter, VerifierLink
 from tests.simulated import SimulatedBudget
 from tests.simulation.assets import SharedGrammars, assets
@@ -145,7 +146,7 @@ class VerifierMachine(Component):
         service: Any = VerifierService.__new__(VerifierService)
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
-        service._check = SelfCheck(self.engine, 0)
+        service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
         service._reloading = Reloading(service._target, service._config.target, self.engine, worker, (), str)
         await service.start()
         # The deployment without Serve's decoration, and without what it makes of settings.
