@@ -218,9 +218,19 @@ class _Indexes:
         return [f"Indexes that were not named hold {told}; the paper's hold conversations and code."]
 
     def folders(self, model: ResolvedModel, cache: Path) -> dict[str, Any]:
-        """Their folders, by the fields of ``PaperConfig``."""
-        from cli.paper_indexes import made_indexes
+        """Their folders, by the fields of ``PaperConfig``. Those that are named are checked before any is made.
 
+        Raises:
+            ConfigurationError: a named one cannot be read, or is of another tokenizer.
+        """
+        from cli.paper_indexes import made_indexes
+        from retrieval_index.index import check_index
+        from retrieval_index.manifest import read_manifest
+        from services.model_files.folder import tokenizer_digest
+
+        for folder in (self.index, self.unfiltered_index, *self.others):
+            if folder is not None:
+                check_index(read_manifest(folder), tokenizer_digest(model.path), str(folder), semantic=False)
         if self.corpus is None:
             return {"index": self.index, "unfiltered_index": self.unfiltered_index, "other_indexes": self.others}
         made = made_indexes(self.corpus, model, cache)
@@ -285,21 +295,15 @@ def _measure(name: str, options: _Options, indexes: _Indexes | None = None, clas
 
 def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
     """All that a result depends on besides the code."""
-    from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest
     from services.machine import cores, processor
-    from services.model_files.folder import model_fingerprint, tokenizer_digest
+    from services.model_files.folder import model_fingerprint
     from services.verifier.kernels.native.library import instructions
 
     config = bench.config
     named = [("index", config.index), ("unfiltered_index", config.unfiltered_index)]
     named += [(f"other_index_{number}", folder) for number, folder in enumerate(config.other_indexes, 1)]
-    versions = {}
-    for key, folder in named:
-        if folder is not None:
-            manifest = read_manifest(folder)
-            check_index(manifest, tokenizer_digest(config.model.path), str(folder), semantic=False)
-            versions[key] = manifest.version
+    versions = {key: read_manifest(folder).version for key, folder in named if folder is not None}
     asked = [[prompt.task, prompt.id, prompt.system, *prompt.turns] for prompt in config.prompts]
     return {
         "paper": name,

@@ -84,6 +84,15 @@ def test_spectra(
     assert "## SPECTRA" in page.read_text() and (tmp_path / "plots" / "papers" / "spectra-guesses.svg").is_file()
 
 
+def test_an_index_that_is_none_is_refused_before_others_are_made(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
+    assert run_here("paper", "spectra", *small, "--out", str(tmp_path / "run"), "--other-index", str(tmp_path)) == 2
+    assert f"{tmp_path} holds no index" in capsys.readouterr().err
+    assert not list((tmp_path / "cache").rglob("paper-indexes"))
+
+
 @pytest.fixture(scope="module")
 def drafters(target: Path) -> list[str]:
     """A draft model and heads of every kind, which are right now and then."""
