@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine import admission
@@ -28,6 +27,7 @@ from speculation.sources import STRATEGIES
 from speculation.types import FinishReason, Plan
 from tests.answer_forms import FORMS
 from tests.doors import Question, over_chat, over_grpc
+from tests.draft_links import linked
 from tests.fakes import PLAIN, collect, origin, request
 from tests.http_service import http_served
 from tests.lossless.architectures import GuidedDrafter
@@ -54,22 +54,6 @@ GUIDED = Plan(strategy="guided", sources=("guided",), max_nodes=12)
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hybrid(request.param, tmp_path_factory.mktemp("hybrids") / request.param)
-
-
-@asynccontextmanager
-async def linked(service: DrafterService | GuidedDrafter, link: str) -> AsyncIterator[DraftLink]:
-    if link == "in_process":
-        yield InProcessDraftLink(service)
-        return
-    server, port = await serve_drafter(service, "127.0.0.1:0")
-
-    async def resolve() -> str:
-        return f"127.0.0.1:{port}"
-
-    try:
-        yield GrpcDraftLink(resolve)
-    finally:
-        await server.stop(None)
 
 
 @asynccontextmanager

@@ -15,8 +15,6 @@ import pytest
 
 from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.links.grpc_draft import GrpcDraftLink, serve_drafter
-from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine import admission
 from services.verifier.engine.config import LoopConfig
@@ -26,6 +24,7 @@ from speculation.errors import NotBegun
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.sources import STRATEGIES
 from speculation.types import Plan
+from tests.draft_links import linked
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomRetriever, origin, request
 from tests.lora import WITH_ENDS, make_adapter
@@ -72,29 +71,19 @@ async def verifier(
     trained = TrainedConfig(checkpoints=models or {}, target=folder)
     config = DrafterConfig(suffix=SuffixConfig(max_cached_tokens=2000), trained=trained)
     drafter = DrafterService(config, RandomRetriever(vocab=250))
-    server, draft_link = None, InProcessDraftLink(drafter)
-    if link == "grpc":
-        server, port = await serve_drafter(drafter, "127.0.0.1:0")
-
-        async def resolve() -> str:
-            return f"127.0.0.1:{port}"
-
-        draft_link = GrpcDraftLink(resolve)  # type: ignore[assignment]
     target = TargetConfig(
         model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
         tensor_parallel_size=ranks,
     )  # fmt: skip
     loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s)
-    running = VerifierService(
-        VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed"), [origin(draft_link)], launch_thread
-    )
-    await running.start()
-    try:
-        yield running
-    finally:
-        await running.stop()
-        if server is not None:
-            await server.stop(None)
+    verifier_config = VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed")
+    async with linked(drafter, link) as draft_link:
+        running = VerifierService(verifier_config, [origin(draft_link)], launch_thread)
+        await running.start()
+        try:
+            yield running
+        finally:
+            await running.stop()
 
 
 def asked(adapter: str, prompt: list[int], plan: Plan, **sampling: Any) -> GenerationRequest:

@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from cluster.models.drafters import by_kernels, linear_kernels, read_stream_weights
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
@@ -29,6 +28,7 @@ from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
 from speculation.sources import SOURCES, STRATEGIES, WHERE_TRAINED, kind_of, source_of
 from speculation.types import Plan
+from tests.draft_links import linked
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
@@ -98,16 +98,6 @@ async def verifier(
         draft_ahead=2,
     )
     service = RandomDrafter(vocab=250) if drafter != "real" else DrafterService(config, RandomRetriever(vocab=250))
-    server = None
-    if link == "grpc":
-        server, port = await serve_drafter(service, "127.0.0.1:0")
-
-        async def resolve() -> str:
-            return f"127.0.0.1:{port}"
-
-        draft_link: GrpcDraftLink | InProcessDraftLink = GrpcDraftLink(resolve)
-    else:
-        draft_link = InProcessDraftLink(service)
     verifier_config = VerifierConfig(
         model_name="tiny",
         target=TargetConfig(
@@ -121,21 +111,18 @@ async def verifier(
         loop=LoopConfig(max_batched_tokens=max_batched_tokens, draft_deadline_s=draft_deadline_s),
         budget=budget,
     )
-    origins = [origin(draft_link)]
-    if drafter == "both":
-        origins = [
-            origin(draft_link, "far", sources=["random"]),
-            origin(InProcessDraftLink(DrafterService(config, RandomRetriever(vocab=250))), "near", sources=TWO[:-1]),
-        ]
     streams = read_stream_weights(heads_beside(folder)["streaming"], folder) if "streaming" in heads else None
-    running = VerifierService(verifier_config, origins, streams=streams)
-    await running.start()
-    try:
-        yield running
-    finally:
-        await running.stop()
-        if server is not None:
-            await server.stop(None)
+    async with linked(service, link) as draft_link:
+        origins = [origin(draft_link)]
+        if drafter == "both":
+            near = InProcessDraftLink(DrafterService(config, RandomRetriever(vocab=250)))
+            origins = [origin(draft_link, "far", sources=["random"]), origin(near, "near", sources=TWO[:-1])]
+        running = VerifierService(verifier_config, origins, streams=streams)
+        await running.start()
+        try:
+            yield running
+        finally:
+            await running.stop()
 
 
 async def answers(

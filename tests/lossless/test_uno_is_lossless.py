@@ -13,8 +13,6 @@ import pytest
 
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.links.grpc_draft import GrpcDraftLink, serve_drafter
-from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.kernels.native.library import library
@@ -22,6 +20,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.types import Plan
+from tests.draft_links import linked
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lora import ALL, make_adapter
 from tests.lossless.test_strategies import PROMPTS
@@ -42,14 +41,6 @@ def flat_model(folder: Path) -> Path:
 async def verifier(model: Path, adapter: Path | None, link: str, **form: Any) -> AsyncIterator[VerifierService]:
     named: Mapping[str, Path] = {} if adapter is None else {"uno": adapter}
     drafter = DrafterService(DrafterConfig(trained=TrainedConfig(checkpoints=named, target=model, **form)))
-    server, draft_link = None, InProcessDraftLink(drafter)
-    if link == "grpc":
-        server, port = await serve_drafter(drafter, "127.0.0.1:0")
-
-        async def resolve() -> str:
-            return f"127.0.0.1:{port}"
-
-        draft_link = GrpcDraftLink(resolve)  # type: ignore[assignment]
     config = VerifierConfig(
         model_name="tiny",
         target=TargetConfig(
@@ -58,14 +49,13 @@ async def verifier(model: Path, adapter: Path | None, link: str, **form: Any) ->
         loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=5.0),
         budget="fixed",
     )
-    running = VerifierService(config, [origin(draft_link)])
-    await running.start()
-    try:
-        yield running
-    finally:
-        await running.stop()
-        if server is not None:
-            await server.stop(None)
+    async with linked(drafter, link) as draft_link:
+        running = VerifierService(config, [origin(draft_link)])
+        await running.start()
+        try:
+            yield running
+        finally:
+            await running.stop()
 
 
 async def said(running: VerifierService, plan: Plan, sampling: Mapping[str, Any]) -> list[list[int]]:

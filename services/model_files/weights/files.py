@@ -27,6 +27,7 @@ from services.model_files.weights.stored_blocks import (
     Weight,
     bytes_of_row,
     joined,
+    numbers_of,
     quantized,
     stored_as,
 )
@@ -160,8 +161,7 @@ class WeightFiles:
 
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""
-        weight = self.get(name)
-        return weight.float() if isinstance(weight, StoredBlocks) else weight
+        return numbers_of(self.get(name))
 
     @property
     def roundings(self) -> dict[str, InputRounding]:

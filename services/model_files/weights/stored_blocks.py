@@ -14,6 +14,7 @@ KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
 # Likewise: a scale in float32, then floats of a byte.
 FLOATS = "E4M3"
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
 _HALVES = {**dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), slice(0, 2)), "Q6_K": slice(208, 210)}
@@ -53,7 +54,9 @@ class StoredBlocks:
     def finite(self) -> bool:
         """Whether all numbers are finite, which depends on the float16 numbers of each block, if it has some."""
         if self.kind == FLOATS:
-            return bool(torch.isfinite(self.float()).all())
+            scales, codes = _scales_and_codes(self.raw)
+            # NaN is the one code that is no number, with either sign.
+            return bool(torch.isfinite(scales * _LARGEST).all()) and not bool((codes & 0x7F == 0x7F).any())
         _, size = sizes_of(self.kind)
         halves = self.raw.view(self.raw.shape[0], -1, size)[..., halves_of(self.kind)]
         return bool(torch.isfinite(halves.contiguous().view(torch.float16)).all())
@@ -71,9 +74,14 @@ def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _scaled(raw: torch.Tensor) -> torch.Tensor:
     """Float of a byte x scale."""
+    scales, codes = _scales_and_codes(raw)
+    return codes.view(torch.float8_e4m3fn).float().mul_(scales).flatten(1)
+
+
+def _scales_and_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[outputs, blocks, 1] in float32, and [outputs, blocks, ``BLOCK``] bytes, of blocks of floats of a byte."""
     blocks = raw.reshape(len(raw), -1, 4 + BLOCK)
-    codes = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn)
-    return codes.float().mul_(blocks[..., :4].contiguous().view(torch.float32)).flatten(1)
+    return blocks[..., :4].contiguous().view(torch.float32), blocks[..., 4:].contiguous()
 
 
 def sizes_of(kind: str) -> tuple[int, int]:
@@ -111,6 +119,11 @@ def quantized(weight: torch.Tensor) -> StoredBlocks:
 def stored_as(weight: Weight) -> str:
     """GGUF's or torch's name of the weight's type, or ours."""
     return weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
+
+
+def numbers_of(weight: Weight) -> torch.Tensor:
+    """The weight as stored, blocks as the float32 numbers that they stand for."""
+    return weight.float() if isinstance(weight, StoredBlocks) else weight
 
 
 def alike(weights: Sequence[Weight]) -> bool:

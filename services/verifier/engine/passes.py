@@ -93,14 +93,13 @@ def plan_parts(
 
 def _chains(requests: Sequence[LiveRequest], budget: Budget, most: int, everybody: Iterable[LiveRequest]) -> list[Part]:
     """How many tokens of each request the pass computes; those of prompts are at most ``most`` in all."""
-    left = [len(request.tokens) - request.computed for request in requests]
+    left = given = [len(request.tokens) - request.computed for request in requests]
     if prompts := [request.computed for request, rows in zip(requests, left, strict=True) if rows > 1]:
-        left = shared_rows(left, budget.prompt_rows(decoding_load(everybody), most, max(prompts)))
+        given = shared_rows(left, budget.prompt_rows(decoding_load(everybody), most, max(prompts)))
     parts: list[Part] = []
-    for request, chain in zip(requests, left, strict=True):
+    for request, rows, chain in zip(requests, left, given, strict=True):
         if chain:
-            verified = request.computed + chain == len(request.tokens)
-            parts.append(_make_part(request=request, chain=chain, verified=verified))
+            parts.append(_make_part(request=request, chain=chain, verified=chain == rows))
     return parts
 
 
@@ -120,7 +119,8 @@ def shared_rows(left: Sequence[int], most: int) -> list[int]:
     """
     prompts = [at for at, rows in enumerate(left) if rows > 1]
     given = [rows if rows <= 1 else 0 for rows in left]
-    for first in prompts[:1]:
+    if prompts:
+        first = prompts[0]
         given[first] = min(left[first], -(-most // 2))
         most -= given[first]
     for at in sorted(prompts, key=lambda each: left[each] - given[each]):

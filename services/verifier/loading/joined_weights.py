@@ -22,7 +22,7 @@ from transformers.core_model_loading import (
 )
 
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.stored_blocks import StoredBlocks, Weight
+from services.model_files.weights.stored_blocks import Weight, numbers_of
 from services.verifier.stages.stage_ranks import Cut
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -97,13 +97,13 @@ class JoinedWeights:
         if not stacked:
             # Ranks share none of these.
             assert cut is None
-            return torch.cat([_numbers(self._files.get(one)) for one in experts[0]])
+            return torch.cat([self._files.numbers(one) for one in experts[0]])
         shape = list(self.shape(name))
         if cut is not None:
             shape[cut.axis] = cut.pieces * (cut.end - cut.begin)
         made: torch.Tensor | None = None
         for number, matrices in enumerate(experts):
-            read = torch.cat([_numbers(self._read(one, cut, len(matrices))) for one in matrices])
+            read = torch.cat([numbers_of(self._read(one, cut, len(matrices))) for one in matrices])
             if made is None:
                 made = read.new_empty(shape)
             made[number] = read
@@ -137,7 +137,3 @@ def _joined(found: Mapping[str, list[str]], converters: Iterable[WeightConverter
 def _numbers_in(name: str) -> list[int]:
     """Those of the layer and, last, of the expert."""
     return [int(number) for number in _NUMBER.findall(name)]
-
-
-def _numbers(weight: Weight) -> torch.Tensor:
-    return weight.float() if isinstance(weight, StoredBlocks) else weight

@@ -13,7 +13,7 @@ from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.files.target_shape import read_target_shape as read_target_shape
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.stored_blocks import StoredBlocks, Weight
+from services.model_files.weights.stored_blocks import StoredBlocks, Weight, numbers_of
 from speculation.errors import ConfigurationError
 
 # How models call the two matrices; prefixes differ.
@@ -35,8 +35,7 @@ class RowTable:
         self._stored: Weight = weight
         self._whole: torch.Tensor | None = None
         if whole:
-            numbers = weight.float() if isinstance(weight, StoredBlocks) else weight
-            self._whole = numbers.to(self._device, dtype)
+            self._whole = numbers_of(weight).to(self._device, dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """[..., h], the rows of ``ids`` [...]."""
