@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bitsandbytes.functional as bnb
+import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.format import infer_module_format
@@ -226,11 +227,9 @@ def _codes(weight: torch.Tensor, size: int, bits: int, symmetric: bool) -> tuple
 
 def _words(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Rows of whole numbers as rows of words, the lowest bits first, as one string of bits for each row."""
-    rows = []
-    for row in values.tolist():
-        text = sum(value << (bits * place) for place, value in enumerate(row))
-        rows.append([(text >> (32 * word)) & 0xFFFFFFFF for word in range(len(row) * bits // 32)])
-    return torch.tensor(rows).to(torch.uint32).view(torch.int32)
+    text = (values.numpy()[..., None] >> np.arange(bits) & 1).astype(np.uint8).reshape(len(values), -1)
+    packed = np.packbits(text[:, : text.shape[1] // 32 * 32], axis=1, bitorder="little")
+    return torch.from_numpy(packed.view(np.int32))
 
 
 def awq(weight: torch.Tensor, size: int = 32) -> Made:

@@ -83,10 +83,10 @@ class Versions:
     plain: dict[tuple[str, int], list[int]]
     names: dict[str, str]
 
-    def check(self, number: int, answer: Answered, version: str | None = None) -> None:
-        """That an answer is plain decoding's of the version that it names."""
+    def check(self, number: int, answer: Answered, version: str | None = None, tokens: int | None = None) -> None:
+        """That an answer is plain decoding's of the version that it names, of which so many ``tokens`` were asked for."""
         named = next(name for name, arithmetic in self.names.items() if arithmetic == answer.arithmetic)
-        assert answer.tokens == self.plain[named, number]
+        assert answer.tokens == self.plain[named, number][:tokens]
         assert version in (None, named)
 
 

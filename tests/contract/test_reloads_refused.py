@@ -46,7 +46,7 @@ async def refused(router: RouterService, versions: Versions, folder: str, error:
     with refuses(error, **given):
         await router.reload(folder, "restart", 60.0)
     versions.check(2, await task, "a")
-    versions.check(0, await answered(router, wanted(0)), "a")
+    versions.check(0, await answered(router, wanted(0, tokens=20)), "a", tokens=20)
 
 
 async def test_a_version_that_does_not_fit_is_refused(versions: Versions) -> None:

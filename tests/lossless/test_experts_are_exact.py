@@ -19,6 +19,7 @@ from services.verifier.kernels.parameters import inexact, multiplied, pack_param
 from services.verifier.model.means import pack_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
+from tests.kernels_here import SETS, kernels_of
 from tests.mixture import make_mixture
 from tests.tiny import make_tiny_model
 
@@ -93,12 +94,12 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=["avx512", "avx2", "neon", "onednn"])
+@pytest.fixture(params=[*SETS, "onednn"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Every kind that is here."""
     chosen: Kernels = request.param
-    if chosen != "onednn" and library(chosen) is None:
-        pytest.skip(f"{chosen} cannot be compiled or run here")
+    if chosen != "onednn":
+        kernels_of(chosen)
     return chosen
 
 

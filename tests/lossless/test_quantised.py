@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,15 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_float_model(tmp_path_factory.mktemp("float"))
 
 
+Make = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def made_of(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The float model in a form, and the float model that this stands for: folders for all tests that change nothing in them."""
+    return cache(lambda form: quantise(float_model, tmp_path_factory.mktemp("form"), FORMS[form]))
+
+
 def of(folder: Path, **settings: object) -> TargetConfig:
     return TargetConfig(model_path=str(folder), kv_cache_tokens=512, **settings)  # type: ignore[arg-type]
 
@@ -68,8 +79,8 @@ def logits(folder: Path, **settings: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_weights_are_the_numbers_of_the_format(form: str, float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+def test_weights_are_the_numbers_of_the_format(form: str, made_of: Make) -> None:
+    folder, plain = made_of(form)
     ours = load_whole(of(folder, weights="float32")).state_dict()
     theirs = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict()
     assert ours.keys() == theirs.keys()
@@ -88,19 +99,20 @@ def test_weights_are_the_numbers_of_the_format(form: str, float_model: Path, tmp
 
 @pytest.mark.examples(5)
 @pytest.mark.parametrize("form", FORMS)
-def test_logits_are_those_of_the_float_model(form: str, float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+def test_logits_are_those_of_the_float_model(form: str, made_of: Make) -> None:
+    folder, plain = made_of(form)
     made = logits(folder, kernels="torch")
     assert torch.equal(made, logits(plain, kernels="torch"))
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(torch.tensor([TEXT])).logits[0]
     assert torch.equal(made[: len(TEXT)].argmax(-1), reference.argmax(-1))
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("form", [*KEPT_AS, "compressed_mxfp4"])
-def test_layers_multiply_by_blocks_with_the_same_bits(form: str, float_model: Path, tmp_path: Path) -> None:
+def test_layers_multiply_by_blocks_with_the_same_bits(form: str, made_of: Make) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
-    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+    folder, plain = made_of(form)
     target = TransformersTarget(of(folder, weights="as_stored"))
     assert target.kernels.weights == "as_stored"
     assert torch.equal(
@@ -118,10 +130,8 @@ def test_layers_multiply_by_blocks_with_the_same_bits(form: str, float_model: Pa
     ],
     ids=str,
 )
-async def test_every_strategy_says_what_the_float_model_says(
-    link: str, sampling: dict[str, object], float_model: Path, tmp_path: Path
-) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS["gptq_ordered"])
+async def test_every_strategy_says_what_the_float_model_says(link: str, sampling: dict[str, object], made_of: Make) -> None:
+    folder, plain = made_of("gptq_ordered")
     wanted = await answers(plain, "real", "in_process", PLAIN, sampling, together=False)
     async with verifier(folder, "real", link, "fixed") as running:
         assert await said(running, PLAIN, sampling, together=True) == wanted
@@ -135,8 +145,8 @@ async def test_every_strategy_says_what_the_float_model_says(
 
 
 @pytest.mark.exhaustive
-def test_two_stages_say_what_the_float_model_says(float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS["awq"])
+def test_two_stages_say_what_the_float_model_says(made_of: Make) -> None:
+    folder, plain = made_of("awq")
     target = TransformersTarget(of(folder, stages=2, threads=1), launch_fork)
     try:
         assert torch.equal(passes(target), passes(TransformersTarget(of(plain, threads=1))))
@@ -175,8 +185,8 @@ def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
     assert torch.equal(logits(folder), logits(plain))
 
 
-def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS["fp8_blocks_of_128"])
+def test_the_plan_says_what_it_becomes(made_of: Make) -> None:
+    folder, plain = made_of("fp8_blocks_of_128")
     numbers = sum(tensor.numel() for tensor in load_file(plain / FILE).values())
     said = expanded(VerifierSettings(weights="float32"), folder)
     assert said.startswith("FP8 in blocks of 128 x 128: the numbers")
@@ -184,6 +194,7 @@ def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> Non
     assert expanded(VerifierSettings(), plain) == ""
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     ("form", "kind", "each"),
     [
@@ -195,11 +206,11 @@ def test_the_plan_says_what_it_becomes(float_model: Path, tmp_path: Path) -> Non
     ],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(
-    form: str, kind: str, each: int, float_model: Path, tmp_path: Path
+    form: str, kind: str, each: int, float_model: Path, tmp_path: Path, made_of: Make
 ) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
-    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+    folder, plain = made_of(form)
     sizes = {name: tensor.numel() for name, tensor in load_file(plain / FILE).items()}
     packed = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))
     taken = packed * each / 32 + (sum(sizes.values()) - packed) * 4
@@ -214,9 +225,9 @@ def test_the_memory_of_blocks_is_known_before_they_are_read(
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])
-def test_rows_in_several_places_are_read_of_blocks(form: str, float_model: Path, tmp_path: Path) -> None:
+def test_rows_in_several_places_are_read_of_blocks(form: str, made_of: Make) -> None:
     """As ranks need them of a product of several."""
-    folder, plain = quantise(float_model, tmp_path, FORMS[form])
+    folder, plain = made_of(form)
     name, ranges = "model.layers.0.mlp.up_proj.weight", (range(16), range(96, 112))
     with WeightFiles(folder) as files:
         made = files.parts(name, 0, ranges)
@@ -224,8 +235,8 @@ def test_rows_in_several_places_are_read_of_blocks(form: str, float_model: Path,
     assert torch.equal(as_float(made), load_file(plain / FILE)[name][[*ranges[0], *ranges[1]]])
 
 
-def test_it_drafts(float_model: Path, tmp_path: Path) -> None:
-    folder, plain = quantise(float_model, tmp_path, FORMS["fp8_rows"])
+def test_it_drafts(made_of: Make) -> None:
+    folder, plain = made_of("fp8_rows")
     ours, theirs = (load_draft_model(one, plain, device="cpu", dtype="float32").state_dict() for one in (folder, plain))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 
@@ -308,9 +319,9 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_are_refused(damage: str, float_model: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(damage: str, made_of: Make, tmp_path: Path) -> None:
     form, how, says = DAMAGE[damage]
-    folder, _ = quantise(float_model, tmp_path, FORMS[form])
+    folder = Path(shutil.copytree(made_of(form)[0], tmp_path / "quantised"))
     change(folder, how)
     with refuses(ConfigurationError, says=says) as caught:
         load_whole(of(folder))
@@ -388,9 +399,9 @@ FIELDS: tuple[tuple[str, dict[str, object], str, object], ...] = (
 
 @pytest.mark.parametrize(("form", "config", "field", "value"), FIELDS, ids=lambda one: str(one)[-40:])
 def test_fields_are_checked(
-    form: str, config: dict[str, object], field: str, value: object, float_model: Path, tmp_path: Path
+    form: str, config: dict[str, object], field: str, value: object, made_of: Make, tmp_path: Path
 ) -> None:
-    folder, _ = quantise(float_model, tmp_path, FORMS[form])
+    folder = Path(shutil.copytree(made_of(form)[0], tmp_path / "quantised"))
     configure(folder, quantization_config=config)
     with refuses(ConfigurationError, field, value):
         load_whole(of(folder))

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig
-from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import slice as model_slice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.kernels_here import SETS, kernels_of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
@@ -29,15 +29,15 @@ pytestmark = pytest.mark.xdist_group("target is exact")
 LENGTH = 200
 
 
-@pytest.fixture(scope="module", params=["avx512", "avx2", "neon", "modules", "onednn"], autouse=True)
+@pytest.fixture(scope="module", params=[*SETS, "modules", "onednn"], autouse=True)
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """With our own kernels, which need a C compiler, for every instruction set that is here, and without.
 
     ``modules`` is ours too, in layers that are not computed by one call.
     """
     chosen = request.param
-    if chosen != "onednn" and library("auto" if chosen == "modules" else chosen) is None:
-        pytest.skip(f"{chosen} cannot be compiled or run here")
+    if chosen != "onednn":
+        kernels_of("auto" if chosen == "modules" else chosen)
     with pytest.MonkeyPatch.context() as patch:
         if chosen == "modules":
             patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))

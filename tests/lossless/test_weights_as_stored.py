@@ -23,13 +23,13 @@ from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.kernels_here import SETS, all_here, kernels_of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import ALIKE, DRAWN, Q4_K_M, WIDE, make_tiny_gguf
 
 MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
 MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
-SETS = ("avx512", "avx2", "neon")
 TEXT = tuple(range(5, 45))
 
 
@@ -78,8 +78,7 @@ def test_the_end_of_a_turn_ends_answers(unpacked: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("instructions", SETS)
 def test_as_stored_and_as_float32_are_the_same_bits(unpacked: tuple[Path, Path], instructions: str) -> None:
-    if library(instructions) is None:
-        pytest.skip(f"{instructions} cannot be compiled or run here")
+    kernels_of(instructions)
     _, folder = unpacked
     stored, target = logits(folder, weights="as_stored", kernels=instructions)
     assert target.kernels.weights == "as_stored"
@@ -95,7 +94,7 @@ def test_as_stored_and_as_float32_are_the_same_bits(unpacked: tuple[Path, Path],
 
 def test_every_instruction_set_computes_the_same_bits(unpacked: tuple[Path, Path]) -> None:
     _, folder = unpacked
-    made = [logits(folder, kernels=name)[0] for name in SETS if library(name) is not None]
+    made = [logits(folder, kernels=here.name)[0] for here in all_here()]
     assert all(torch.equal(one, made[0]) for one in made)
 
 

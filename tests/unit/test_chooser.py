@@ -16,21 +16,19 @@ from services.verifier.choosing import candidates, chooser, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.reading import READER, LogitsReader
-from services.verifier.kernels.native.library import Library, library
+from services.verifier.kernels.native.library import Library
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.choose import log_probabilities
 from speculation.philox import gumbels
 from speculation.types import EMPTY_TREE, SamplingParams
 from tests.choices import ELSEWHERE, EOS, MODEL, Case, check_all, outcomes, random_case, random_logits, wider
+from tests.kernels_here import SETS, kernels_of
 
 
-@pytest.fixture(params=("numpy", "avx512", "avx2", "neon"))
+@pytest.fixture(params=("numpy", *SETS))
 def kernels(request: pytest.FixtureRequest) -> Library | None:
     """No compiled kernels, or those of an instruction set."""
-    found = None if request.param == "numpy" else library(request.param)
-    if found is None and request.param != "numpy":
-        pytest.skip(f"{request.param} cannot be compiled or run here")
-    return found
+    return None if request.param == "numpy" else kernels_of(request.param)
 
 
 @pytest.mark.examples(4)

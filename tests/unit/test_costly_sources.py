@@ -277,7 +277,7 @@ def test_an_adapter_that_a_model_never_drafts_right_for_spoils_no_other() -> Non
         for _ in range(24):
             for count, adapter in ((5, "other"), (2, "")):
                 before = len(world.opened)
-                await service.took(count, adapter=adapter)
+                await service.took(count, adapter=adapter, tokens=30)
                 used[adapter] += sum(MODEL in sources for sources in world.opened[before:])
         await service.loop.stop()
         return used

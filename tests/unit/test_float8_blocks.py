@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from services.model_files.weights.quantised.as_blocks import floats_as_blocks
-from services.verifier.kernels.native.library import instruction_sets, library
+from services.verifier.kernels.native.library import instruction_sets
 from services.verifier.kernels.native.linear_kernel import NativeLinear
+from tests.kernels_here import kernels_of
 
 # Outputs, inputs, outputs and inputs that share a scale: one for all, for an output, for a block.
 LAYOUTS = [(40, 192, 40, 192), (45, 200, 1, 200), (33, 70, 33, 70), (130, 300, 128, 128), (256, 256, 128, 128)]
@@ -28,9 +29,7 @@ def made(outputs: int, inputs: int, rows: int, size: int) -> Given:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("instructions", instruction_sets())
 def test_kernels_multiply_by_them_with_the_bits_of_floats(instructions: str, layout: tuple[int, int, int, int]) -> None:
-    kernels = library(instructions)
-    if kernels is None:
-        pytest.skip(f"{instructions} cannot be compiled or run here")
+    kernels = kernels_of(instructions)
     codes, scales = made(*layout)
     inputs, size = layout[1], layout[3]
     plain = codes.float() * scales.repeat_interleave(size, 1)[:, :inputs]

@@ -26,23 +26,15 @@ from services.verifier.kernels.native.library import Library, library, ship
 from services.verifier.kernels.native.linear_kernel import NativeLinear
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
+from tests.kernels_here import SETS, all_here, kernels_of
 from tests.random_blocks import random_blocks
 
-SETS = ("avx512", "avx2", "neon")
 FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "Q4_K", "Q5_K", "Q6_K")
-
-
-def all_here() -> list[Library]:
-    """Of every instruction set that can be compiled and run on this machine."""
-    return [found for name in SETS if (found := library(name)) is not None]
 
 
 @pytest.fixture(params=SETS)
 def kernels(request: pytest.FixtureRequest) -> Library:
-    found = library(request.param)
-    if found is None:
-        pytest.skip(f"{request.param} cannot be compiled or run here")
-    return found
+    return kernels_of(request.param)
 
 
 def stored(form: str, outputs: int, inputs: int) -> Weight:
@@ -150,6 +142,7 @@ def test_linear_layers_of_any_shape(kernels: Library, shape: tuple[int, int], ro
     assert torch.equal(layer(given[1:2, -1:]), result[1:2, -1:])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 9, 30, 110])
 def test_every_form_of_weights_is_its_float32_bit_for_bit(kernels: Library, form: str, rows: int) -> None:

@@ -24,7 +24,7 @@ from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError, TargetLost
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.unit.test_gpu_kernels import Candidates, OneByOne
+from tests.unit.test_gpu_kernels import Candidates, RoundedOnce
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
@@ -93,13 +93,13 @@ def test_every_captured_size_is_compared_and_prompts(folder: Path) -> None:
 
 def test_cublaslt_serves_ranks_whose_shards_are_exact(ranks: list[nn.Module], folder: Path) -> None:
     for wanted in ("auto", "cublaslt"):
-        assert chosen(ranks[0], config(folder, kernels=wanted), OneByOne).linears == "cublaslt"
+        assert chosen(ranks[0], config(folder, kernels=wanted), RoundedOnce).linears == "cublaslt"
 
 
 def test_shards_with_other_bits_are_noticed_at_every_start(ranks: list[nn.Module], folder: Path, tmp_path: Path) -> None:
     """Also where measurements of an earlier start are kept; a model that is whole may still be computed so."""
     kept = config(folder, kernels_dir=tmp_path)
-    assert chosen(ranks[0], kept, OneByOne).linears == "cublaslt"
+    assert chosen(ranks[0], kept, RoundedOnce).linears == "cublaslt"
     found = chosen(ranks[0], kept, ByWidth)
     assert found.linears == "triton" and "than the whole product's (96 of 192 columns, of 64 terms" in found.reason
     with refuses(ConfigurationError, field="verifier.kernels", value="cublaslt", says="whole product's"):
@@ -118,7 +118,7 @@ def test_a_bias_is_compared_too() -> None:
 
         class Made(nn.Module):
             def forward(self, rows: torch.Tensor) -> torch.Tensor:
-                made: torch.Tensor = OneByOne(weight, None)(rows) + own
+                made: torch.Tensor = RoundedOnce(weight, None)(rows) + own
                 return made
 
         return Made()
@@ -155,14 +155,14 @@ def pair() -> Iterator[Together]:
 def test_all_processes_take_what_is_fastest_for_all(
     ranks: list[nn.Module], folder: Path, pair: Together, of_other: float, own: float, expected: str
 ) -> None:
-    other = pair.other(lambda settled: chosen(ranks[0], config(folder), OneByOne, of_other, settled))
-    mine = chosen(ranks[1], config(folder), OneByOne, own, pair.verifier())
+    other = pair.other(lambda settled: chosen(ranks[0], config(folder), RoundedOnce, of_other, settled))
+    mine = chosen(ranks[1], config(folder), RoundedOnce, own, pair.verifier())
     assert (mine.linears, other.result().linears) == (expected, expected)
 
 
 def test_what_is_not_exact_in_one_process_serves_none(ranks: list[nn.Module], folder: Path, pair: Together) -> None:
     other = pair.other(lambda settled: chosen(ranks[0], config(folder), ByWidth, 0.1, settled))
-    mine = chosen(ranks[1], config(folder), OneByOne, 0.1, pair.verifier())
+    mine = chosen(ranks[1], config(folder), RoundedOnce, 0.1, pair.verifier())
     assert (mine.linears, other.result().linears) == ("triton", "triton")
 
 
@@ -170,7 +170,8 @@ def test_a_process_started_anew_takes_what_was_settled(ranks: list[nn.Module], f
     """However fast others were there; unless they are not exact there."""
     keep_settled(pair.meeting.store, "cublaslt")
     assert (
-        pair.other(lambda settled: chosen(ranks[0], config(folder), OneByOne, 99.0, settled)).result().linears == "cublaslt"
+        pair.other(lambda settled: chosen(ranks[0], config(folder), RoundedOnce, 99.0, settled)).result().linears
+        == "cublaslt"
     )
     with refuses(ConfigurationError, field="verifier.kernels", says="cublaslt is not exact here"):
         pair.other(lambda settled: chosen(ranks[0], config(folder), ByWidth, 0.1, settled)).result()

@@ -7,8 +7,9 @@ import torch
 
 from services.model_files.weights.quantised.as_blocks import as_blocks
 from services.model_files.weights.stored_blocks import StoredBlocks
-from services.verifier.kernels.native.library import instruction_sets, library
+from services.verifier.kernels.native.library import instruction_sets
 from services.verifier.kernels.native.linear_kernel import NativeLinear
+from tests.kernels_here import kernels_of
 
 OUTPUTS, INPUTS = 40, 192
 
@@ -63,9 +64,7 @@ def test_codes_with_a_sign(bits: int) -> None:
 def test_kernels_multiply_by_them_with_the_bits_of_floats(
     instructions: str, bits: int, size: int, zeros: str, rows: int
 ) -> None:
-    kernels = library(instructions)
-    if kernels is None:
-        pytest.skip(f"{instructions} cannot be compiled or run here")
+    kernels = kernels_of(instructions)
     given = made(bits, size, zeros)
     blocks, plain = as_blocks(*given, size), numbers(*given, size)
     assert blocks is not None
