@@ -54,6 +54,7 @@ def test_a_replay_takes_the_passes_of_the_real_answer(client: Client, temperatur
     assert min(each.num_passes or 0 for each in told.comparisons) < 120
 
 
+@pytest.mark.exhaustive
 def test_drafts_that_depend_on_what_was_learnt_before_are_replayed_as_things_are(tiny_model: Path) -> None:
     # Suffixes are weighed by how often such drafts were right, of anybody. So both services are new.
     with http_served(tiny_model, PATIENT) as new, Client(new.grpc) as one:

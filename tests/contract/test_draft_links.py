@@ -170,7 +170,7 @@ CASES = [
     missed_step,
     closed_session,
     a_forgotten_tenant,
-    a_large_prompt,
+    pytest.param(a_large_prompt, marks=pytest.mark.exhaustive),
 ]
 
 

@@ -58,6 +58,7 @@ async def test_the_next_verifier_begins_with_what_is_known(config: VerifierConfi
         assert await answered(config) == (drafting, first[1])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("damaged", ["", "[", '{"about": 1}', "half", "other machine"])
 async def test_a_damaged_file_is_replaced(config: VerifierConfig, damaged: str) -> None:
     first = await answered(config)

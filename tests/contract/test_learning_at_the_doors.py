@@ -73,6 +73,7 @@ def test_an_answer_is_replayed_when_it_is_done(service: HttpService, learning: L
     assert all(cost.part > 0 and cost.whole > 0 for cost in known.values())
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     ("strategy", "temperature"), [("prompt_lookup", 0.0), ("suffix", 0.9), ("recycling", 0.9), ("autoregressive", 0.0)]
 )

@@ -32,6 +32,7 @@ def counted(text: str) -> tuple[int, int, int, dict[int, int]] | None:
     return (*sums.values(), by_position) if seen else None  # type: ignore[return-value]
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("names", [True, False])
 async def test_it_tells_the_acceptance_of_a_run(tiny_model: Path, names: bool) -> None:
     flags = ["server.http_port=0", "server.ops_port=null", "server.metrics=true", f"metrics.vllm_names={str(names).lower()}"]

@@ -89,6 +89,7 @@ async def test_a_round_compares_every_answer(tiny: Path, temperature: float) -> 
     assert all(turn.answers >= 3 and turn.speed > 0 and not turn.wrong and not turn.error for turn in turns)
 
 
+@pytest.mark.exhaustive
 async def test_the_servers_memory_is_emptied_before_every_turn(tiny: Path) -> None:
     async with served(tiny) as (address, running), outrider.AsyncClient(address) as client:
         asked: list[str] = []
@@ -173,6 +174,7 @@ async def test_a_held_service_stops_between_two_passes_and_goes_on(tiny: Path) -
         await service.go()
 
 
+@pytest.mark.exhaustive
 async def test_contestants_with_services_of_their_own_take_turns(tiny: Path) -> None:
     async with held_services(tiny, 3) as services:
         turns = await measure_round(OwnServices(services), round_requests(tiny), CELL, 1, PLAN)

@@ -48,6 +48,7 @@ def stops_of(text: str) -> list[list[str]]:
     return [[], [text[at : at + 3]], [text[-1:] + "\x00", text[-2:] + "\x00"]]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tokens", [60, 59, 58, 57])
 def test_tokens_are_the_text_whatever_ends_it(both_entries: HttpService, temperature: float, tokens: int) -> None:
@@ -79,6 +80,7 @@ def test_events_tell_of_their_own_text(both_entries: HttpService, interval: int 
         assert "".join(each["text"] for each in told(choice)) == choice["message"]["content"]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("tokens", [60, 59, 58])
 def test_chunks_and_the_whole_answer_of_the_client(client: Client, tokens: int) -> None:
     asked: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "temperature": 1.0, "seed": 3, "strategy": "blend"}

@@ -140,6 +140,7 @@ def test_what_both_sides_must_be_told(tiny_model: Path, tls: list[str]) -> None:
     preflight(settings_of("drafter.address=drafts.example:50061", *tls), model)
 
 
+@pytest.mark.exhaustive
 async def test_a_drafter_that_others_reach_asks_for_certificates(tiny_model: Path) -> None:
     model = ResolvedModel(name="tiny", path=tiny_model)
     with refuses(ConfigurationError, field="cluster.tls", value="null"):

@@ -184,6 +184,7 @@ async def test_a_router_of_another_tokenizer_is_not_answered(tiny_model: Path) -
         await link.close()
 
 
+@pytest.mark.exhaustive
 async def test_a_verifier_that_decodes_nothing_any_more_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_verifier, "_LOOK_S", 0.01)
     lost = asyncio.Event()
@@ -211,6 +212,7 @@ def test_what_both_sides_must_be_told(tiny_model: Path, tls: list[str]) -> None:
     assert unchecked == ("the verifiers of router.verifiers, which are not asked",)
 
 
+@pytest.mark.exhaustive
 async def test_a_verifier_that_others_reach_asks_for_certificates(tiny_model: Path) -> None:
     model = ResolvedModel(name="tiny", path=tiny_model)
     with refuses(ConfigurationError, field="cluster.tls", value="null"):

@@ -122,6 +122,7 @@ async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, 
             versions.check(number, await task, "a")
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
     versions: Versions, monkeypatch: pytest.MonkeyPatch, mode: PauseMode

@@ -123,6 +123,7 @@ async def test_an_ops_host_of_another_machine_is_no_matter_of_patience() -> None
         await opened(settings_with("server.ops_host=192.0.2.1"))
 
 
+@pytest.mark.exhaustive
 async def test_nothing_is_kept_from_garbage_collection_after_its_end() -> None:
     """What is frozen when Python ends is never freed: bindings then print a page about leaks behind every answer."""
     entry = await opened(settings_with())

@@ -20,6 +20,7 @@ LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type
 CALL = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("pieces", [1, 5, 1000])
 @pytest.mark.parametrize(
     ("text", "wanted"),

@@ -53,6 +53,7 @@ def test_generate_in_process_prints_the_promised_object(outrider_here: Command, 
     assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
 
 
+@pytest.mark.exhaustive
 def test_generate_says_how_much_is_drafted(outrider_here: Command, tiny_model: Path) -> None:
     """Drafts that may not be waited for come too late for each step by the paper's rule, and the answer says so."""
     here = ["--in-process", "--model", str(tiny_model), *SMALL, "--set", "verifier.named_deadline_s=0"]

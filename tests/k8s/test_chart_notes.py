@@ -50,6 +50,7 @@ KEPT = {
 }
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("more", [{}, KEPT], ids=["alone", "kept"])
 @pytest.mark.parametrize("profile", ["one-h100", "multi-node", "locked-down"])
 def test_every_secret_that_pods_wait_for_is_named(profile: str, more: dict[str, str], tmp_path: Path) -> None:

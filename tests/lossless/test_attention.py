@@ -46,7 +46,7 @@ def served(
     return TransformersTarget(config), text, reference
 
 
-@pytest.mark.examples(9)
+@pytest.mark.examples(15)
 def test_logits(served: tuple[TransformersTarget, list[int], torch.Tensor]) -> None:
     target, text, reference = served
     for name in ("whole", "alone", "other"):

@@ -63,7 +63,7 @@ async def test_what_has_no_effect_here_may_say_anything(tiny_model: Path, tmp_pa
         assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == plain
 
 
-@pytest.mark.examples(9)
+@pytest.mark.examples(18)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "processors",

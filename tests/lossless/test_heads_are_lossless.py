@@ -109,7 +109,7 @@ async def test_other_forms_that_guess_in_one_pass(tiny_model: Path, tmp_path: Pa
             assert await drafted(running, plan_of((name,), acceptance="rejection"), certain) == expected, name
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("link", ["grpc", "in_process"])
 @pytest.mark.parametrize("kind", ["DFlash2", "Domino", "JetSpec"])
 async def test_other_block_drafters(tiny_model: Path, tmp_path: Path, link: str, kind: str) -> None:
@@ -124,7 +124,7 @@ async def test_other_block_drafters(tiny_model: Path, tmp_path: Path, link: str,
         assert await drafted(running, plan_of(("dflash",), acceptance="rejection"), certain) == expected
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("link", ["grpc", "in_process"])
 async def test_several_mtp_layers(tiny_model: Path, tmp_path: Path, link: str) -> None:
     """Each guesses a token further ahead."""

@@ -146,6 +146,7 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
     return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("stages", [2, pytest.param(LAYERS, marks=pytest.mark.exhaustive)])
 def test_the_same_bits_as_in_one_process(
     make: Callable[..., TransformersTarget], folders: dict[str, str], whole: TransformersTarget, layers: str, stages: int
@@ -161,6 +162,7 @@ def test_the_same_bits_as_in_one_process(
         assert torch.equal(passes(split, name)[name], wanted[name])
 
 
+@pytest.mark.examples(2)
 def test_what_may_be_adapted_is_known_of_all_layers(
     make: Callable[..., TransformersTarget], whole: TransformersTarget, folders: dict[str, str], parts: list[ModelSlice]
 ) -> None:
@@ -172,6 +174,7 @@ def test_what_may_be_adapted_is_known_of_all_layers(
         assert list(adapters.layers.items()) == list(whole._part.adapters.layers.items())
 
 
+@pytest.mark.examples(2)
 def test_one_is_loaded_while_passes_run_and_another_takes_its_name(
     make: Callable[..., TransformersTarget], whole: TransformersTarget, folders: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def planted(fault: str) -> Callable[..., StoredAdapter]:
     return reading
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     ("fault", "says"), [("memory", "stage 1: "), ("another", "another adapter"), ("elsewhere", "lora_folders")]
 )
@@ -252,6 +256,7 @@ def test_a_folder_of_the_settings_that_holds_none(make: Callable[..., Transforme
         make(2, lora_modules={"one": str(tmp_path)})
 
 
+@pytest.mark.examples(2)
 def test_a_target_that_is_rebuilt_has_its_adapters(
     make: Callable[..., TransformersTarget], whole: TransformersTarget, folders: dict[str, str], model: Path, tmp_path: Path,
     parts: list[ModelSlice], caplog: pytest.LogCaptureFixture,

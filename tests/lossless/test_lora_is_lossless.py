@@ -148,6 +148,7 @@ async def test_all_in_one_batch(
         assert (stats.preemptions > 0) == (kv_cache_tokens < 4096)
 
 
+@pytest.mark.examples(2)
 async def test_an_answer_moves_to_who_has_the_adapter(
     tiny_model: Path, folders: dict[str, str], plain: dict[str, list[list[int]]], sampling: dict[str, object]
 ) -> None:

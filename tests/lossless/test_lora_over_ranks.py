@@ -107,6 +107,7 @@ def make(model: Path) -> Iterator[Callable[..., TransformersTarget]]:
         target.shutdown()
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(("ranks", "stages"), SPLITS, ids=str)
 def test_the_same_bits_as_in_one_process(
     make: Callable[..., TransformersTarget], folders: dict[str, str], whole: TransformersTarget, wanted: dict[str, torch.Tensor],
@@ -146,6 +147,7 @@ def test_a_rank_holds_no_outputs_of_another(make: Callable[..., TransformersTarg
     assert adapters._cuts["lm_head"] == adapters._cuts["model.embed_tokens"] == Cut(begin=240, end=320, whole=320)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", ["layers", "embedding", "output"])
 def test_parts_of_another_rank_are_seen(
     make: Callable[..., TransformersTarget], folders: dict[str, str], wanted: dict[str, torch.Tensor], name: str,
@@ -181,6 +183,7 @@ def test_one_is_loaded_while_passes_run_and_another_takes_its_name(
     assert torch.equal(passes(split, "halves", "all")["all"], wanted["layers"])
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(("fault", "says"), [("memory", "rank 1 of stage 0: "), ("another", "another adapter")])
 def test_where_one_rank_cannot_load_it_none_keeps_it(
     make: Callable[..., TransformersTarget], folders: dict[str, str], whole: TransformersTarget, wanted: dict[str, torch.Tensor],
@@ -260,6 +263,7 @@ def check(folder: Path, ranks: int, unrounded: Path | None = None, **options: ob
     assert all(torch.equal(each, alone) for each in together(split, parallel.passes))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("kind", parallel.KINDS)
 def test_the_same_bits_for_other_models(kind: str, tmp_path: Path) -> None:
     made, configured, others = parallel.KINDS[kind]
@@ -271,6 +275,7 @@ def test_the_same_bits_for_other_models(kind: str, tmp_path: Path) -> None:
     check(folder, 2)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"weights": "as_stored"}], ids=str)
 def test_the_same_bits_of_weights_in_fewer_bits_and_of_shared_key_heads(
     model: Path, tmp_path: Path, options: dict[str, Any]

@@ -35,6 +35,7 @@ def split(folder: Path) -> str:
     return stages(config, TransformersTarget(config), exact=True)
 
 
+@pytest.mark.examples(2)
 # Names of their own; kinds that follow from a layer's number; experts and filters that files have apart; layers that
 # neither attend nor have a state. The others are in test_architectures.py.
 @pytest.mark.parametrize("model_type", ["mamba2", "jamba", "kimi_linear", "nemotron_h"])
@@ -51,6 +52,7 @@ def _of_the_first(text: PreTrainedConfig, layers: range) -> None:
     text.num_hidden_layers = len(layers)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     ("model_type", "where", "name", "fault"),
     [

@@ -89,6 +89,7 @@ def test_weights_as_stored_in_stages(kinds: Mapping[str, str], tmp_path: Path) -
         target.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_threads_of_gloo_give_way(split: TransformersTarget) -> None:
     """This process's, which sends; the thread that made them is as it was."""
     assert split.vocab_size

@@ -180,6 +180,7 @@ MIXTURES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[st
 }  # fmt: skip
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_the_same_bits_of_mixtures(kind: str, tmp_path: Path) -> None:
     """Every rank holds columns of all experts, and reads no others."""

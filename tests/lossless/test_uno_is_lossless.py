@@ -70,6 +70,7 @@ UNO = Plan(strategy="uno", sources=("uno",), max_nodes=24, observe_top_k=8, effo
 BLEND = replace(UNO, strategy="auto", sources=("suffix", "recycling", "uno"), effort="measured")
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("ends", [0, 2], ids=["in turns", "noise beside trees"])
 async def test_no_token_changes(tmp_path: Path, link: str, ends: int) -> None:

@@ -64,6 +64,7 @@ def test_the_kept_path_of_each_pass_is_what_comes_next_in_the_answer(open_page: 
     assert cut == sum(min(40, len(one["dropped"]["tokens"])) for one in run["passes"])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("effort", ["", "paper", "measured"])
 def test_the_effort_is_asked_for_and_saved(open_page: Open, service: HttpService, effort: str) -> None:
     page = open_page(service.url)
@@ -115,6 +116,7 @@ def seconds_in(part: str) -> float:
     return float(number) / (1000 if unit == "ms" else 1)
 
 
+@pytest.mark.exhaustive
 def test_it_works_by_keyboard_alone(open_page: Open, service: HttpService) -> None:
     page = open_page(service.url)
     page.locator("#strategy option[value=blend]").wait_for(state="attached")
@@ -136,6 +138,7 @@ def test_it_works_by_keyboard_alone(open_page: Open, service: HttpService) -> No
     assert outline != "none"
 
 
+@pytest.mark.exhaustive
 def test_what_is_shown_has_a_name_for_those_who_hear_it(open_page: Open, service: HttpService) -> None:
     page = open_page(service.url)
     ask(page, MESSAGE, strategy="blend")

@@ -42,6 +42,7 @@ def test_it_shows_every_path_and_field(open_page: Open, serve: Serve) -> None:
     assert json.loads(found.split("\n")[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
 
 
+@pytest.mark.exhaustive
 def test_a_path_can_be_linked_to_and_a_phone_can_read_it(open_page: Open, serve: Serve) -> None:
     url = serve(ScriptedRouter("words"))
     page = open_page(f"{url}/docs#post_tokenize", width=390, height=800)

@@ -91,6 +91,7 @@ def page(request: pytest.FixtureRequest, open_page: Open) -> Any:
     return open_page(service.url)
 
 
+@pytest.mark.examples(2)
 def test_a_saved_run_is_shown(page: Any) -> None:
     give(page, json.dumps(RUN))
     page.locator(".under").last.wait_for()
@@ -129,6 +130,7 @@ def test_a_run_that_was_saved_opens_as_it_was(open_page: Open, service: HttpServ
     assert page.locator(".answer").count() == 2
 
 
+@pytest.mark.exhaustive
 def test_a_run_can_be_dropped_anywhere(open_page: Open) -> None:
     page = open_page(PAGE.as_uri())
     moved = page.evaluate_handle(
@@ -150,6 +152,7 @@ def traces(*lines: dict[str, Any]) -> str:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_traces_of_a_bench_are_shown_answer_by_answer(open_page: Open, tiny_model: Path, tmp_path: Path) -> None:
     """What the bench's own process records, written by its own writer, and opened where there is no server."""
     questions = {"copy/1": "one two three one two three one two", "talk/1": "hello <b>there</b>"}
@@ -194,6 +197,7 @@ def decoded(tokens: Tokens, answer: tuple[int, ...]) -> str:
     return "".join(detokenizer.push(token) for token in answer) + detokenizer.flush()
 
 
+@pytest.mark.exhaustive
 def test_damaged_traces_are_refused_by_line_and_name(open_page: Open) -> None:
     page = open_page(PAGE.as_uri())
     cases = [
@@ -259,6 +263,7 @@ STRANGE: list[tuple[str | bytes, str]] = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_what_is_no_run_is_refused(open_page: Open) -> None:
     page = open_page(PAGE.as_uri())
     for number, (content, says) in enumerate(STRANGE):
@@ -267,6 +272,7 @@ def test_what_is_no_run_is_refused(open_page: Open) -> None:
         assert said.inner_text().startswith(f"strange.json cannot be opened: {says}")
 
 
+@pytest.mark.exhaustive
 def test_no_cut_of_a_saved_file_opens_or_breaks_the_page(open_page: Open) -> None:
     page = open_page(PAGE.as_uri())
 

@@ -92,6 +92,7 @@ def test_a_new_chat_stops_the_answer_of_the_old_one(open_page: Open, serve: Serv
     assert page.locator(".answer").count() == 0 and page.inner_text("#send") == "Send"
 
 
+@pytest.mark.exhaustive
 def test_an_error_in_the_middle_of_an_answer_is_shown(open_page: Open, serve: Serve) -> None:
     router = scripted("half of it")
     router.fails = (4, Unavailable("the verifier is gone"))
@@ -210,6 +211,7 @@ def test_a_server_that_is_gone_is_said_and_comes_back(open_page: Open, complaint
         page.locator("#health.good").wait_for()
 
 
+@pytest.mark.exhaustive
 def test_the_page_is_off_where_the_settings_say_so(open_page: Open, serve: Serve, complaints: Complaints) -> None:
     complaints.expected = "status of 404"
     url = serve(scripted(), HttpConfig(port=0, page=False))

@@ -231,6 +231,7 @@ def test_a_neighbour_that_brings_nothing_costs_nothing(delay: float, slower: flo
     assert sum(found[1:]) / 2 <= (1.025 if slower < 0.5 else 1.04)
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("slower", [0.0, 0.1, 0.25])
 @pytest.mark.parametrize("delay", [0.0005, 0.004, 0.009])
 def test_one_that_brings_much_is_asked_at_every_step(delay: float, slower: float) -> None:

@@ -59,6 +59,7 @@ def spoken(head: AssistantHead, monkeypatch: pytest.MonkeyPatch) -> list[torch.T
     return rows
 
 
+@pytest.mark.examples(3)
 def test_it_says_what_transformers_say_at_every_position(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     head = load_assistant(pair.folder, pair.target)
     said, tokens = spoken(head, monkeypatch), text(40, seed=2)
@@ -75,6 +76,7 @@ def test_it_says_what_transformers_say_at_every_position(pair: Pair, monkeypatch
         report(session, tokens[length:further])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_branch_of_a_tree_is_what_transformers_say_of_it(pair: Pair, kernels: bool) -> None:
     head, tokens = load_assistant(pair.folder, pair.target), text(20)

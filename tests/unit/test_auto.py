@@ -123,7 +123,7 @@ def test_at_no_load_slower_than_plain_decoding(machine: str, users: int) -> None
     assert second <= 1.02
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("users", [8, 24])
 @pytest.mark.parametrize("machine", UNSEEN)
 def test_costs_that_no_estimate_sees_end_in_plain_decoding(machine: str, users: int) -> None:

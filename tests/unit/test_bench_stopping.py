@@ -130,6 +130,7 @@ def by_name(found: Comparison) -> dict[str, PolicySummary]:
     return {each.name: each for each in summaries(found)}
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "top_p": 0.9}])
 def test_all_policies_give_the_same_text_and_the_oracle_needs_the_fewest_passes(params: dict[str, float]) -> None:
     found = compared(CONTESTANTS, wrong=(4, 5, 11, 25), **params)

@@ -152,6 +152,7 @@ def test_a_head_that_repeats_its_token_is_refused_with_the_reason(trial: Trial) 
         trial.check(head)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_head_on_the_wrong_layers_is_refused_with_the_reason(trial: Trial, by: int) -> None:
     wrong = changed(trial.head("eagle3", INNER), state_layers=tuple(layer + by for layer in INNER.layers))

@@ -49,7 +49,7 @@ GRID = [
 ]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("params", GRID)
 def test_frequencies_match_the_processed_distribution(params: SamplingParams) -> None:
     counts, p = draw(params, 20_000), expected(params)

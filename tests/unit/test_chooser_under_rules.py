@@ -65,12 +65,14 @@ def check(seed: int, kernels: bool = False, reader: LogitsReader = READER) -> No
     assert compared > 50
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("kernels", [False, True], ids=["numpy", "compiled"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_choice_is_the_laws_among_what_is_allowed(seed: int, kernels: bool) -> None:
     check(seed, kernels)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_on_a_device(seed: int) -> None:
     check(100 + seed, reader=ELSEWHERE)

@@ -135,6 +135,7 @@ def test_errors_in_one_line(tmp_path: Path) -> None:
     assert told(KeyError("a bug")) is None
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("arguments", [("--help",), ("plan",), ("models",), ("index", "--help")])
 def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     heavy = ("torch", "transformers", "ray", "faiss", "redis", "scipy", "numpy", "huggingface_hub")

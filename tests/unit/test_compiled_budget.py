@@ -48,6 +48,7 @@ def step_of(source: random.Random) -> tuple[list[TokenTree], Load, Load]:
     return trees, decoding.plus_request(100, 700) if source.random() < 0.3 else decoding, decoding
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("seed", range(60))
 def test_it_decides_the_same(seed: int) -> None:
     assert LIBRARY is not None

@@ -53,6 +53,7 @@ def speed(world: World, first: int = 0, last: int = 3000) -> float:
     return sum(work for work, _, _ in found) / sum(took for _, took, _ in found)
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("requests", [5, 8, 24, 64])
 @pytest.mark.parametrize("longer", [0.02, 0.12, 0.3, 1.0])
 def test_drafting_that_does_not_pay_costs_next_to_nothing(longer: float, requests: int) -> None:
@@ -68,6 +69,7 @@ def test_trials_of_a_way_that_is_nearly_as_fast_become_rare(longer: float, reque
     assert sum(work for work, _, _ in found) / sum(took for _, took, _ in found) >= 0.992
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("requests", [1, 4, 8, 24])
 @pytest.mark.parametrize("more", [0.2, 0.6, 0.9])
 def test_drafting_that_pays_goes_on(more: float, requests: int) -> None:
@@ -106,6 +108,7 @@ def bursts(seed: int, steps: int = 3000) -> Callable[[int], float]:
     return found.__getitem__
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("requests", [8, 16])
 @pytest.mark.parametrize(("more", "least"), [(0.0, 0.97), (0.1, 0.97), (0.5, 1.15)])
 def test_beside_other_work_drafting_must_win_by_more_than_the_noise(more: float, least: float, requests: int) -> None:

@@ -106,6 +106,7 @@ def compare(seed: int, count: int, vocabularies: Sequence[int] = (4, 37, 128, 10
     return compared, left
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_found_is_what_the_rule_says(seed: int) -> None:
     compared, left = compare(seed, 25)

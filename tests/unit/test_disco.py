@@ -95,6 +95,7 @@ def toy(count: int, seed: int, *, noise: float = 0.0) -> StopExamples:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_separable_set_is_learnt() -> None:
     trained = train_classifier(toy(4000, 0), toy(1000, 1), DiscoRecipe())
     found = quality(trained, toy(2000, 2), theta=0.5)

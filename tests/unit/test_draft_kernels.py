@@ -72,6 +72,7 @@ def differs(target: Path, branches: int | None) -> bool:
     return False
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("branches", [1, None, 3])
 def test_whatever_is_accepted_they_draft_alike(tiny_model: Path, branches: int | None) -> None:
     assert not differs(tiny_model, branches)

@@ -37,7 +37,7 @@ def ahead(source: DraftModelSource, session: LmSession, most: int = 4, go_on: Ca
     return found
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("branches", [1, None, 3])
 @pytest.mark.parametrize("kernels", [None, KernelLM], ids=["torch", "kernels"])
 def test_they_are_those_of_the_text_that_comes(

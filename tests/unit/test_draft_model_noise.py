@@ -28,7 +28,7 @@ def told(sampling: dict[str, object]) -> dict[str, object]:
     return {"temperature": sampling["temperature"], "noise": DraftNoise(**given)}  # type: ignore[arg-type]
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(12)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("branches", [3, None, 1])
 def test_the_target_as_its_own_draft_model_is_always_right(

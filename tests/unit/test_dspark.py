@@ -91,6 +91,7 @@ def is_conditional(tree: TokenTree, after: After, ids: torch.Tensor) -> bool:
     return True
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, kind: str) -> None:
     checkpoint = made.dspark(kind=kind)

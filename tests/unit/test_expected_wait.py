@@ -59,6 +59,7 @@ def test_a_wrong_estimate_is_noticed(monkeypatch: pytest.MonkeyPatch, factor: fl
         check_overload(loaded(10), loaded(0.9))
 
 
+@pytest.mark.exhaustive
 def test_a_greedy_tenant_moves_nobody_elses_answers() -> None:
     usual = {"a": (0.25 * CAPACITY, TOKENS), "b": (0.25 * CAPACITY, TOKENS)}
     before = run(Traffic(1, max_wait_s=BOUND_S).all(**usual))

@@ -29,6 +29,7 @@ def ahead(own: FeatureSource, *sessions: FeatureSession, go_on: Callable[[], boo
     return own.draft_ahead(asked, go_on)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "form", [TreeForm(steps=3, width=4), TreeForm(dynamic=12, steps=3, width=4)], ids=["best", "eagle2"]
 )

@@ -18,6 +18,7 @@ from speculation.types import EMPTY_TREE
 from tests.feature_sources import HEADS, VOCABULARY, counted, draft, fresh, known, opening, report, same, source, text
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("window", [1000, 9])
 def test_step_by_step_as_if_opened_anew(config: HeadConfig, window: int) -> None:

@@ -139,6 +139,7 @@ def one_field(declared: type[BaseModel]) -> st.SearchStrategy[tuple[str, Any]]:
     return st.one_of(*(st.tuples(st.just(name), mostly(each, schema)) for name, each in schema["properties"].items()))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(("read", "body", "declared"), READ)
 def test_what_is_declared_is_what_is_taken(read: Any, body: dict[str, Any], declared: type[BaseModel]) -> None:
     @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -85,6 +85,7 @@ def test_replicas_stay_within_the_bounds_and_follow_the_load(compared: ComparedF
     assert fixed.gpu_hours > followed.gpu_hours > 0
 
 
+@pytest.mark.exhaustive
 def test_a_policy_that_never_scales_is_shown_to_be_worse(compared: ComparedFleets) -> None:
     never = compare_fleets(config(), policy=lambda context: (2.0, {})).outcomes[0]
     ours = compared.outcomes[0]
@@ -202,6 +203,7 @@ def test_what_a_verifier_reports_is_averaged_before_the_policy_sees_it() -> None
     assert seen[-1].aggregated_metrics["rows"]["b"] == 1.0
 
 
+@pytest.mark.exhaustive
 def test_traffic_has_the_shape_of_a_day() -> None:
     day = TrafficConfig(per_s=0.2, bursts=0)
     found = draw(day, 5)

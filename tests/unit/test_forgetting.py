@@ -47,6 +47,7 @@ async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
         await loop.forget("three")
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("when", ["live", "waiting"])
 async def test_what_is_under_way_leaves_nothing_to_a_forgotten_tenant(when: str) -> None:
     """Not even where a drafter asks for it anew, or it has to step back."""

@@ -203,6 +203,7 @@ def test_ranks_without_a_fast_link_are_warned_of(make: Make) -> None:
         assert not warned or f" are {share:.0f}% of a pass of one row" in found[0]
 
 
+@pytest.mark.exhaustive
 def test_states_are_said_apart(make: Make) -> None:
     given = [f"model={make('Qwen3-Next-80B-A3B')}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"]
     given += ["verifier.max_num_seqs=32", "verifier.max_batched_tokens=2048"]

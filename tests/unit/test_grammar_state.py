@@ -82,6 +82,7 @@ def some_tree(source: random.Random, tokenizer: LLTokenizer, kind: str, committe
     return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=("any",) * len(tokens), probes=probes)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("kind", FORMS)
 def test_any_tree_in_any_order_gives_what_fresh_matchers_say(tokenizer: LLTokenizer, kind: str) -> None:
     source = random.Random(kind)

@@ -154,6 +154,7 @@ def drafted(source: ModelSource, kind: str, layers: tuple[int, ...], **opened: A
     return tree
 
 
+@pytest.mark.examples(5)
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_drafts_as_by_torch(kind: str, target: Path, tmp_path: Path) -> None:

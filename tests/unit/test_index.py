@@ -258,6 +258,7 @@ def test_bad_build_settings_are_refused(name: str, value: object) -> None:
         BuildConfig(**{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 def test_a_large_corpus_has_several_tries_that_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     texts = ["".join(draw.choices("abcdefg", weights=[30, 9, 8, 5, 3, 2, 1], k=draw.randrange(1, 90))) for _ in range(40)]

@@ -254,6 +254,7 @@ async def say(running: object, tenant: str | None, prompt: list[int], salt: str 
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("caching", [True, False])
 async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None:
     long = [5, 6, 7, 8, 9] * 40

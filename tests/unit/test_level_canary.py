@@ -101,6 +101,7 @@ def test_shifted_labels_are_named(target: Path, text: CanaryText, tmp_path: Path
         check(trial, text, target)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("layer", [1, 3])
 def test_another_layer_is_named(target: Path, text: CanaryText, tmp_path: Path, layer: int) -> None:
     folder = make_streams(target, tmp_path / "streams", layers=1)
@@ -134,6 +135,7 @@ def test_layers_of_a_block_drafter_that_are_off_by_one_are_named(
         check(trial, text, target)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("anchor", [True, False])
 def test_rows_of_a_block_that_guess_another_place_are_named(
     target: Path, text: CanaryText, tmp_path: Path, anchor: bool

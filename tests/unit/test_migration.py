@@ -94,6 +94,7 @@ async def test_the_answer_goes_on(
         assert running.verifier.loop.running == 0
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     ("error", "tried"),
     [(Unavailable, 2), (NotBegun, 4), (NodeTaken, 4)],

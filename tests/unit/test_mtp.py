@@ -107,6 +107,7 @@ def test_a_planted_fault_is_far_from_the_formulas(tmp_path: Path, fault: str) ->
     assert far(target, target, FAULTS[fault](layer)) > 1e-3
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("kind", made.KINDS)
 def test_every_kind_of_layer_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
     of_kind = made.make_of_kind(kind, tmp_path)

@@ -81,6 +81,7 @@ def several(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> MtpHead:
     return head.requires_grad_(False)
 
 
+@pytest.mark.exhaustive
 def test_several_layers_that_do_what_they_were_trained_for_pass(trial: Trial, several: MtpHead) -> None:
     result = trial.check(several)
     assert result.first > 0.9 and result.second > 0.9

@@ -19,6 +19,7 @@ from tests.head_checkpoints import HIDDEN
 STATES = replace(EAGLE, target_hidden_size=HIDDEN)
 
 
+@pytest.mark.examples(3)
 # Latent attention has keys wider than its values.
 @pytest.mark.parametrize("kind", ["qwen2", "deepseek_v3", "qwen3_next"])
 def test_trees_from_caches_are_those_of_plain_passes(tmp_path: Path, kind: str) -> None:

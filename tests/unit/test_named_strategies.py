@@ -139,6 +139,7 @@ def test_a_drafter_that_never_answers_is_waited_for_a_few_times_only(budget: Bud
     assert found.took["a"] < TOKENS * PASS_S + 10 * 0.5
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("draft_s", [0.0005, 0.02, 0.1])
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_others_pay_a_bounded_share(draft_s: float, share: float) -> None:
@@ -152,6 +153,7 @@ def test_others_pay_a_bounded_share(draft_s: float, share: float) -> None:
     assert nodes(mixed) > 0 or draft_s > 0.01
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("draft_s", [0.0005, 0.03, 0.1])
 def test_others_pay_no_more_where_time_does_not_count(draft_s: float) -> None:
     """A fixed budget makes them wait for any draft that comes soon. A strategy that is named adds its share at most."""

@@ -31,6 +31,7 @@ class DrawnModel:
         return tokens, np.log(np.clip(-np.sort(-chances), 1e-9, 1.0))
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["best", "eagle2"])
 @pytest.mark.parametrize("seed", range(60))
 def test_they_run_no_more_than_they_say(seed: int, dynamic: bool) -> None:

@@ -157,6 +157,7 @@ def test_the_page_has_figures_of_both_and_says_what_it_was_made_of(tmp_path: Pat
     assert json.loads(json.dumps(section(run).as_object()))["tables"][0]["rows"][0]["in the paper"] == "1.43x"
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     ("paper", "units", "drawn"),
     [

@@ -23,7 +23,7 @@ from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(9)
 @pytest.mark.parametrize("kind", ["plain", *ARCHITECTURES])
 def test_memory_is_reckoned_by_what_the_pool_will_hold(tmp_path: Path, kind: str) -> None:
     """The one on a model without weights, the other on the model."""

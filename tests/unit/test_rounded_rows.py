@@ -33,6 +33,7 @@ def given(kind: str) -> torch.Tensor:
     return torch.stack(rows + list(torch.cat(ends).view(-1, WIDTH)))
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_rounds_to_the_same_bits(kind: str, dtype: torch.dtype) -> None:

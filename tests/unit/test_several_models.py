@@ -160,7 +160,7 @@ def test_of_two_that_bring_the_same_the_dearer_one_is_dropped(names: tuple[str, 
     assert sum(took[-10:]) / 10 < 0.45
 
 
-@pytest.mark.examples(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("names", [(FIRST, SECOND), (SECOND, FIRST)], ids=["the first", "the second"])
 def test_a_cheap_one_that_adds_nothing_to_a_dear_one_is_dropped(names: tuple[str, str]) -> None:
     cheap, dear = names

@@ -95,6 +95,7 @@ def test_trees_from_caches_say_what_the_formulas_say(tmp_path: Path, layout: str
     assert deepest == COUNT
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "how",
     [

@@ -43,6 +43,7 @@ def test_what_a_user_has_set_stays(given: dict[str, str], looks: str | None, mon
     assert ("GOMP_SPINCOUNT" in theirs) == ("GOMP_SPINCOUNT" in given)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "first", ["cli.main", "cluster.app", "cluster.ray.deployments", "benchmarks.never_slower.held_service"]
 )

@@ -94,6 +94,7 @@ def tokens_of(numbers: random.Random, size: int, kinds: int) -> list[int]:
     return text[:size]
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("depth", [1, 2, 5, 16])
 @pytest.mark.parametrize("kinds", [1, 2, 7, 60])
 @both_forms
@@ -110,6 +111,7 @@ def test_every_stretch_of_some_texts_is_counted(make: Make, depth: int, kinds: i
         assert counted.find([10**6, *texts[-1][-1:]])[1] == len(texts[-1][-1:])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("many", [0, 2, 16])
 @both_forms
 def test_many_followers_are_kept_in_order(make: Make, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
@@ -173,6 +175,7 @@ def test_a_token_takes_two_states_at_most_and_none_where_the_text_repeats_itself
     assert counted.states <= 17
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_in_whatever_pieces_a_text_is_counted_and_forgotten(seed: int) -> None:
     numbers = random.Random(seed)

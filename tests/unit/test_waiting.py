@@ -161,7 +161,7 @@ def random_delays() -> Callable[[], float]:
     return lambda: numbers.choice([0.0005, 0.003, 0.02, 0.2])
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(13)
 @pytest.mark.parametrize("plain", [0, 2], ids=["alone", "beside plain requests"])
 @pytest.mark.parametrize("mood", ["good", "random"])
 @pytest.mark.parametrize("delay", [*DELAYS_S, "any"], ids=lambda delay: f"{delay}s")

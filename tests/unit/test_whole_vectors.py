@@ -31,6 +31,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("width", [1, 6, 100, 1000])
 def test_a_row_has_the_same_bits_among_any_others(threads: int, function: Function, width: int) -> None:
