@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.time
 ROOT = Path(__file__).parents[2]
 # Nodes over which each verifier's stages lie: one or two verifiers on one node, one verifier on two nodes.
 SPREAD = {"eight-h100-tp8": [1], "eight-h100-two-tp4": [1, 1], "multi-node": [2]}
+SMALLEST = "cpu-demo"
 # The profile with a retrieval index.
 INDEXED = "multi-node"
 # The head alone gets it, as it alone gets the URL of an index: it must count, so the application must be built there.
@@ -88,15 +89,24 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ray(tiny_model: Path, volume: Path, mounts: Mounts) -> Iterator[RayOfGroups]:
-    """The pods of the largest profile, two of routers and of verifiers."""
+    """The head and a pod of each group, as the largest profile has them: enough for the smallest one."""
     pods = groups(deployable("multi-node", tiny_model, volume, mounts).manifests)
     running = RayOfGroups(pods["head"], secrets.token_hex(32), **OF_HEAD)
     try:
-        for group in ("router", "router", "drafting", "verifier", "verifier"):
+        for group in ("router", "drafting", "verifier"):
             running.add(group, pods[group])
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def all_pods(ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts) -> RayOfGroups:
+    """The same Ray with all pods of the largest profile, two of routers and of verifiers."""
+    pods = groups(deployable("multi-node", tiny_model, volume, mounts).manifests)
+    for group in ("router", "verifier"):
+        ray.add(group, pods[group])
+    return ray
 
 
 def over_http(service: Deployable, number: int) -> tuple[int, ...]:
@@ -127,13 +137,19 @@ def places(state: dict[str, Any]) -> dict[str, set[str]]:
     }
 
 
-# One of them stands for all in `make test`.
+# One of them stands for all in `make test`, where it starts the pods that it needs.
 @pytest.mark.parametrize(
-    "profile", [name if name == "cpu-demo" else pytest.param(name, marks=pytest.mark.exhaustive) for name in PROFILES]
+    "profile", [name if name == SMALLEST else pytest.param(name, marks=pytest.mark.exhaustive) for name in PROFILES]
 )
 def test_each_profile_answers_as_plain_decoding_does(
-    profile: str, ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts, expected: dict[int, tuple[int, ...]]
+    profile: str,
+    request: pytest.FixtureRequest,
+    tiny_model: Path,
+    volume: Path,
+    mounts: Mounts,
+    expected: dict[int, tuple[int, ...]],
 ) -> None:
+    ray: RayOfGroups = request.getfixturevalue("ray" if profile == SMALLEST else "all_pods")
     service = deployable(profile, tiny_model, volume, mounts)
     ray.deploy(service.config)
     state = ray.wait_until_running()
@@ -165,12 +181,12 @@ def checked(client: Client, expected: dict[int, tuple[int, ...]], number: int, *
 
 
 @pytest.fixture(scope="module")
-def loaded(ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts) -> Deployable:
+def loaded(all_pods: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts) -> Deployable:
     """Two of each where there are two pods: what the tests under load begin with."""
     values = {"settings": {"router": {"replicas": 2}, "verifier": {"replicas": 2}}}
-    service = deployable("cpu-demo", tiny_model, volume, mounts, values)
-    ray.deploy(service.config)
-    ray.wait_until_running()
+    service = deployable(SMALLEST, tiny_model, volume, mounts, values)
+    all_pods.deploy(service.config)
+    all_pods.wait_until_running()
     return service
 
 
