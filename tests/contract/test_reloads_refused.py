@@ -166,9 +166,8 @@ async def test_a_reload_whose_next_step_does_not_come_is_undone(versions: Versio
         order = ReloadOrder(reload_id="lost", step="read", folder=str(versions.folder / "b"), within_s=10.0)
         await running.verifier.reload(order)
         await running.verifier.reload(replace(order, step="pause"))
-        last = replace(order, step="replace")
-        monkeypatch.setattr(reloading, "_NEXT_S", 0.1 - last.patience_s)
-        await running.verifier.reload(last)
+        monkeypatch.setattr(reloading, "_SILENT_S", 0.1)
+        await running.verifier.reload(replace(order, step="replace"))
         waiting = asyncio.create_task(answered(running.router, wanted(0)))
         versions.check(0, await waiting, "a")
         with pytest.raises(Unavailable, match="no such reload"):

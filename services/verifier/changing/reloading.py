@@ -21,8 +21,8 @@ from speculation.reloads import PauseMode, ReloadOrder
 
 log = logging.getLogger(__name__)
 
-# Seconds that the next step may take to come, beside what the other verifiers may need for theirs.
-_NEXT_S = 60.0
+# Seconds that whoever orders a reload may be silent.
+_SILENT_S = 60.0
 
 
 class Reloading:
@@ -68,6 +68,10 @@ class Reloading:
             self._go()
         if order.step in ("go", "held"):
             return "held" if self._loop.hold.on else ""
+        if order.step == "alive":
+            if self._is_open(order):
+                self._expect_more(order)
+            return ""
         async with self._one_step:
             if order.step == "undo":
                 if order.reload_id == self._joined:
@@ -81,7 +85,7 @@ class Reloading:
             if order.step == "keep" and order.reload_id == self._kept:
                 return self._digest
             found = self._open
-            if found is None or found.order.reload_id != order.reload_id:
+            if found is None or not self._is_open(order):
                 raise Unavailable("no such reload is under way here: the verifier was restarted, or has given it up")
             if order.step == "pause":
                 await self._pause(order)
@@ -94,7 +98,7 @@ class Reloading:
                 self._folder, self._stored = found.weights.config.model_path, found.weights.stored
                 self._close()
                 return self._digest
-            self._expect_next(order)
+            self._expect_more(order)
             return found.weights.digest
 
     @property
@@ -118,7 +122,7 @@ class Reloading:
         Raises:
             OutriderError: they cannot be served, or are others.
         """
-        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=_NEXT_S)
+        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=_SILENT_S)
         if await self.obey(order) != digest:
             await self.obey(replace(order, step="undo"))
             raise ConfigurationError(
@@ -141,7 +145,7 @@ class Reloading:
         identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
         self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
-        self._expect_next(order)
+        self._expect_more(order)
         return weights.digest
 
     def _loaded(self, named: str) -> NewWeights:
@@ -208,13 +212,16 @@ class Reloading:
         self._settled.set()
         self._loop.pause.end()
 
-    def _expect_next(self, order: ReloadOrder) -> None:
+    def _is_open(self, order: ReloadOrder) -> bool:
+        return self._open is not None and self._open.order.reload_id == order.reload_id
+
+    def _expect_more(self, order: ReloadOrder) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = asyncio.get_running_loop().call_later(order.patience_s + _NEXT_S, self._give_up, order.reload_id)
+        self._waiting = asyncio.get_running_loop().call_later(_SILENT_S, self._give_up, order.reload_id)
 
     def _give_up(self, reload_id: str) -> None:
-        log.error("the next step of replacing the weights has not come")
+        log.error("the router that replaces the weights has been silent for %g s", _SILENT_S)
         self._undoing = asyncio.create_task(self._undo_alone(reload_id), name="undo-reload")
 
     async def _undo_alone(self, reload_id: str) -> None:
