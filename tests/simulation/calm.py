@@ -34,6 +34,9 @@ def unsettled(world: World) -> list[str]:
             held.append(f"{verifier.name} is not healthy")
         if used := len(blocks._free) + len(blocks._idle) - len({*blocks._free, *blocks._idle}):
             held.append(f"{verifier.name}: {used} blocks are free twice")
+    served = {each.target.weights for each in world.verifiers if each.up}
+    if len(served) > 1 and not world.schedule.setup.two_weights:
+        held.append(f"the verifiers serve different weights: {sorted(served)}")
     held += [f"{each.name}: {each.sessions} sessions" for each in world.drafters if each.up and each.sessions]
     for router in (each for each in world.routers if each.up):
         for tenant, use in router.gate._uses.items():

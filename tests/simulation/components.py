@@ -12,7 +12,7 @@ from cluster.ray.callers import Callers
 from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
 from cluster.ray.open_streams import OpenStreams
 from cluster.ray.serve_link import ServeVerifierLink
-from cluster.ray.shared_weights import take_weights_of_others
+from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from outrider.internal.v1 import drafting_pb2_grpc, retrieval_pb2_grpc
 from services.access.gate import Gate
 from services.access.key_records import KeyRecord
@@ -185,6 +185,7 @@ class VerifierMachine(Component):
         if self._others is not None:
             OTHERS.set(self._others())
             await take_weights_of_others(service.take_weights)
+            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, service.take_weights))
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
         self.methods._verifier = self.methods._observed = service

@@ -20,7 +20,7 @@ from speculation import limits
 from tests.simulation import judge
 from tests.simulation.assets import assets
 from tests.simulation.calm import unsettled
-from tests.simulation.changes import Change
+from tests.simulation.changes import Change, resume_once_more
 from tests.simulation.components import Component, DrafterMachine, RetrievalMachine, RouterMachine, VerifierMachine
 from tests.simulation.events import happen, restart
 from tests.simulation.fault_points import FaultPoints
@@ -170,12 +170,11 @@ class World:
         for verifier in self.verifiers:
             verifier.target.fail_next = verifier.target.lose_next = False
             verifier.worker.hang_s = 0.0
+        await resume_once_more(self)
         await self._calm_down()
         keeping.cancel()
         await self._last_words()
         await self._calm_down()
-        if len({each.target.weights for each in self.verifiers}) > 1 and not self.schedule.setup.two_weights:
-            self.problems.append(f"the verifiers serve different weights: {[each.target.weights for each in self.verifiers]}")
 
     async def _replace_the_sick(self) -> None:
         """What Serve's controller does."""

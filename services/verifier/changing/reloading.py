@@ -16,6 +16,7 @@ from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.replaceable import check_replaceable, check_supported
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.target import TransformersTarget
+from speculation import limits
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.reloads import PauseMode, ReloadOrder
 
@@ -87,18 +88,19 @@ class Reloading:
             found = self._open
             if found is None or not self._is_open(order):
                 raise Unavailable("no such reload is under way here: the verifier was restarted, or has given it up")
-            if order.step == "pause":
-                await self._pause(order)
-            elif order.step == "replace":
-                await self._exchange(found, found.identity)
-                found.replaced = True
-            else:
-                log.info("the weights in %s serve now (%s)", found.weights.config.model_path, found.identity.arithmetic)
-                self._kept, self._digest = order.reload_id, found.weights.digest
-                self._folder, self._stored = found.weights.config.model_path, found.weights.stored
-                self._close()
-                return self._digest
-            self._expect_more(order)
+            # Nobody is silent while the step is taken here.
+            self._expect_nothing()
+            try:
+                if order.step == "pause":
+                    await self._pause(order)
+                elif order.step == "replace":
+                    await self._exchange(found, found.identity)
+                    found.replaced = True
+                else:
+                    self._keep(found)
+            finally:
+                if self._open is not None:
+                    self._expect_more(order)
             return found.weights.digest
 
     @property
@@ -117,21 +119,24 @@ class Reloading:
         return self._folder, self._digest
 
     async def take(self, folder: str, digest: str) -> None:
-        """Serve these weights. Nothing is under way yet.
+        """Serve these weights, once the answers under way have ended.
 
         Raises:
             OutriderError: they cannot be served, or are others.
         """
-        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=_SILENT_S)
-        if await self.obey(order) != digest:
+        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=limits.RELOAD_S)
+        try:
+            if await self.obey(order) != digest:
+                raise ConfigurationError(
+                    f"the weights in {folder} are not those that the other verifiers have read there: replace them once "
+                    "more",
+                    about=folder,
+                )
+            for step in ("pause", "replace", "keep"):
+                await self.obey(replace(order, step=step))
+        except BaseException:
             await self.obey(replace(order, step="undo"))
-            raise ConfigurationError(
-                f"the weights in {folder} are not those that the other verifiers have read there: replace them once more",
-                about=folder,
-            )
-        await self.obey(replace(order, step="pause"))
-        await self.obey(replace(order, step="replace"))
-        await self.obey(replace(order, step="keep"))
+            raise
 
     async def _read(self, order: ReloadOrder) -> str:
         if self._open is not None:
@@ -190,6 +195,13 @@ class Reloading:
             raise Unavailable("the verifier is not decoding at present; try again")
         await self._loop.pause.begin(restart=order.running == "restart", within_s=order.within_s)
 
+    def _keep(self, found: _Reload) -> None:
+        weights = found.weights
+        log.info("the weights in %s serve now (%s)", weights.config.model_path, found.identity.arithmetic)
+        self._kept, self._digest = found.order.reload_id, weights.digest
+        self._folder, self._stored = weights.config.model_path, weights.stored
+        self._close()
+
     async def _exchange(self, found: _Reload, identity: Identity) -> None:
         """Choose tokens by the other weights from now on."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._target.exchange, found.weights)
@@ -206,8 +218,7 @@ class Reloading:
         self._close()
 
     def _close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._expect_nothing()
         self._open = None
         self._settled.set()
         self._loop.pause.end()
@@ -215,9 +226,12 @@ class Reloading:
     def _is_open(self, order: ReloadOrder) -> bool:
         return self._open is not None and self._open.order.reload_id == order.reload_id
 
-    def _expect_more(self, order: ReloadOrder) -> None:
+    def _expect_nothing(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
+
+    def _expect_more(self, order: ReloadOrder) -> None:
+        self._expect_nothing()
         self._waiting = asyncio.get_running_loop().call_later(_SILENT_S, self._give_up, order.reload_id)
 
     def _give_up(self, reload_id: str) -> None:
