@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _WITHIN_S, _MOST_S, _AGAIN_S = 20.0, 300.0, 1.0
 # A question that is lost is waited for, for an hour where weights are read.
 _LOST_S = 3900.0
+# When an operator who has resumed looks whether it is so.
+_LOOKS_S = (15.0, 45.0)
 # What a fault may still cause so many seconds after its end.
 _AFTERMATH_S = 70.0
 
@@ -64,6 +66,9 @@ async def pause(world: World, event: Event) -> None:
     change.error = error
     await _resume(world)
     change.over_at = world.loop.time()
+    for later_s in _LOOKS_S:
+        await asyncio.sleep(later_s)
+        await resume_once_more(world)
 
 
 async def resume_once_more(world: World) -> None:

@@ -154,6 +154,24 @@ async def test_a_new_replica_takes_the_weights_of_the_others(
     assert found == taken
 
 
+async def test_verifiers_that_are_gone_are_not_asked_in_a_flood() -> None:
+    """One of them hangs, so that the router goes on asking; the others fail at once."""
+    asked = 0
+
+    async def remote() -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        raise RayError
+
+    link = ServeVerifierLink(SimpleNamespace(describe=SimpleNamespace(remote=remote)), None)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2 * serve_link._ASK_ANOTHER_S):
+            await link.describe()
+    assert 1 < asked < 12
+
+
 @pytest.mark.parametrize(("own", "taken"), [(("", ""), [("/b", "d")]), (("/a", "c"), [])])
 async def test_one_with_the_first_weights_goes_on_asking(
     own: tuple[str, str], taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
