@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ReloadStep = Literal["read", "pause", "replace", "keep", "undo", "hold", "join", "go", "held"]
+ReloadStep = Literal["read", "pause", "replace", "keep", "undo", "alive", "hold", "join", "go", "held"]
 # What becomes of answers that are under way when weights are replaced.
 RunningAnswers = Literal["finish", "restart"]
 # When decoding is paused: they end first, or they stop between two tokens and go on afterwards.
@@ -19,6 +19,7 @@ class ReloadOrder:
     ``read``: load the weights in ``folder`` beside those that serve, and check them. ``pause``: let new requests wait until
     no answer is under way, for at most ``within_s`` seconds. ``replace``: compute by the new ones from now on. ``keep``: the
     old ones are dropped, and decoding goes on. ``undo``: all is as before ``read``; no error where nothing was done.
+    ``alive``: whoever orders the reload is there, and waits for other verifiers; the next step comes later.
     Four belong to no reload. ``hold``: decode nothing until ``go``; where ``within_s`` is above 0, answers under way end
     first, within so many seconds. ``join``: the same for a verifier that has heard of neither since its start; an error
     where ``go`` has come; ``undo`` takes it back. ``held``: whether it is so; the answer is "held" or empty.
@@ -39,4 +40,5 @@ class ReloadOrder:
     def patience_s(self) -> float:
         """Seconds after which a verifier that has not answered counts as lost."""
         ended_s = self.within_s + 30.0
-        return {"read": 3600.0, "pause": ended_s, "hold": ended_s, "join": ended_s}.get(self.step, 60.0)
+        known = {"read": 3600.0, "pause": ended_s, "hold": ended_s, "join": ended_s, "alive": 5.0}
+        return known.get(self.step, 60.0)

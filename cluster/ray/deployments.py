@@ -38,7 +38,7 @@ from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
-from cluster.ray.shared_weights import take_weights_of_others
+from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from cluster.ray.starting import START_FAILED
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings
@@ -209,6 +209,9 @@ class VerifierDeployment(_Process):
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
             await take_weights_of_others(self._verifier.take_weights)
+            if config.weights_from:
+                asking = go_on_asking(self._verifier.replaced_weights, self._verifier.take_weights)
+                self._asking = asyncio.create_task(asking, name="weights-of-others")
             self._callers = Callers()
             self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")
 

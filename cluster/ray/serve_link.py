@@ -31,8 +31,8 @@ from speculation.types import Plan
 log = logging.getLogger(__name__)
 
 
-# Verifiers asked at once to describe themselves, and seconds after which the next one is.
-_MOST_ASKED, _ASK_ANOTHER_S = 3, 1.0
+# Verifiers asked at once to describe themselves, and seconds after which the next one is: of silence, and after a failure.
+_MOST_ASKED, _ASK_ANOTHER_S, _AFTER_A_FAILURE_S = 3, 1.0, 0.25
 
 
 class ServeVerifierLink:
@@ -127,6 +127,9 @@ class ServeVerifierLink:
                     asked.discard(task)
                     if task.exception() is None or not asked:
                         return serialised.read_card(task.result())
+                if done:
+                    # A verifier that is gone says so at once, as often as it is asked.
+                    await asyncio.sleep(_AFTER_A_FAILURE_S)
         except Exception as error:
             raise translate(error) from None
         finally:

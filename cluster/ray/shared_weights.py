@@ -1,7 +1,12 @@
-"""A verifier that Ray starts serves the weights that the others of its service serve, which need not be the first ones."""
+"""A verifier that Ray starts serves the weights that the others of its service serve, which need not be the first ones.
+
+It asks before it serves, and again from time to time: the others may have replaced theirs while it was about to begin, and
+the router that ordered it may have died before it told all of them to keep the new ones.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -10,12 +15,16 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.ray.serve_link import replicas
-from speculation.errors import Unavailable
+from speculation.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
 # Seconds for the others' answer: one of them that is replacing its weights answers afterwards.
 _ANSWER_S = 600.0
+# How often one that serves the first weights asks the others.
+_AGAIN_S = 30.0
+# What a verifier says that serves the weights it was started with.
+_FIRST = ("", "")
 
 
 async def take_weights_of_others(take: Callable[[str, str], Awaitable[None]]) -> None:
@@ -39,6 +48,24 @@ async def take_weights_of_others(take: Callable[[str, str], Awaitable[None]]) ->
     told = {answer for answer in answers if isinstance(answer, tuple)}
     if not told:
         raise Unavailable("the other verifiers do not say which weights they serve")
-    for folder, digest in told - {("", "")}:
+    replaced = sorted(told - {_FIRST})
+    if len(replaced) > 1:
+        log.error("the other verifiers serve different weights (%s): replace them once more", ", ".join(dict(replaced)))
+    for folder, digest in replaced:
         log.info("the other verifiers serve the weights in %s", folder)
         await take(folder, digest)
+
+
+async def go_on_asking(own: Callable[[], Awaitable[tuple[str, str]]], take: Callable[[str, str], Awaitable[None]]) -> None:
+    """Ask the others time and again, as long as this one serves the first weights.
+
+    Args:
+        own: which it serves, as ``VerifierService.replaced_weights``.
+    """
+    while True:
+        await asyncio.sleep(_AGAIN_S)
+        try:
+            if await own() == _FIRST:
+                await take_weights_of_others(take)
+        except OutriderError as error:
+            log.warning("the weights of the other verifiers are not served here so far: %s", error)

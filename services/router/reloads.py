@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 
 from speculation.errors import OutriderError, Unavailable
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # How often verifiers that have replaced their weights are told to keep them: one that has not heard of it would go back.
 _TRIES, _AGAIN_S = 3, 1.0
+# How often verifiers hear that the router is there: one that reads its weights sooner than others waits for them.
+_BEAT_S = 10.0
 
 
 class Reloads:
@@ -33,6 +36,19 @@ class Reloads:
         await asyncio.shield(self._task)
 
     async def _replace(self, order: ReloadOrder) -> None:
+        beating = asyncio.create_task(self._beat(replace(order, step="alive")), name="reload-lives")
+        try:
+            await self._step_by_step(order)
+        finally:
+            beating.cancel()
+
+    async def _beat(self, order: ReloadOrder) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            with suppress(OutriderError):
+                await self._verifier.reload(order)
+
+    async def _step_by_step(self, order: ReloadOrder) -> None:
         steps: tuple[ReloadStep, ...] = ("read", "pause", "replace")
         try:
             for step in steps:

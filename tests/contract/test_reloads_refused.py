@@ -161,14 +161,30 @@ async def test_new_weights_that_are_not_confirmed_are_told_again(
             versions.check(number, await answered(router, wanted(number)), "b")
 
 
+async def test_a_verifier_waits_for_slower_ones_as_long_as_the_router_lives(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloads, "_BEAT_S", 0.05)
+    monkeypatch.setattr(reloading, "_SILENT_S", 0.5)
+
+    async def reads_for_long(step: str) -> None:
+        if step == "read":
+            await asyncio.sleep(1.0)
+
+    between = lambda number, verifier: Between(verifier, reads_for_long) if number else verifier  # noqa: E731
+    async with serving(versions, "over gRPC", "in process", between=between) as router:
+        await router.reload(str(versions.folder / "b"), "finish", 60.0)
+        for number in range(4):
+            versions.check(number, await answered(router, wanted(number)), "b")
+
+
 async def test_a_reload_whose_next_step_does_not_come_is_undone(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pipeline(versions.folder / "a", f"verifier.weights_from=['{versions.folder}']") as running:
         order = ReloadOrder(reload_id="lost", step="read", folder=str(versions.folder / "b"), within_s=10.0)
         await running.verifier.reload(order)
         await running.verifier.reload(replace(order, step="pause"))
-        last = replace(order, step="replace")
-        monkeypatch.setattr(reloading, "_NEXT_S", 0.1 - last.patience_s)
-        await running.verifier.reload(last)
+        monkeypatch.setattr(reloading, "_SILENT_S", 0.1)
+        await running.verifier.reload(replace(order, step="replace"))
         waiting = asyncio.create_task(answered(running.router, wanted(0)))
         versions.check(0, await waiting, "a")
         with pytest.raises(Unavailable, match="no such reload"):

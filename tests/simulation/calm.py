@@ -26,10 +26,17 @@ def unsettled(world: World) -> list[str]:
         ):
             if count:
                 held.append(f"{verifier.name}: {count} {name}")
+        if engine.hold.on:
+            held.append(f"{verifier.name} stands still")
+        if verifier.reloading.open:
+            held.append(f"{verifier.name} waits for the next step of a reload")
         if not engine.healthy:
             held.append(f"{verifier.name} is not healthy")
         if used := len(blocks._free) + len(blocks._idle) - len({*blocks._free, *blocks._idle}):
             held.append(f"{verifier.name}: {used} blocks are free twice")
+    served = {each.target.weights for each in world.verifiers if each.up}
+    if len(served) > 1 and not world.schedule.setup.two_weights:
+        held.append(f"the verifiers serve different weights: {sorted(served)}")
     held += [f"{each.name}: {each.sessions} sessions" for each in world.drafters if each.up and each.sessions]
     for router in (each for each in world.routers if each.up):
         for tenant, use in router.gate._uses.items():
@@ -37,6 +44,10 @@ def unsettled(world: World) -> list[str]:
                 held.append(f"{router.name}: {use._running} slots of {tenant}")
         if router.link.streams or router.streams._places:
             held.append(f"{router.name}: {router.link.streams} streams")
+        joining, ordered = router.service._pauses._joining, router.service._reloads._task
+        for what, task in (("has verifiers join a pause", joining), ("replaces weights", ordered)):
+            if task is not None and not task.done():
+                held.append(f"{router.name} still {what}")
         pool = router.service._pool
         if pool._free != pool._threads._max_workers:
             held.append(f"{router.name}: {pool._free} of {pool._threads._max_workers} tokenising threads are free")

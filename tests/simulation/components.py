@@ -12,6 +12,7 @@ from cluster.ray.callers import Callers
 from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
 from cluster.ray.open_streams import OpenStreams
 from cluster.ray.serve_link import ServeVerifierLink
+from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from outrider.internal.v1 import drafting_pb2_grpc, retrieval_pb2_grpc
 from services.access.gate import Gate
 from services.access.key_records import KeyRecord
@@ -33,6 +34,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
+from speculation.errors import OutriderError
 from speculation.messages import ServedWeights
 from speculation.ports import Drafter, VerifierLink
 from tests.simulated import SimulatedBudget
@@ -44,13 +46,18 @@ from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
 from tests.simulation.inside import newcomer_first, used_and_free, waited_too_long
 from tests.simulation.network import Network
-from tests.simulation.patched import STREAMS
+from tests.simulation.patched import OTHERS, STREAMS
 from tests.simulation.schedule import MAX_NODES
-from tests.simulation.target import LawfulTarget, Worker
+from tests.simulation.serve_handles import Handle
+from tests.simulation.target import LawfulTarget, SimulatedWeights, Worker
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
-# Seconds that text sources' calls take, and after which a drafter closes a silent session.
-_DRAFT_S, SILENCE_S = 0.0005, 60.0
+# Seconds that text sources' calls and reading weights take, and after which a drafter closes a silent session.
+_DRAFT_S, _READ_S, SILENCE_S = 0.0005, 0.5, 60.0
+
+
+# How often Serve tries to start a replica that says that it cannot.
+_STARTS = 1000
 
 
 class Component:
@@ -71,8 +78,15 @@ class Component:
     async def start(self) -> None:
         """Start, in its process."""
         self.lives += 1
-        self.process = Process(self.name)
-        await self.loop.start(self.process, self._start())
+        for _ in range(_STARTS):
+            self.process = Process(self.name)
+            try:
+                await self.loop.start(self.process, self._start())
+                break
+            except OutriderError:
+                # It says why, and Serve tries again.
+                self.loop.kill(self.process)
+                await asyncio.sleep(1.0)
         self.listed = True
 
     async def _start(self) -> None:
@@ -84,12 +98,27 @@ class Component:
         return self.listed and not self.process.dead
 
 
+class SimulatedReloading(Reloading):
+    """As ``Reloading``, of weights that lie nowhere."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a reload is under way."""
+        return self._open is not None
+
+    def _loaded(self, named: str) -> Any:
+        loop: Any = asyncio.get_event_loop()
+        loop.blocked_s += _READ_S
+        return SimulatedWeights(int(named))
+
+
 class VerifierMachine(Component):
     """A verifier: deployment, service, loop and links are the product's, the target is ``LawfulTarget``.
 
     Args:
         drafters: the addresses of its origins.
         tell: gets what is found to be wrong inside.
+        others: makes a handle of all verifiers, which one that starts asks for their weights; None: it does not.
     """
 
     def __init__(
@@ -108,8 +137,10 @@ class VerifierMachine(Component):
         weights: int,
         kept_states: int | None,
         tell: Callable[[str], None],
+        others: Callable[[], Handle] | None,
     ) -> None:
         super().__init__(name, loop)
+        self._others = others
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
         self._weights, self._kept_states, self._tell = weights, kept_states, tell
@@ -147,8 +178,14 @@ class VerifierMachine(Component):
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
         service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
-        service._reloading = Reloading(service._target, service._config.target, self.engine, worker, (), str)
+        self.reloading = service._reloading = SimulatedReloading(
+            service._target, service._config.target, self.engine, worker, (), str
+        )
         await service.start()
+        if self._others is not None:
+            OTHERS.set(self._others())
+            await take_weights_of_others(service.take_weights)
+            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, service.take_weights))
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
         self.methods._verifier = self.methods._observed = service

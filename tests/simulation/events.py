@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.access.key_records import hash_key
 from speculation.errors import OutriderError
+from tests.simulation import changes
 from tests.simulation.assets import assets
 from tests.simulation.calm import kept_of
 from tests.simulation.components import Component, RouterMachine, VerifierMachine
@@ -47,6 +48,12 @@ async def _happen(world: World, event: Event) -> None:
             world.redis.down = False
         case ["new", "index"]:
             world.redis.publish(assets().indexes[0])
+        case ["pause"]:
+            await changes.pause(world, event)
+            return
+        case ["reload"]:
+            await changes.reload(world, event)
+            return
         case ["forget"]:
             await _forget(world, event)
             return

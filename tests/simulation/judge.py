@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from speculation.types import SamplingParams
 from tests.simulation.access import of_access
 from tests.simulation.assets import GRAMMARS, SharedGrammars
+from tests.simulation.changes import of_changes
 from tests.simulation.ends import of_end
 from tests.simulation.law import plain_answer
 from tests.simulation.pauses import of_pauses
-from tests.simulation.schedule import OTHER_WEIGHTS
+from tests.simulation.schedule import NEW_WEIGHTS, OTHER_WEIGHTS
 from tests.simulation.users import Call
 
 if TYPE_CHECKING:
@@ -21,14 +22,25 @@ if TYPE_CHECKING:
 
 def problems(world: World) -> list[str]:
     """Everything that is wrong with a run."""
-    found = list(of_access(world))
+    found = [*of_access(world), *of_changes(world)]
     for call in world.calls:
-        found += of_tokens(call, (0, OTHER_WEIGHTS) if world.schedule.setup.two_weights else (0,))
+        found += of_tokens(call, weights_for(world, call))
         if len(call.outcomes) != 1:
             found.append(f"{call.name}: has {len(call.outcomes)} ends: {call.outcomes}")
         else:
             found += [*of_end(world, call), *of_pauses(world, call)]
     return found
+
+
+def weights_for(world: World, call: Call) -> Sequence[int]:
+    """The weights of which some may have chosen all of an answer's tokens."""
+    first = (0, OTHER_WEIGHTS) if world.schedule.setup.two_weights else (0,)
+    for change in world.reloads:
+        served = change.done_at is not None and change.done_at <= call.came_at[0]
+        alone = served and change.lives == [each.lives for each in world.verifiers]
+        # A verifier that has been started since may serve the first ones, if there was none to ask.
+        first = (NEW_WEIGHTS,) if alone else (*first, NEW_WEIGHTS)
+    return first
 
 
 def of_tokens(call: Call, weights: Sequence[int]) -> Iterator[str]:

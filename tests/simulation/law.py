@@ -21,9 +21,10 @@ _TRIES = 8
 
 
 @lru_cache(1 << 16)
-def row_of(token: int, position: int) -> int:
-    """What the cache holds of a token at a position."""
-    return ((token + 1) * 0x9E3779B97F4A7C15 ^ (position + 1) * 0xC2B2AE3D27D4EB4F) * 0x165667B19E3779F9 & _MASK
+def row_of(token: int, position: int, weights: int) -> int:
+    """What the cache holds of a token at a position, by a target with these weights."""
+    row = ((token + 1) * 0x9E3779B97F4A7C15 ^ (position + 1) * 0xC2B2AE3D27D4EB4F) * 0x165667B19E3779F9
+    return row + weights * (2 * position + 1) & _MASK
 
 
 def mixed(number: int) -> int:
@@ -65,7 +66,7 @@ def plain_answer(
         allowed: what a rule allows after the answer so far.
         weights: those of a verifier; others choose other tokens.
     """
-    state = weights + sum(row_of(token, position) for position, token in enumerate(prompt))
+    state = weights + sum(row_of(token, position, weights) for position, token in enumerate(prompt))
     answer: list[int] = []
     while len(answer) < most:
         position = len(prompt) + len(answer)
@@ -74,7 +75,7 @@ def plain_answer(
         answer.append(token)
         if token == EOS and not params.ignore_eos:
             break
-        state += row_of(token, position)
+        state += row_of(token, position, weights)
     return answer
 
 

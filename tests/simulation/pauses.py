@@ -34,7 +34,12 @@ def allowed_pause(world: World, begin: float, end: float) -> float:
     causes = causes_between(world, begin - _NOTICED_S, end)
     lost_s = sum(span[1] - span[0] + _NOTICED_S for span in causes)
     late_s = _LATE_S * sum(begin - _LATE_S <= at <= end for at, _ in world.points.when)
-    return _AT_REST_S + _work_s(world) + lost_s + late_s
+    paused_s = sum(_common_s((change.asked_at, change.over_at), (begin, end)) for change in (*world.pauses, *world.reloads))
+    return _AT_REST_S + _work_s(world) + lost_s + late_s + paused_s
+
+
+def _common_s(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def _work_s(world: World) -> float:

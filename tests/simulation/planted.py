@@ -12,13 +12,16 @@ from services.access.gate import Gate
 from services.access.key_records import KeyRecord
 from services.access.key_use import KeyUse
 from services.router import migration
+from services.verifier.changing.reloading import Reloading
 from services.verifier.engine import forgetting
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.identity import Identity
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Prefixes
+from services.verifier.engine.pause import Hold, Pause
 from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.service import VerifierService
 from speculation import acceptance
 from speculation.messages import Draft, GenerationRequest
 from tests.simulation.gates import Audit
@@ -241,6 +244,47 @@ def _cancelled_call_not_recorded() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _pause_confirmed_and_not_made() -> Iterator[None]:
+    async def begin(self: Hold) -> None:
+        pass
+
+    with patch.object(Hold, "begin", begin):
+        yield
+
+
+@contextmanager
+def _exchanged_in_mid_answer() -> Iterator[None]:
+    """A reload does not wait for the answers under way."""
+    with patch.object(Pause, "under_way", property(lambda self: [])):
+        yield
+
+
+@contextmanager
+def _rows_outlive_their_weights() -> Iterator[None]:
+    """Blocks that the weights before have computed are shared with answers of the new ones."""
+    with patch.object(BlockAllocator, "forget_all", lambda self: None):
+        yield
+
+
+@contextmanager
+def _reload_stays_open() -> Iterator[None]:
+    """A verifier waits for a router that has died for ever."""
+    with patch.object(Reloading, "_give_up", lambda self, reload_id: None):
+        yield
+
+
+@contextmanager
+def _first_weights_again() -> Iterator[None]:
+    """A verifier that starts does not take the weights that the others serve."""
+
+    async def take(self: VerifierService, folder: str, digest: str) -> None:
+        pass
+
+    with patch.object(VerifierService, "take_weights", take):
+        yield
+
+
 PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "a committed token is dropped": _committed_token_dropped,
     "a preemption loses a block": _preemption_loses_a_block,
@@ -261,4 +305,9 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "the target keeps the forgotten": _target_keeps_the_forgotten,
     "tokens are not charged": _tokens_not_charged,
     "a cancelled call is not recorded": _cancelled_call_not_recorded,
+    "a pause is confirmed and not made": _pause_confirmed_and_not_made,
+    "weights are exchanged in mid-answer": _exchanged_in_mid_answer,
+    "rows outlive their weights": _rows_outlive_their_weights,
+    "a reload stays open": _reload_stays_open,
+    "a verifier starts with the first weights": _first_weights_again,
 }

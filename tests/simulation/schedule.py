@@ -15,6 +15,8 @@ from tests.simulation.law import LETTERS
 TENANTS = ("a", "b", "c")
 # Whose key has limits; and the weights of a verifier that does not have the others'.
 LIMITED, OTHER_WEIGHTS = "c", 12345
+# Those that take the place of all others while they serve.
+NEW_WEIGHTS = 777
 MAX_NODES = 6
 _STRATEGIES = ("autoregressive", "prompt_lookup", "suffix", "suffix", "blend", "auto")
 
@@ -130,6 +132,7 @@ def schedule_of(seed: int) -> Schedule:
     if later.random() < _NEW_KEY:
         events += (Event(later.random() * spread_s, "replace key", ROUTERS[0], 0.0, later.choice(tenants)),)
     setup = setup._replace(kept_states=later.choice(_KEPT_STATES))
+    events += _changes(later, setup, spread_s)
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
 
 
@@ -138,6 +141,25 @@ def schedule_of(seed: int) -> Schedule:
 _PATIENCE_S = (*(None,) * 12, 0.03, 0.3, 3.0)
 _TWO_WEIGHTS, _NEW_KEY = 0.15, 0.15
 _KEPT_STATES = (None, None, 1, 3)
+# How often decoding is paused and weights are replaced, and with something that happens shortly afterwards.
+_PAUSED, _RELOADED, _TROUBLED = 0.1, 0.1, 0.6
+
+
+def _changes(later: random.Random, setup: Setup, spread_s: float) -> tuple[Event, ...]:
+    """What operators do, and faults in the midst of it."""
+    found: tuple[Event, ...] = ()
+    for often, kind, lasts_s, how in (
+        (_PAUSED, "pause", (0.3, 3.0, 20.0), ("keep", "wait")),
+        (_RELOADED, "reload", (0.0,), ("finish", "restart")),
+    ):
+        if later.random() >= often:
+            continue
+        at_s, on = later.random() * (spread_s + 10 * setup.pass_s), later.choice(ROUTERS)
+        found += (Event(at_s, kind, on, later.choice(lasts_s), later.choice(how)),)
+        if later.random() < _TROUBLED:
+            kind = later.choice(("kill verifier", "freeze verifier", "cut verifier", "kill router", "freeze router"))
+            found += (_event(later, setup, 0.0, kind)._replace(at_s=at_s + later.random() * later.choice((0.1, 1.0, 8.0))),)
+    return found
 
 
 def _setup(source: random.Random, large: bool) -> Setup:

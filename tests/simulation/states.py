@@ -35,8 +35,8 @@ class SimulatedStates:
         """Begin after ``length`` tokens, from a kept state if there is one."""
         self._held[owner] = _Held(length=length, loaded=kept)
 
-    def step(self, batch: Sequence[Rows], blocks: BlockAllocator) -> None:
-        """Step over the accepted tokens and the chains of a pass that begins."""
+    def step(self, batch: Sequence[Rows], blocks: BlockAllocator, weights: int) -> None:
+        """Step over the accepted tokens and the chains of a pass that begins, with the target's present weights."""
         saved = {rows.request_id: dict(blocks.save_states(rows.request_id, rows.context + rows.chain)) for rows in batch}
         for held in self._held.values():
             if held.loaded is not None:
@@ -45,7 +45,7 @@ class SimulatedStates:
             held, slots = self._held[rows.request_id], saved[rows.request_id]
             assert held.length + len(held.accepted) == rows.context, "the state stands elsewhere"
             for token in (*held.accepted, *rows.tokens[: rows.chain]):
-                held.total += row_of(token, held.length)
+                held.total += row_of(token, held.length, weights)
                 held.length += 1
                 if held.length in slots:
                     self._kept[slots[held.length]] = held.total

@@ -8,7 +8,8 @@ second time, as ``states`` has stepped it; where the two differ, other tokens ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
 
 from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
@@ -41,6 +42,20 @@ class Worker:
         """There is no thread to end."""
 
 
+@dataclass(slots=True)
+class SimulatedWeights:
+    """Weights that have been read beside those that serve; ``NewWeights`` is the real one."""
+
+    number: int
+    stored: str = ""
+    digest: str = field(init=False)
+    config: SimpleNamespace = field(init=False)
+
+    def __post_init__(self) -> None:
+        # These stay what was read when the numbers are exchanged.
+        self.digest, self.config = f"law {self.number}", SimpleNamespace(model_path=str(self.number))
+
+
 class LawfulTarget:
     """Implements ``Target``.
 
@@ -52,6 +67,7 @@ class LawfulTarget:
 
     Attributes:
         fail_next, lose_next: the next pass raises.
+        passes: how many have begun.
     """
 
     depth = 1
@@ -70,7 +86,7 @@ class LawfulTarget:
         weights: int = 0,
         kept_states: int | None = None,
     ) -> None:
-        self._weights = weights
+        self.weights = weights
         self._kept_states = kept_states
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -79,7 +95,7 @@ class LawfulTarget:
         self._total = blocks
         self._opens = opens
         self.fail_next = self.lose_next = False
-        self.recovered = 0
+        self.recovered = self.passes = 0
         self.recover()
 
     @property
@@ -140,8 +156,9 @@ class LawfulTarget:
             room = len(self.blocks.blocks_of(rows.request_id)) * BLOCK
             assert rows.context + len(rows.tokens) <= room, "beyond its room"
         if self._states is not None:
-            self._states.step(batch, self.blocks)
+            self._states.step(batch, self.blocks, self.weights)
         self._batch = batch
+        self.passes += 1
 
     def finish(self) -> list[Outcome]:
         batch, self._batch = self._batch, ()
@@ -153,11 +170,16 @@ class LawfulTarget:
             raise TargetLost("a planted loss")
         return [self._outcome(rows) for rows in batch]
 
+    def exchange(self, weights: SimulatedWeights) -> None:
+        """As ``TransformersTarget.exchange``."""
+        self.weights, weights.number = weights.number, self.weights
+        self.blocks.forget_all()
+
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         tokens = [self._rows[request_id].tokens[row] for row in rows]
         blocks, slots = self.blocks.blocks_of(request_id), self._slots
         for position, token in enumerate(tokens, context):
-            slots[blocks[position // BLOCK] * BLOCK + position % BLOCK] = row_of(token, position)
+            slots[blocks[position // BLOCK] * BLOCK + position % BLOCK] = row_of(token, position, self.weights)
         if self._states is not None:
             self._states.accept(request_id, tokens[self._rows[request_id].chain :])
         kept = self._tokens.get(request_id)
@@ -173,17 +195,17 @@ class LawfulTarget:
         state = self._state(rows.request_id, rows.context)
         position = rows.context
         for token in rows.tokens[: rows.chain]:
-            state += row_of(token, position)
+            state += row_of(token, position, self.weights)
             position += 1
         if self._states is not None:
-            state = 2 * state - self._states.total(rows.request_id) - self._weights
+            state = 2 * state - self._states.total(rows.request_id) - self.weights
         choices = [self._choice(sampling, state, position, ())]
         below: list[tuple[int, int, tuple[int, ...], bool]] = []
         for node, parent in enumerate(rows.parents):
             at, depth, path, led = (state, position, (), True) if parent < 0 else below[parent]
             token = rows.tokens[rows.chain + node]
             led = led and token == choices[parent + 1]
-            below.append((at + row_of(token, depth), depth + 1, (*path, token), led))
+            below.append((at + row_of(token, depth, self.weights), depth + 1, (*path, token), led))
             # As the real one: nothing is chosen where earlier choices do not lead.
             choices.append(self._choice(sampling, *below[-1][:3]) if led else NOT_CHOSEN)
         return Outcome(choices=tuple(choices), top_ids=((),) * len(choices) if rows.top_k else ())
@@ -197,7 +219,7 @@ class LawfulTarget:
     def _state(self, request_id: str, context: int) -> int:
         """The sum of the rows that the cache holds of a request's first tokens."""
         blocks, slots = self.blocks.blocks_of(request_id), self._slots
-        return self._weights + sum(
+        return self.weights + sum(
             sum(slots[block * BLOCK : block * BLOCK + min(BLOCK, context - number * BLOCK)])
             for number, block in enumerate(blocks[: -(-context // BLOCK)])
         )

@@ -29,6 +29,10 @@ _RARE = {
     "a begun answer is evicted": 264,
     "newcomers go first": 552,
     "a new key counts anew": 379,
+    "weights are exchanged in mid-answer": 30,
+    "rows outlive their weights": 1338,
+    "a reload stays open": 47,
+    "a verifier starts with the first weights": 38,
 }
 _CLOCK = time.process_time
 _KEPT = Path(__file__).with_name("seeds.txt")

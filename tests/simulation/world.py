@@ -16,9 +16,11 @@ from typing import Any
 
 from cluster.ray.open_streams import OpenStreams
 from services.verifier.engine.config import LoopConfig
+from speculation import limits
 from tests.simulation import judge
 from tests.simulation.assets import assets
 from tests.simulation.calm import unsettled
+from tests.simulation.changes import Change, resume_once_more
 from tests.simulation.components import Component, DrafterMachine, RetrievalMachine, RouterMachine, VerifierMachine
 from tests.simulation.events import happen, restart
 from tests.simulation.fault_points import FaultPoints
@@ -35,6 +37,8 @@ from tests.simulation.virtual_loop import Deadlock, Endless, VirtualLoop
 
 # Seconds within which every user has an end, and all is calm after the last one's.
 _ENDS_S, _CALM_S = 900.0, 400.0
+# What a router lets verifiers have for joining a pause, and for answering.
+_LOST_S = limits.RELOAD_S + 30.0
 # Serve asks so often whether a replica is well, and gives it up after so long a silence.
 _HEALTH_S, _SILENT_S = 10.0, 30.0
 # Garbage is collected after so many runs: after each it takes as long as a part of the run, and that of hundreds is found
@@ -66,6 +70,8 @@ class World:
         faults: spans of time in which something was wrong, as (begin, end).
         problems: what was found while it ran.
         disturbing: how many events last at present.
+        pauses, reloads: what operators have asked for.
+        operated: there are operators, and so there is what they rely on.
     """
 
     def __init__(self, schedule: Schedule, loop: VirtualLoop) -> None:
@@ -81,6 +87,9 @@ class World:
         self.disturbing = 0
         self.counts: Counter[str] = Counter()
         self.revoked: dict[str, float] = {}
+        self.pauses: list[Change] = []
+        self.reloads: list[Change] = []
+        self.operated = any(event.kind in ("pause", "reload") for event in schedule.events)
         self.keys = TenantKeys(setup)
         self.retrieval = [RetrievalMachine(RETRIEVAL, loop, self.servers)] if setup.retrieval else []
         self.drafters = [self._drafter(kind) for kind in setup.drafters]
@@ -118,8 +127,12 @@ class World:
             name, self.loop, self.network, self.servers, self.points, setup.drafters, config,
             blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s,
             weights=OTHER_WEIGHTS if setup.two_weights and name != VERIFIERS[0] else 0,
-            kept_states=setup.kept_states, tell=self.problems.append,
+            kept_states=setup.kept_states, tell=self.problems.append, others=self._others if self.operated else None,
         )  # fmt: skip
+
+    def _others(self) -> Handle:
+        """A verifier's handle of all verifiers."""
+        return Handle("verifier", lambda: self.verifiers, self.network, self.points, OpenStreams())
 
     def disturbed(self, begin: float, end: float) -> bool:
         """Whether any fault was at work in a span of time: an event, or a point that fired."""
@@ -157,6 +170,7 @@ class World:
         for verifier in self.verifiers:
             verifier.target.fail_next = verifier.target.lose_next = False
             verifier.worker.hang_s = 0.0
+        await resume_once_more(self)
         await self._calm_down()
         keeping.cancel()
         await self._last_words()
@@ -167,6 +181,10 @@ class World:
         frozen_s: Counter[str] = Counter()
         while True:
             await asyncio.sleep(_HEALTH_S)
+            for router in self.routers if self.operated else ():
+                if router.up:
+                    # Kubernetes asks whether it is ready.
+                    self.loop.start(router.process, router.service.ready())
             for verifier in self.verifiers:
                 frozen_s[verifier.name] = frozen_s[verifier.name] + int(_HEALTH_S) if verifier.process.frozen else 0
                 if not verifier.up:
@@ -183,7 +201,9 @@ class World:
     async def _calm_down(self) -> None:
         """Wait until nothing is held any more; what still is after a long time never will be free."""
         waited, pause = 0.0, 0.05
-        while (held := unsettled(self)) and waited < _CALM_S:
+        # A router waits so long for a verifier to which a question was lost.
+        most_s = _CALM_S + (_LOST_S if self.operated and self.points.fired["serve: a question is lost"] else 0.0)
+        while (held := unsettled(self)) and waited < most_s:
             await asyncio.sleep(pause)
             waited, pause = waited + pause, min(20.0, 2 * pause)
         self.problems += [f"still held after {waited:.0f} calm seconds: {what}" for what in held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +152,55 @@ async def test_a_new_replica_takes_the_weights_of_the_others(
     monkeypatch.setattr(shared_weights, "replicas", states)
     await shared_weights.take_weights_of_others(take)
     assert found == taken
+
+
+async def test_verifiers_that_are_gone_are_not_asked_in_a_flood() -> None:
+    """One of them hangs, so that the router goes on asking; the others fail at once."""
+    asked = 0
+
+    async def remote() -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        raise RayError
+
+    link = ServeVerifierLink(SimpleNamespace(describe=SimpleNamespace(remote=remote)), None)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2 * serve_link._ASK_ANOTHER_S):
+            await link.describe()
+    assert 1 < asked < 12
+
+
+@pytest.mark.parametrize(("own", "taken"), [(("", ""), [("/b", "d")]), (("/a", "c"), [])])
+async def test_one_with_the_first_weights_goes_on_asking(
+    own: tuple[str, str], taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router may have died before it told this one to keep the new weights, or the others ended while it started."""
+    found: list[tuple[str, str]] = []
+    said: list[Any] = [[RayError()], [own, ("/b", "d")], [own, ("/b", "d")]]
+
+    async def states(application: str) -> dict[str, dict[str, int]]:
+        return {"verifier": {"running": 2}}
+
+    async def served() -> tuple[str, str]:
+        return (found or [own])[-1]
+
+    async def take(folder: str, digest: str) -> None:
+        found.append((folder, digest))
+
+    serve = SimpleNamespace(
+        get_replica_context=lambda: SimpleNamespace(app_name="outrider", deployment="verifier"),
+        get_deployment_handle=lambda name, app_name: Handle(name, 2, said.pop(0), []),
+    )
+    monkeypatch.setattr(shared_weights, "serve", serve)
+    monkeypatch.setattr(shared_weights, "replicas", states)
+    monkeypatch.setattr(shared_weights, "_AGAIN_S", 0.0)
+    going = asyncio.create_task(shared_weights.go_on_asking(served, take))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not going.done() and found == taken
+    going.cancel()
 
 
 async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,14 @@ from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.loading.replaceable import check_replaceable, check_supported
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.target import TransformersTarget
+from speculation import limits
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.reloads import PauseMode, ReloadOrder
 
 log = logging.getLogger(__name__)
 
-# Seconds that the next step may take to come, beside what the other verifiers may need for theirs.
-_NEXT_S = 60.0
+# Seconds that whoever orders a reload may be silent.
+_SILENT_S = 60.0
 
 
 class Reloading:
@@ -68,6 +69,10 @@ class Reloading:
             self._go()
         if order.step in ("go", "held"):
             return "held" if self._loop.hold.on else ""
+        if order.step == "alive":
+            if self._is_open(order):
+                self._expect_more(order)
+            return ""
         async with self._one_step:
             if order.step == "undo":
                 if order.reload_id == self._joined:
@@ -81,20 +86,21 @@ class Reloading:
             if order.step == "keep" and order.reload_id == self._kept:
                 return self._digest
             found = self._open
-            if found is None or found.order.reload_id != order.reload_id:
+            if found is None or not self._is_open(order):
                 raise Unavailable("no such reload is under way here: the verifier was restarted, or has given it up")
-            if order.step == "pause":
-                await self._pause(order)
-            elif order.step == "replace":
-                await self._exchange(found, found.identity)
-                found.replaced = True
-            else:
-                log.info("the weights in %s serve now (%s)", found.weights.config.model_path, found.identity.arithmetic)
-                self._kept, self._digest = order.reload_id, found.weights.digest
-                self._folder, self._stored = found.weights.config.model_path, found.weights.stored
-                self._close()
-                return self._digest
-            self._expect_next(order)
+            # Nobody is silent while the step is taken here.
+            self._expect_nothing()
+            try:
+                if order.step == "pause":
+                    await self._pause(order)
+                elif order.step == "replace":
+                    await self._exchange(found, found.identity)
+                    found.replaced = True
+                else:
+                    self._keep(found)
+            finally:
+                if self._open is not None:
+                    self._expect_more(order)
             return found.weights.digest
 
     @property
@@ -113,21 +119,24 @@ class Reloading:
         return self._folder, self._digest
 
     async def take(self, folder: str, digest: str) -> None:
-        """Serve these weights. Nothing is under way yet.
+        """Serve these weights, once the answers under way have ended.
 
         Raises:
             OutriderError: they cannot be served, or are others.
         """
-        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=_NEXT_S)
-        if await self.obey(order) != digest:
+        order = ReloadOrder(reload_id=f"taken {digest}", step="read", folder=folder, within_s=limits.RELOAD_S)
+        try:
+            if await self.obey(order) != digest:
+                raise ConfigurationError(
+                    f"the weights in {folder} are not those that the other verifiers have read there: replace them once "
+                    "more",
+                    about=folder,
+                )
+            for step in ("pause", "replace", "keep"):
+                await self.obey(replace(order, step=step))
+        except BaseException:
             await self.obey(replace(order, step="undo"))
-            raise ConfigurationError(
-                f"the weights in {folder} are not those that the other verifiers have read there: replace them once more",
-                about=folder,
-            )
-        await self.obey(replace(order, step="pause"))
-        await self.obey(replace(order, step="replace"))
-        await self.obey(replace(order, step="keep"))
+            raise
 
     async def _read(self, order: ReloadOrder) -> str:
         if self._open is not None:
@@ -141,7 +150,7 @@ class Reloading:
         identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
         self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
-        self._expect_next(order)
+        self._expect_more(order)
         return weights.digest
 
     def _loaded(self, named: str) -> NewWeights:
@@ -186,6 +195,13 @@ class Reloading:
             raise Unavailable("the verifier is not decoding at present; try again")
         await self._loop.pause.begin(restart=order.running == "restart", within_s=order.within_s)
 
+    def _keep(self, found: _Reload) -> None:
+        weights = found.weights
+        log.info("the weights in %s serve now (%s)", weights.config.model_path, found.identity.arithmetic)
+        self._kept, self._digest = found.order.reload_id, weights.digest
+        self._folder, self._stored = weights.config.model_path, weights.stored
+        self._close()
+
     async def _exchange(self, found: _Reload, identity: Identity) -> None:
         """Choose tokens by the other weights from now on."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._target.exchange, found.weights)
@@ -202,19 +218,24 @@ class Reloading:
         self._close()
 
     def _close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._expect_nothing()
         self._open = None
         self._settled.set()
         self._loop.pause.end()
 
-    def _expect_next(self, order: ReloadOrder) -> None:
+    def _is_open(self, order: ReloadOrder) -> bool:
+        return self._open is not None and self._open.order.reload_id == order.reload_id
+
+    def _expect_nothing(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = asyncio.get_running_loop().call_later(order.patience_s + _NEXT_S, self._give_up, order.reload_id)
+
+    def _expect_more(self, order: ReloadOrder) -> None:
+        self._expect_nothing()
+        self._waiting = asyncio.get_running_loop().call_later(_SILENT_S, self._give_up, order.reload_id)
 
     def _give_up(self, reload_id: str) -> None:
-        log.error("the next step of replacing the weights has not come")
+        log.error("the router that replaces the weights has been silent for %g s", _SILENT_S)
         self._undoing = asyncio.create_task(self._undo_alone(reload_id), name="undo-reload")
 
     async def _undo_alone(self, reload_id: str) -> None:

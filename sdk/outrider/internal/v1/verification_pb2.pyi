@@ -1098,7 +1098,8 @@ class ReloadRequest(_message.Message):
     reload_id: _builtins.str
     """Names the reload in all of its steps."""
     step: _builtins.str
-    """"read", "pause", "replace", "keep" or "undo"; of no reload: "hold" (decode nothing), "join" (the same
+    """"read", "pause", "replace", "keep" or "undo", and "alive" (the router is there, and waits for other
+    verifiers); of no reload: "hold" (decode nothing), "join" (the same
     for a verifier that has just started), "go" and "held" (whether it is so).
     """
     folder: _builtins.str
