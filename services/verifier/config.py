@@ -231,7 +231,6 @@ def check_backends(config: TargetConfig) -> None:
         )
     _check_ranks(config, on_gpu=on_gpu)
     _check_adapters(config, on_gpu=on_gpu)
-    _check_draft_adapter(config)
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:
@@ -279,18 +278,6 @@ def _check_adapters(config: TargetConfig, *, on_gpu: bool) -> None:
                 value=named,
                 given=f"and verifier.{field_name} is {found}",
                 allowed="left out there; adapters are served on a CPU in float32 or int8, by our own kernels",
-            )
-
-
-def _check_draft_adapter(config: TargetConfig) -> None:
-    """Rows of noise are computed where one process has all layers."""
-    for field_name in ("stages", "tensor_parallel_size"):
-        if config.draft_adapter is not None and (found := getattr(config, field_name)) != 1:
-            raise ConfigurationError(
-                field=f"verifier.{field_name}",
-                value=found,
-                given=f"and the adapter at {config.draft_adapter} drafts in the target's passes",
-                allowed="1 there; or leave the adapter out of drafter.models",
             )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.products import HeadProducts
 from services.drafter.interfaces import DraftWanted
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
 from speculation.types import Plan
 from tests.draft_models import make_parallel_draft
@@ -122,6 +124,29 @@ async def test_other_block_drafters(tiny_model: Path, tmp_path: Path, link: str,
             assert await drafted(running, plan_of(("dflash",)), sampling) == expected
         expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, certain)]
         assert await drafted(running, plan_of(("dflash",), acceptance="rejection"), certain) == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
+async def test_trees_of_128_nodes_of_a_block(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sizes, begin = [0], TransformersTarget.begin
+
+    def noting(target: TransformersTarget, batch: Sequence[Rows]) -> None:
+        sizes.extend(len(rows.parents) for rows in batch)
+        begin(target, batch)
+
+    block = {"dflash": make_blocks(tiny_model, tmp_path / "block", kind=kind)}
+    plan = replace(plan_of(("dflash",)), max_nodes=128)
+    large: dict[str, Any] = {"max_nodes": 128, "max_batched_tokens": 600, "draft_deadline_s": 5.0}
+    for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+        expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, sampling)]
+        with monkeypatch.context() as patch:
+            patch.setattr(TransformersTarget, "begin", noting)
+            async with verifier(tiny_model, "real", "grpc", "fixed", instead=block, **large) as running:
+                assert await drafted(running, plan, sampling) == expected
+    assert max(sizes) == 128
 
 
 @pytest.mark.exhaustive

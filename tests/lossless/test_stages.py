@@ -127,8 +127,9 @@ def test_orders_survive_the_way() -> None:
     orders.save_state("b", 128, 6)
     orders.adapt("b", 4)
     orders.drop_adapter(3)
+    orders.draft_by(5)
     batch = (
-        Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
+        Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2, noise=(2,)),
         Rows(request_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
     )
     orders.run(batch)
@@ -137,17 +138,17 @@ def test_orders_survive_the_way() -> None:
     orders.beat()
     read = list(read_orders(orders.take().tolist()))
     assert [op for op, _, _ in read] == [
-        Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.LOAD_STATE, Op.SAVE_STATE, Op.ADAPT, Op.DROP_ADAPTER, Op.PASS, Op.CLOSE,
-        Op.BEAT,
+        Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.LOAD_STATE, Op.SAVE_STATE, Op.ADAPT, Op.DROP_ADAPTER, Op.DRAFT_BY, Op.PASS,
+        Op.CLOSE, Op.BEAT,
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in read] == [
-        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (), (1,), ()
+        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), (), (1,), ()
     ]  # fmt: skip
-    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[8][2]] == [
-        ("1", 3, (1, 2, 3), (-1, 0), ()),
-        ("0", 64, (8,), (), (2, -1)),
+    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers, rows.noise) for rows in read[9][2]] == [
+        ("1", 3, (1, 2, 3), (-1, 0), (), (2,)),
+        ("0", 64, (8,), (), (2, -1), ()),
     ]
-    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0], [Op.ADAPT, 1]):
+    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
         with pytest.raises(ValueError):
             list(read_orders(broken))
 

@@ -72,6 +72,7 @@ async def verifier(
     instead: Mapping[str, Path] | None = None,
     dtype: Literal["float32", "int8"] = "float32",
     max_batched_tokens: int = 50,
+    max_nodes: int = 64,
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
 
@@ -109,6 +110,7 @@ async def verifier(
             draft_adapter=heads_beside(folder)["uno"] if library("auto") is not None else None,
         ),
         loop=LoopConfig(max_batched_tokens=max_batched_tokens, draft_deadline_s=draft_deadline_s),
+        max_nodes=max_nodes,
         budget=budget,
     )
     streams = read_stream_weights(heads_beside(folder)["streaming"], folder) if "streaming" in heads else None

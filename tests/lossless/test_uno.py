@@ -75,6 +75,7 @@ def begun(target: TransformersTarget, request_id: str = "r", adapter: str = "") 
     """Let the target hold all of the text but its last token."""
     assert target.open(request_id, len(TEXT) + 40, Prefix(tokens=TEXT, adapter=adapter))
     target.forward([Rows(request_id=request_id, context=0, tokens=TEXT[:-1], logits=1)])
+    target.keep(request_id, 0, range(len(TEXT) - 1))
 
 
 def computed(target: TransformersTarget, rows: Rows, adapter: str = "") -> torch.Tensor:

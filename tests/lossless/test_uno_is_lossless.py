@@ -24,6 +24,8 @@ from tests.draft_links import linked
 from tests.fakes import PLAIN, collect, origin, request
 from tests.lora import ALL, make_adapter
 from tests.lossless.test_strategies import PROMPTS
+from tests.lossless.test_tensor_parallel import SIZES
+from tests.stage_forks import launch_fork
 from tests.tiny import make_tiny_model
 
 pytestmark = [
@@ -38,19 +40,27 @@ def flat_model(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def verifier(model: Path, adapter: Path | None, link: str, **form: Any) -> AsyncIterator[VerifierService]:
+async def verifier(
+    model: Path, adapter: Path | None, link: str, *, stages: int = 1, ranks: int = 1, **form: Any
+) -> AsyncIterator[VerifierService]:
     named: Mapping[str, Path] = {} if adapter is None else {"uno": adapter}
     drafter = DrafterService(DrafterConfig(trained=TrainedConfig(checkpoints=named, target=model, **form)))
     config = VerifierConfig(
         model_name="tiny",
         target=TargetConfig(
-            model_path=str(model), kv_cache_tokens=2048, max_model_len=512, threads=1, draft_adapter=adapter
+            model_path=str(model),
+            kv_cache_tokens=2048,
+            max_model_len=512,
+            threads=1,
+            draft_adapter=adapter,
+            stages=stages,
+            tensor_parallel_size=ranks,
         ),
         loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=5.0),
         budget="fixed",
     )
     async with linked(drafter, link) as draft_link:
-        running = VerifierService(config, [origin(draft_link)])
+        running = VerifierService(config, [origin(draft_link)], launch=launch_fork)
         await running.start()
         try:
             yield running
@@ -86,6 +96,26 @@ async def test_no_token_changes(tmp_path: Path, link: str, ends: int) -> None:
         assert await said(running, replace(UNO, acceptance="rejection"), certain) == plain
         assert stats.probes_by_source["uno"] > 50 and stats.nodes_by_source["uno"] > 50
         assert stats.accepted_by_source["uno"] > 0 and not stats.drafts_malformed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (1, 2)])
+async def test_no_token_changes_over_stages_and_ranks(tmp_path: Path, stages: int, ranks: int) -> None:
+    """And tokens of rows of noise are accepted there, too."""
+    model = make_tiny_model(tmp_path / "model", **{**SIZES, "initializer_range": 0.02})
+    adapter = make_adapter(tmp_path / "adapter", model, seed=8, size=0.02)
+    found = {}
+    for split in ((1, 1), (stages, ranks)):
+        async with verifier(model, adapter, "grpc", num_steps=3, stages=split[0], ranks=split[1]) as running:
+            stats, answers = running.loop.stats, []
+            for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}):
+                plain = await said(running, PLAIN, sampling)
+                assert await said(running, UNO, sampling) == plain
+                answers.append(plain)
+            assert await said(running, BLEND, sampling) == plain
+            assert stats.accepted_by_source["uno"] > 0 and not stats.drafts_malformed
+            found[split] = answers
+    assert len({str(each) for each in found.values()}) == 1
 
 
 async def test_the_targets_rows_of_noise_are_the_drafts_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

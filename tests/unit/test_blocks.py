@@ -144,6 +144,30 @@ def test_a_draft_is_the_tree_of_its_formulas(tmp_path: Path, target: Path, layou
     assert not is_product(tree, formula_of(checkpoint, target, formula, hidden=[3]), ids)
 
 
+@pytest.mark.parametrize("nodes", [128, limits.MAX_TREE_NODES])
+def test_large_trees_come_of_one_pass(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """They are the likeliest paths of what its rows say."""
+    checkpoint = made.dflash()
+    drafter = load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64)
+    logs = formula_of(checkpoint, target, Formula())
+    passes, forward = [], BlockDrafter.forward
+
+    def counted(self: BlockDrafter, tokens: torch.Tensor, *given: Any) -> torch.Tensor:
+        passes.append(tokens.shape)
+        return forward(self, tokens, *given)
+
+    monkeypatch.setattr(BlockDrafter, "forward", counted)
+    tree = drafted(source(drafter), known(range(len(TEXT) - 1)), nodes=nodes)
+    assert passes == [(1, BLOCK)] and len(tree) == nodes
+    assert is_product(tree, logs, drafter.vocabulary.ids)
+    every, paths = torch.zeros(1), []
+    for level in logs:
+        every = (every[:, None] + level.topk(6).values).flatten()
+        paths.append(every)
+    best = torch.cat(paths).topk(nodes).values.exp().tolist()
+    assert sorted(tree.scores, reverse=True) == pytest.approx(best, rel=1e-4)
+
+
 def test_layers_are_told_apart_by_layout(tmp_path: Path, target: Path) -> None:
     for name, checkpoint, layers in (
         ("authors", made.dflash(), (1, 3, 6)),

@@ -115,6 +115,21 @@ def test_a_head_that_guesses_in_parallel_is_judged_by_its_masks(trial: Trial) ->
     assert result.first > 0.9 and result.second > 0.9 and result.likely_fault is None
     # It never learnt to go on from its own states.
     assert trial.check(changed(head, mask_token_id=None)).second < 0.5
+    # Another rope leaves first guesses right, which have the state of their own row.
+    other = trial.check(changed(head, rope={**head.config.rope, "rope_theta": 3.0}))
+    assert other.first > 0.9 and other.second < 0.5
+    assert other.likely_fault is not None and other.likely_fault.startswith("its rope_parameters must be the target's")
+    # Layers that are counted from one, and from two below.
+    for by in (1, -1):
+        wrong = changed(head, state_layers=tuple(layer + by for layer in INNER.layers))
+        with refuses(ConfigurationError, says=f"it wants the states of {canary.shown_layers(INNER.layers)}, not of"):
+            trial.check(wrong)
+    # States of the position beside.
+    for by, place in ((1, "one position earlier"), (-1, "of the token's own position")):
+        moved = [{layer: rows.roll(-by, 0) for layer, rows in text.states.items()} for text in trial.texts]
+        texts = [replace(text, states=states) for text, states in zip(trial.texts, moved, strict=True)]
+        with refuses(ConfigurationError, says=f"its rows are shifted by one: it wants the state {place}"):
+            canary.check(head, texts, trial.shape, "HEAD")
 
 
 @pytest.mark.examples(3)

@@ -125,6 +125,23 @@ def test_the_speculators_layout_and_its_draft_vocabulary(tmp_path: Path, target:
         assert is_conditional(tree, after, drafter.vocabulary.ids)
 
 
+def test_a_large_tree_comes_of_one_pass(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = made.dspark()
+    drafter = load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64)
+    passes, forward = [], BlockDrafter.forward
+
+    def counted(own: BlockDrafter, tokens: torch.Tensor, *given: Any) -> torch.Tensor:
+        passes.append(tokens.shape)
+        return forward(own, tokens, *given)
+
+    monkeypatch.setattr(BlockDrafter, "forward", counted)
+    tree = drafted(source(drafter), known(range(6)), nodes=128)
+    assert passes == [(1, BLOCK)] and len(tree) == 128 and max(depths(tree)) > 3
+    embeddings = checkpoint.tensors["embed_tokens.weight"].double()[torch.tensor([TEXT[-1], *[MASK] * (BLOCK - 1)])]
+    after = follows(checkpoint, embeddings, checkpoint.tensors["lm_head.weight"].double(), Formula(from_anchor=True))
+    assert is_conditional(tree, after, drafter.vocabulary.ids)
+
+
 def test_chains_are_drawn_from_q_as_it_is(tmp_path: Path, target: Path) -> None:
     checkpoint = made.dspark()
     own = source(load_blocks(checkpoint.write(tmp_path), target, dtype=torch.float64))

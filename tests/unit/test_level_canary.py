@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.blocks.drafter import BlockDrafter
-from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.source import make as make_blocks_source
-from services.drafter.heads.canary.heads import CanaryResult
-from services.drafter.heads.canary.levels import LevelTrial, check_levels
-from services.drafter.heads.canary.texts import TEXTS, CanaryText, record_texts, save_texts
+from services.drafter.heads.canary.levels import LevelTrial
+from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
 from services.drafter.heads.canary.trial import open_trial
 from services.drafter.heads.files.head_config import FINAL
-from services.drafter.heads.files.target_shape import read_target_shape
 from services.drafter.heads.medusa.files import load_medusa, save_medusa
 from services.drafter.heads.medusa.source import make
 from services.drafter.heads.streams.files import load_streams
 from speculation.errors import ConfigurationError
+from tests.learnt_levels import LAYERS, blocks, check, learnt, text_of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.trained_heads import make_blocks, make_medusa, make_streams
+from tests.trained_heads import make_medusa, make_streams
 
-LAYERS, LENGTH = 4, 90
+LENGTH = 90
 
 
 @pytest.fixture(scope="module")
@@ -40,36 +35,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(target: Path) -> CanaryText:
-    """Random tokens, so that nothing but the states tells what comes next; each layer's states are turned another way."""
+    """Random tokens, so that nothing but the states tells what comes next."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_pretrained(target)
-    (made,) = record_texts(model, [torch.randint(4, 300, (LENGTH,)).tolist()], (*range(LAYERS), FINAL), length=1)
-    turned = {layer: rows @ torch.linalg.qr(torch.randn(64, 64)).Q for layer, rows in made.states.items() if layer != FINAL}
-    return CanaryText(tokens=made.tokens, answer=10, states={**made.states, **turned})
-
-
-def learnt(trial: LevelTrial, text: CanaryText, states: torch.Tensor, shift: int = 0) -> LevelTrial:
-    """The model once it has learnt the text by heart, from ``states`` and with labels ``shift`` tokens further on."""
-    model = trial.model.requires_grad_(True).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    states, count = states.clone(), len(text.tokens)
-    for _ in range(80):
-        hidden = trial.hidden(text.tokens, states)
-        losses = []
-        for level in range(hidden.shape[1]):
-            place = torch.arange(count) + 2 + level + shift
-            there = place < count
-            logits = model.logits(hidden.flatten(0, 1), model.vocabulary).view(count, hidden.shape[1], -1)
-            losses.append(functional.cross_entropy(logits[there, level], text.tokens[place[there]]))
-        optimizer.zero_grad()
-        torch.stack(losses).sum().backward()
-        optimizer.step()
-    model.requires_grad_(False).eval()
-    return trial
-
-
-def check(trial: LevelTrial, text: CanaryText, target: Path) -> CanaryResult:
-    return check_levels(trial, [text], read_target_shape(target), "HEAD")
+    return text_of(target, torch.randint(4, 300, (LENGTH,)).tolist())
 
 
 def medusa(target: Path, tmp_path: Path) -> LevelTrial:
@@ -108,10 +76,6 @@ def test_another_layer_is_named(target: Path, text: CanaryText, tmp_path: Path, 
     trial = learnt(LevelTrial.of(load_streams(folder, target)), text, text.states[layer])
     with refuses(ConfigurationError, says=f"the states of layer {layer}, not of layer 2"):
         check(trial, text, target)
-
-
-def blocks(target: Path, folder: Path, **given: Any) -> LevelTrial:
-    return LevelTrial.of(load_blocks(make_blocks(target, folder, layers=(0, 1), **given), target))
 
 
 def test_a_good_block_drafter_passes_from_its_file(target: Path, text: CanaryText, tmp_path: Path) -> None:

@@ -230,8 +230,6 @@ def test_what_cannot_draft_is_refused(target: Path, adapter: Path, tmp_path: Pat
     ("more", "field", "value"),
     [
         (("drafter.speculative_num_steps=40", "verifier.max_nodes=32"), "drafter.speculative_num_steps", 40),
-        (("verifier.stages=2",), "verifier.stages", 2),
-        (("verifier.tensor_parallel_size=2",), "verifier.tensor_parallel_size", 2),
         (("verifier.kernels=torch",), "drafter.models", None),
         (("verifier.device=cuda", "verifier.dtype=bfloat16"), "drafter.models", None),
     ],
@@ -240,6 +238,12 @@ def test_what_cannot_draft_is_refused(target: Path, adapter: Path, tmp_path: Pat
 def test_where_passes_hold_no_noise(target: Path, adapter: Path, more: tuple[str, ...], field: str, value: object) -> None:
     with refuses(ConfigurationError, field, value):
         verifier_config(settings_of(target, adapter, more=more), ResolvedModel(name="tiny", path=target))
+
+
+def test_stages_and_ranks_hold_noise(target: Path, adapter: Path) -> None:
+    more = ("verifier.stages=2", "verifier.tensor_parallel_size=2")
+    made = verifier_config(settings_of(target, adapter, more=more), ResolvedModel(name="tiny", path=target)).target
+    assert made.draft_adapter == adapter and made.processes == 4
 
 
 def test_one_adapter_drafts(target: Path, adapter: Path) -> None:

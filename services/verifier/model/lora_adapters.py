@@ -145,6 +145,15 @@ class LoraAdapters:
         """Let rows of noise have an adapter that was read for this model."""
         self._of_noise = self._made(stored)
 
+    def draft_by_added(self, name: str) -> None:
+        """Let rows of noise have an adapter that was added, which requests may have no longer."""
+        self._of_noise = self._adapters.pop(name)
+
+    @property
+    def of_noise(self) -> tuple[str, str] | None:
+        """Where the adapter of rows of noise was read, and its digest; None: they have none."""
+        return None if self._of_noise is None else (self._of_noise.where, self._of_noise.digest)
+
     def _made(self, stored: StoredAdapter) -> _Adapter:
         layers: dict[str, _Layer] = {}
         modules: dict[nn.Module, _OfLinear | _OfEmbedding] = {}

@@ -67,10 +67,12 @@ class TargetAdapters:
         """Let rows of noise have the adapter in ``folder``.
 
         Raises:
-            ConfigurationError: as ``load``.
+            ConfigurationError, TargetLost: as ``load``.
         """
         assert self._own is not None
-        self._own.draft_by(read_adapter(folder, self._own.layers, self._base))
+        stored = read_adapter(folder, self._own.layers, self._base)
+        self._earlier.draft_by(stored.where, stored.digest)
+        self._own.draft_by(stored)
         log.info("rows of noise draft with the adapter at %s", folder)
 
     def unload(self, name: str) -> None:
@@ -116,3 +118,9 @@ class TargetAdapters:
             if name not in own.digests:
                 # It may have been unloaded meanwhile.
                 self._earlier.drop_adapter(name)
+        if own.of_noise is not None:
+            try:
+                self._earlier.draft_by(*own.of_noise)
+            except ConfigurationError as error:
+                # Guesses are worse then, and answers the same.
+                log.error("a stage that was replaced cannot load the adapter of rows of noise again: %s", error)

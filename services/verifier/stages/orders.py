@@ -28,6 +28,7 @@ class Op(IntEnum):
     SAVE_STATE = 9
     ADAPT = 10
     DROP_ADAPTER = 11
+    DRAFT_BY = 12
 
 
 class Orders:
@@ -74,13 +75,17 @@ class Orders:
         """Drop an adapter, which no request may have; one that is not there is fine."""
         self.numbers += (Op.DROP_ADAPTER, adapter)
 
+    def draft_by(self, adapter: int) -> None:
+        """Compute rows of noise with the adapter of that number, which every stage has loaded."""
+        self.numbers += (Op.DRAFT_BY, adapter)
+
     def run(self, batch: Sequence[Rows]) -> None:
         """Run a pass."""
         self.numbers += (Op.PASS, len(batch))
         for rows in batch:
             self.numbers += (self._requests[rows.request_id], rows.context)
-            self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers), rows.read)
-            self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
+            self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers), len(rows.noise), rows.read)
+            self.numbers += (*rows.tokens, *rows.parents, *rows.layers, *rows.noise)
 
     def beat(self) -> None:
         """Ask every stage whether it is there. By hand: gloo and NCCL notice a lost peer only in a call to it."""
@@ -114,7 +119,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         if op is Op.PASS:
             batch = []
             for _ in range(some(1)[0]):
-                request, context, tokens, parents, layers, read = some(6)
+                request, context, tokens, parents, layers, noise, read = some(7)
                 batch.append(
                     Rows(
                         request_id=str(request),
@@ -123,6 +128,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
                         parents=some(parents),
                         logits=read,
                         layers=some(layers),
+                        noise=some(noise),
                     )
                 )
             yield op, (), tuple(batch)
@@ -137,4 +143,4 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         elif op is Op.ADAPT:
             yield op, some(2), ()
         else:
-            yield op, some(1 if op in (Op.CLOSE, Op.DROP_ADAPTER) else 0), ()
+            yield op, some(1 if op in (Op.CLOSE, Op.DROP_ADAPTER, Op.DRAFT_BY) else 0), ()

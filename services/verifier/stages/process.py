@@ -76,6 +76,10 @@ class Stage:
             if adapters is not None and (number := str(arguments[0])) in adapters.digests:
                 adapters.remove(number)
             return
+        if op is Op.DRAFT_BY:
+            assert adapters is not None
+            adapters.draft_by_added(str(arguments[0]))
+            return
         request = str(arguments[0])
         memory = self._part.memory
         if op is Op.OPEN:
@@ -192,8 +196,9 @@ def spec_from_json(text: str) -> StageSpec:
     """The inverse of ``spec_to_json``."""
     fields = json.loads(text)
     config = fields["config"]
-    if config["kernels_dir"] is not None:
-        config["kernels_dir"] = Path(config["kernels_dir"])
+    for field in ("kernels_dir", "draft_adapter"):
+        if config[field] is not None:
+            config[field] = Path(config[field])
     config["observed_layers"] = tuple(config["observed_layers"])
     config["lora_folders"] = tuple(Path(folder) for folder in config["lora_folders"])
     return StageSpec(**{**fields, "config": TargetConfig(**config)})

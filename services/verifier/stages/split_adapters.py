@@ -189,7 +189,8 @@ class StageAdapters:
         return ""
 
     def _named(self) -> set[str]:
-        return {str(Path(folder).expanduser()) for folder in self._config.lora_modules.values()}
+        of_requests = {str(Path(folder).expanduser()) for folder in self._config.lora_modules.values()}
+        return of_requests | ({str(self._config.draft_adapter)} if self._config.draft_adapter is not None else set())
 
 
 def _written(layers: Mapping[str, AdaptableLayer]) -> str:

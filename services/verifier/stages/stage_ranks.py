@@ -134,7 +134,7 @@ class StageRanks:
         Raises:
             TargetLost: they are not.
         """
-        told = [(rows.context, rows.tokens, rows.parents, rows.read, rows.layers) for rows in batch]
+        told = [(rows.context, rows.tokens, rows.parents, rows.read, rows.layers, rows.noise) for rows in batch]
         self._agree_on(zlib.crc32(repr((told, adapters)).encode()))
 
     def beat(self, within_s: float) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Seconds that all stages together have to end by themselves.
 _PATIENCE_S = 5.0
+# The name of the adapter of rows of noise; those of requests are not empty.
+_OF_NOISE = ""
 # Seconds in which they must answer a question that needs no computing.
 _BEAT_S = 10.0
 
@@ -146,6 +148,10 @@ class EarlierStages(Protocol):
         """Compute the request just opened with an adapter that is loaded."""
         ...
 
+    def draft_by(self, folder: str, digest: str) -> None:
+        """Have the adapter of rows of noise loaded, and wait for it; as ``load_adapter``."""
+        ...
+
     def begin(self, batch: Sequence[Rows]) -> None:
         """Start a pass."""
         ...
@@ -201,6 +207,8 @@ class NoStages:
     def drop_adapter(self, name: str) -> None: ...
 
     def adapt(self, request_id: str, name: str) -> None: ...
+
+    def draft_by(self, folder: str, digest: str) -> None: ...
 
     def begin(self, batch: Sequence[Rows]) -> None: ...
 
@@ -289,6 +297,10 @@ class Upstream:
 
     def adapt(self, request_id: str, name: str) -> None:
         self._orders.adapt(request_id, self._adapters.number_of(name))
+
+    def draft_by(self, folder: str, digest: str) -> None:
+        self._adapters.load(_OF_NOISE, folder, digest)
+        self._orders.draft_by(self._adapters.number_of(_OF_NOISE))
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._orders.run(batch)

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, beside, read_texts
-from services.drafter.heads.files.head_config import FINAL, TargetShape
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_config import FINAL, TargetShape, rope_of
 from services.drafter.heads.files.target_rows import read_target_shape
 from services.drafter.heads.layer import SeenRows
 from services.drafter.heads.state_head import StateHead
@@ -280,13 +281,19 @@ def _settings(head: StateHead, texts: Sequence[CanaryText], target: TargetShape)
             if len(layers) > 1:
                 said += "; layer_ids in training.json says how they are counted"
             yield said, head, _Rows(layers=others)
-    for said, changed in head.alternatives(fed_back=False):
+    for said, changed in (*head.alternatives(fed_back=False), *_by_the_targets_rope(head, target)):
         yield said, changed, _Rows(layers=layers)
 
 
+def _by_the_targets_rope(head: StateHead, target: TargetShape) -> Iterator[tuple[str, StateHead]]:
+    """Positions as the target turns them, where the head's configuration says something else."""
+    if isinstance(head, FeatureHead) and head.config.rope != (own := rope_of(target.config)):
+        yield "its rope_parameters must be the target's", head.under(replace(head.config, rope=own))
+
+
 def _explain_second(head: StateHead, texts: Sequence[CanaryText], target: TargetShape, second: float) -> str | None:
-    """Whether another setting of a flag that acts on fed back states alone does better."""
-    for said, other in head.alternatives(fed_back=True):
+    """Whether another flag that acts on fed back states alone does better, or another rope: first guesses hardly need it."""
+    for said, other in (*head.alternatives(fed_back=True), *_by_the_targets_rope(head, target)):
         share = _shares(other, texts, target, _Rows(layers=head.state_layers))[2]
         if stands_out(share, second):
             return f"{said} ({share:.0%} of the second guesses that way)"

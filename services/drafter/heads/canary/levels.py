@@ -31,6 +31,8 @@ from speculation.errors import ConfigurationError
 
 # Of a block's guesses, those that are judged.
 _JUDGED = 2
+# Shares that differ by no more say as much.
+_ALIKE = 0.05
 
 LevelModel = Streams | MedusaHeads | BlockDrafter
 
@@ -45,6 +47,8 @@ class LevelTrial:
             each position's guesses, [n, levels, h]. The first guess is the token after next.
         corrected: of a text's tokens, ``hidden`` and logits [n, levels, V_d], the logits once the tokens before are known.
         others: for a target, the same weights under other settings, each with what would be wrong.
+        uncorrected: the same without the head that knows the tokens before, and what is wrong with one that only spoils what
+            the rows say. None: there is no such head.
     """
 
     model: LevelModel
@@ -52,6 +56,7 @@ class LevelTrial:
     hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     others: Callable[[TargetShape], Iterator[tuple[str, LevelTrial]]] = lambda target: iter(())
     corrected: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = lambda tokens, hidden, logits: logits
+    uncorrected: tuple[str, LevelTrial] | None = None
 
     @classmethod
     def of(cls, model: LevelModel) -> LevelTrial:
@@ -96,7 +101,12 @@ def _trial_of_blocks(model: BlockDrafter) -> LevelTrial:
             made.append(said)
         return torch.stack(made, dim=1)
 
-    return LevelTrial(model, layer.state_layers, hidden, others, corrected)
+    plain = LevelTrial(model, layer.state_layers, hidden, others)
+    heads = [name for name in ("markov_head", "candidate_selector", "prefix_gru") if getattr(model, name) is not None]
+    if not heads:
+        return plain
+    without = (f"its {heads[0]} spoils what its rows say: it is another drafter's, or read another way", plain)
+    return replace(plain, corrected=corrected, uncorrected=without)
 
 
 def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -115,7 +125,7 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
         raise ConfigurationError(
             f"the canary's texts hold {tokens} tokens to guess: must be {LEAST} at least", about="the canary's texts"
         )
-    fault = _explained(trial, texts, target, first) if first < DOUBTFUL else None
+    fault = _explained(trial, texts, target, first) if first < DOUBTFUL else _spoiled(trial, texts, target, second)
     return judge(CanaryResult(guesses=tokens, first=first, second=second, likely_fault=fault), where)
 
 
@@ -125,17 +135,30 @@ def check_levels_at(model: LevelModel, folder: Path, target: Path, *, asked_for:
 
 
 def _explained(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
-    """What explains a low share, in words: a flag, labels shifted by one, or other layers."""
+    """What explains a low share, in words: a flag, labels shifted by one, or other layers.
+
+    A block's rows at another place guess the token further on, too. Of two that explain as much, the flag comes first.
+    """
     best, words = first, None
     for tried, share in _tried(trial, texts, target):
-        if share > best and stands_out(share, first):
+        if share > best + _ALIKE and stands_out(share, first):
             best, words = share, tried
     return None if words is None else f"{words} ({best:.0%} that way)"
 
 
+def _spoiled(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, second: float) -> str | None:
+    """Whether later guesses are better without the head that knows the tokens before: Domino's changes no first one."""
+    if trial.uncorrected is None:
+        return None
+    words, plain = trial.uncorrected
+    share = _shares(plain, texts, target, plain.layers)[2]
+    return f"{words} ({share:.0%} of the second guesses without it)" if stands_out(share, second) else None
+
+
 def _tried(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape) -> Iterator[tuple[str, float]]:
     """With one thing changed at a time: what would be wrong, and the share that way."""
-    for words, other in trial.others(target):
+    alternatives = [*trial.others(target), *([trial.uncorrected] if trial.uncorrected is not None else [])]
+    for words, other in alternatives:
         yield words, _shares(other, texts, target, other.layers)[1]
     for by in (-1, 1):
         place = "one token further on" if by > 0 else "one token before"

@@ -96,9 +96,13 @@ class FeatureHead(OnTargetRows):
             return
         name = "norm_output" if fed_back else "norm_before_residual"
         flags: dict[str, Any] = {name: not getattr(self.config, name)}
-        other = FeatureHead(replace(self.config, **flags), self._rows, self.vocabulary.ids)
+        yield f"{name} must be {str(flags[name]).lower()}", self.under(replace(self.config, **flags))
+
+    def under(self, config: HeadConfig) -> FeatureHead:
+        """The same weights under other flags."""
+        other = FeatureHead(config, self._rows, self.vocabulary.ids)
         other._share(self)
-        yield f"{name} must be {str(flags[name]).lower()}", other
+        return other
 
     def cache_shape(self, window: int) -> CacheShape:
         """The shape of its sessions' caches, if rows see ``window`` committed rows at most."""
