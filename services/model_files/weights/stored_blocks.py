@@ -8,16 +8,27 @@ from dataclasses import dataclass
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# GGUF's types whose blocks the kernels can read. Those of the K types have 256 inputs, others BLOCK.
-KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# GGUF's types whose blocks the kernels can read. Those of the K types and of IQ4_XS have 256 inputs, others BLOCK.
+KEPT = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+)  # fmt: skip
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
 # Likewise: a scale in float32, then floats of a byte.
 FLOATS = "E4M3"
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
+# The scale of an MXFP4 block is half of two to the power of its first byte less 127; from the next one on, no float holds
+# the greatest number, 12 times the scale.
+_GREATEST_POWER = 252
 BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
-_HALVES = {**dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), slice(0, 2)), "Q6_K": slice(208, 210)}
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    "MXFP4": slice(0, 0),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q6_K": slice(208, 210),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +63,16 @@ class StoredBlocks:
         return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
 
     def finite(self) -> bool:
-        """Whether all numbers are finite, which depends on the float16 numbers of each block, if it has some."""
+        """Whether all numbers are finite, which depends on the scales of each block, and on codes that are NaN."""
         if self.kind == FLOATS:
             scales, codes = _scales_and_codes(self.raw)
             # NaN is the one code that is no number, with either sign.
             return bool(torch.isfinite(scales * _LARGEST).all()) and not bool((codes & 0x7F == 0x7F).any())
         _, size = sizes_of(self.kind)
-        halves = self.raw.view(self.raw.shape[0], -1, size)[..., halves_of(self.kind)]
-        return bool(torch.isfinite(halves.contiguous().view(torch.float16)).all())
+        blocks = self.raw.view(self.raw.shape[0], -1, size)
+        if self.kind == "MXFP4":
+            return bool((blocks[..., 0] <= _GREATEST_POWER).all())
+        return bool(torch.isfinite(blocks[..., halves_of(self.kind)].contiguous().view(torch.float16)).all())
 
 
 def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
@@ -95,7 +108,7 @@ def sizes_of(kind: str) -> tuple[int, int]:
 
 
 def halves_of(kind: str) -> slice:
-    """Bytes of a block that hold its float16 numbers; if they are finite, so are all numbers."""
+    """Bytes of a block that hold its float16 numbers, if there are some; if they are finite, so are all numbers."""
     return _HALVES.get(kind, slice(0, 4))
 
 

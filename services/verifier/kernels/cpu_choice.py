@@ -256,6 +256,9 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
     if kind == FLOATS:
         # No NaN, which equals nothing.
         raw &= 0xFE
+    if kind == "MXFP4":
+        # Powers of two that are no greater than floats.
+        raw[..., 0] = 120
     halves = raw[..., halves_of(kind)]
     halves.copy_(torch.full((halves.shape[-1] // 2,), 0.01, dtype=torch.float16).view(torch.uint8))
     return StoredBlocks(raw.flatten(1), kind, inputs)

@@ -5,7 +5,7 @@
  * floats in registers, which costs less than reading floats.
  *
  * Exactness: every element is summed up by fused multiply-adds in the order of the inputs, however many rows there are. What
- * the weights are, and how they lie in panels: panels.h.
+ * the weights are, and how they lie in panels: panels.h, blocks.h.
  */
 #include "panels.h"
 

@@ -67,16 +67,27 @@ INLINE vec load_halves(const uint16_t *from) {
 #endif
 }
 
-/* LANES numbers from 0 to 255 as floats. */
-INLINE vec load_bytes(const uint8_t *from) {
+/* LANES numbers from 0 to 255. */
+INLINE uvec load_bytes(const uint8_t *from) {
 #if defined(__AVX512F__)
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    return (uvec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
 #elif defined(__AVX2__)
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+    return (uvec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
 #else
     uint32_t four;
     memcpy(&four, from, 4);
-    return (vec)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+    return (uvec)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+#endif
+}
+
+/* For each byte of `which`, from 0 to 15, an entry of a table of 16 bytes. */
+INLINE uvec looked_up(const uint8_t *table, uvec which) {
+#if defined(__AVX512F__)
+    return (uvec)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), (__m512i)which);
+#elif defined(__AVX2__)
+    return (uvec)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), (__m256i)which);
+#else
+    return (uvec)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)which);
 #endif
 }
 
