@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from services.compiling import check_runs, private_folder
-from services.model_files.weights.quantised.as_blocks import floats_as_blocks
-from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, Weight, quantized, sizes_of
+from services.model_files.weights.quantised.as_blocks import codes_as_blocks, floats_as_blocks
+from services.model_files.weights.stored_blocks import KEPT, TABLES, StoredBlocks, Weight, quantized, scales_of, sizes_of
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.kernels.native import library as compiling
@@ -29,7 +29,7 @@ from services.verifier.model.target_port import Rows
 from tests.random_blocks import random_blocks
 
 SETS = ("avx512", "avx2", "neon")
-FORMS = ("float32", "bfloat16", "Q8_Z", "Q4_Z", "E4M3", *KEPT)
+FORMS = ("float32", "bfloat16", "Q8_Z", "Q4_Z", "E4M3", *TABLES, *KEPT)
 
 
 def all_here() -> list[Library]:
@@ -61,6 +61,9 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
         made = floats_as_blocks(codes.view(torch.float8_e4m3fn), torch.randn(outputs, inputs // 32), 32)
         assert made is not None
         return made
+    if form in TABLES:
+        codes = torch.from_numpy(source.integers(0, 16, (outputs, inputs), dtype=np.uint8))
+        return codes_as_blocks(form, codes, torch.randn(outputs, inputs // 32 * scales_of(form)))
     scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
     if form.endswith("Z"):
         # Zero points: whole ones, and others whose difference from every number is exact.
@@ -264,5 +267,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 297 and own[0] == "check 1"
+    assert len(own) == 345 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

@@ -13,6 +13,7 @@
  * lower half is a scale, the upper one a minimum.
  *
  * Of E4M3 the scales are floats, [PANEL], and the numbers floats of 8 bits. Of MXFP4 the scales are bytes: powers of two.
+ * Of NF4, FP4 and E2M1 they are floats, too, of E2M1 for each half of a block, and the numbers codes of a table of floats.
  */
 #ifndef OUTRIDER_BLOCKS_H
 #define OUTRIDER_BLOCKS_H
@@ -20,13 +21,13 @@
 
 enum { BLOCK = 32, GROUP_INPUTS = 256 };
 enum weights {
-    FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z, Q5_0, Q5_1, E4M3, IQ4_NL, MXFP4,
+    FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z, Q5_0, Q5_1, E4M3, IQ4_NL, MXFP4, NF4, FP4, E2M1,
     /* The K types. */
     Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS
 };
 
-/* The width (see width_of) of floats of 8 bits: that of bytes, and more, since other operations make them floats. */
-enum { FLOATS8 = 9 };
+/* The widths (see width_of) of floats of 8 bits, and of codes of a table of floats: other operations make these floats. */
+enum { FLOATS8 = 9, TABLED = 5 };
 
 /* Of a number as it is stored. */
 INLINE int bits_of(enum weights type) {
@@ -42,17 +43,22 @@ INLINE int bits_of(enum weights type) {
     }
 }
 
-/* Whether numbers are codes that a table of 16 entries explains. */
+/* Whether numbers are codes of a table of 16 floats, which has as many bits as they have. */
+INLINE int is_tabled(enum weights type) { return type == NF4 || type == FP4 || type == E2M1; }
+
+/* Whether numbers are codes of a table of 16 whole numbers. */
 INLINE int is_coded(enum weights type) { return type == IQ4_NL || type == IQ4_XS || type == MXFP4; }
 
 /* Whether numbers are made bytes before they are multiplied. */
 INLINE int is_widened(enum weights type) { return is_coded(type) || (bits_of(type) < 8 && bits_of(type) != 4); }
 
 /* Of a number in the words that are multiplied. All that a product depends on but for reading a block. */
-INLINE int width_of(enum weights type) { return is_widened(type) ? 8 : type == E4M3 ? FLOATS8 : bits_of(type); }
+INLINE int width_of(enum weights type) {
+    return is_widened(type) ? 8 : type == E4M3 ? FLOATS8 : is_tabled(type) ? TABLED : bits_of(type);
+}
 
 /* Bits of a number in a word. */
-INLINE int bits_in_word(int width) { return width == FLOATS8 ? 8 : width; }
+INLINE int bits_in_word(int width) { return width == FLOATS8 ? 8 : width == TABLED ? 4 : width; }
 
 /* Whether each block of an output has a zero point beside its scale. */
 INLINE int has_zeros(enum weights type) { return type == Q8_Z || type == Q4_Z; }
@@ -66,12 +72,16 @@ INLINE int has_minima(enum weights type) {
 INLINE int is_k(enum weights type) { return type >= Q2_K; }
 
 /* Whether each half of a block has a scale of its own. */
-INLINE int has_halves(enum weights type) { return type == Q2_K || type == Q3_K || type == Q6_K; }
+INLINE int has_halves(enum weights type) {
+    return type == Q2_K || type == Q3_K || type == Q6_K || type == E2M1;
+}
 
 INLINE int64_t head_bytes(enum weights type) { return !is_k(type) ? 0 : has_minima(type) ? 4 * PANEL : 2 * PANEL; }
 
 /* Bytes of one of the numbers that a block of an output begins with, and how many there are. */
-INLINE int64_t scale_size(enum weights type) { return is_k(type) || type == MXFP4 ? 1 : type == E4M3 ? 4 : 2; }
+INLINE int64_t scale_size(enum weights type) {
+    return is_k(type) || type == MXFP4 ? 1 : type == E4M3 || is_tabled(type) ? 4 : 2;
+}
 
 INLINE int64_t scale_count(enum weights type) {
     if (type <= BFLOAT16) return 0;

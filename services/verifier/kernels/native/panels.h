@@ -8,8 +8,8 @@
  * whose difference from every number is exact. Numbers with a sign are stored from 0 on, and what they are less than that is
  * a minimum, too. So are those that codes stand for.
  *
- * Of E4M3 a weight is number * scale, which rounds once, as it does where the file is expanded. NaN among the numbers, and
- * scales from 256 on, never come here (as_blocks.py). Nor do powers of two of MXFP4 above 2^124 (stored_blocks.py).
+ * Of E4M3, and where a table has floats, a weight is number * scale, which rounds once, as it does where the file is expanded.
+ * NaN among the numbers of E4M3, and scales from 256 on, never come here (as_blocks.py). Nor do powers of two of MXFP4 above 2^124 (stored_blocks.py).
  */
 #ifndef OUTRIDER_PANELS_H
 #define OUTRIDER_PANELS_H
@@ -20,6 +20,8 @@ enum { AHEAD = 4096 };
 /* What a block's weights are made with, of some vectors `v` of its panel. */
 struct scales {
     vec scale[PANEL_VECS], minimum[PANEL_VECS];
+    /* Where codes stand for floats. */
+    const float *table;
 };
 
 /* How much greater numbers are where they are stored. */
@@ -59,8 +61,32 @@ INLINE vec half_of_power(uvec stored) {
     return (vec)((ivec)(stored << 23) | (((ivec)stored == 0) & 0x00400000)) * 0.5f;
 }
 
+/* bitsandbytes' tables, which stored_blocks.py has, too, and floats of four bits, whose highest bit is the sign. */
+static const float NF4_NUMBERS[16] = {
+    -1.0f,        -0x1.647362p-1f, -0x1.0cd66p-1f,  -0x1.94654p-2f,  -0x1.23449ap-2f, -0x1.7a6a7ep-3f,
+    -0x1.74f0e2p-4f, 0.0f,         0x1.45f5fep-4f,  0x1.4995c6p-3f,  0x1.f809bap-3f,  0x1.5a0674p-2f,
+    0x1.c3497p-2f,   0x1.200f56p-1f, 0x1.722766p-1f, 1.0f,
+};
+static const float FP4_NUMBERS[16] = {
+    0.0f, 0x1.555556p-8f,  0x1.555556p-1f,  1.0f,  0x1.555556p-2f,  0.5f,  0x1.555556p-3f,  0.25f,
+    0.0f, -0x1.555556p-8f, -0x1.555556p-1f, -1.0f, -0x1.555556p-2f, -0.5f, -0x1.555556p-3f, -0.25f,
+};
+static const float E2M1_NUMBERS[16] = {
+    0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f,
+};
+
+/* Of a half where each has a scale. */
+INLINE void read_floats(enum weights type, int half, int vecs, const char *block, int first, struct scales *into) {
+    into->table = type == NF4 ? NF4_NUMBERS : type == FP4 ? FP4_NUMBERS : E2M1_NUMBERS;
+    EACH(v, vecs) into->scale[v] = load((const float *)block + half * PANEL + (first + v) * LANES);
+}
+
 INLINE void read_scales(enum weights type, int vecs, const char *block, int first, struct scales *into) {
     const uint16_t *halves = (const uint16_t *)block + first * LANES;
+    if (is_tabled(type)) {
+        read_floats(type, 0, vecs, block, first, into);
+        return;
+    }
     if (type == E4M3) {
         EACH(v, vecs) into->scale[v] = load((const float *)block + (first + v) * LANES) * 0x1p120f;
         return;
@@ -154,6 +180,10 @@ INLINE const uint32_t *read_any(int width, enum weights type, int vecs, const ch
             READ(Q4_0) READ(Q4_1) READ(Q4_Z) READ(Q4_K)
             default: __builtin_unreachable();
         }
+    if (width == TABLED) switch (type) {
+            READ(NF4) READ(FP4) READ(E2M1)
+            default: __builtin_unreachable();
+        }
     switch (type) {
         READ(Q8_0) READ(Q8_Z)
         default: break;
@@ -166,23 +196,25 @@ INLINE const uint32_t *read_any(int width, enum weights type, int vecs, const ch
 INLINE void read_again(int width, enum weights type, int part, int vecs, const char *panel, int64_t k, int first,
                        struct scales *into) {
     if (width == 8 && part == 2 && has_halves(type)) read_second_half(type, vecs, panel, k, first, into);
+    if (width == TABLED && part == 4 && has_halves(type)) read_floats(type, 1, vecs, panel + block_at(type, k), first, into);
 }
 
-/* Number `part` of a word as a float. Left where it stands in the word, it is 2^(width * part) times too large: `scale` is
- * that much smaller, which costs nothing, where shifting would. */
-INLINE vec weight_of(int width, int part, uvec word, vec scale, vec minimum) {
+/* Number `part` of a word as a float, for vector `v` of a panel. Left where it stands in the word, it is 2^(width * part) times
+ * too large: `scale` is that much smaller, which costs nothing, where shifting would. */
+INLINE vec weight_of(int width, int part, uvec word, vec scale, int v, const struct scales *made) {
     const int shift = bits_in_word(width) * part;
     /* Sign, exponent and mantissa where a float has them, which is then the number times 2^-120: the scale is 2^120 times as
      * large. Subnormal numbers come right as well. The product rounds once. */
     if (width == FLOATS8) return (vec)((uvec)((ivec)(word << (24 - shift)) >> 4) & 0x87f00000u) * scale;
+    if (width == TABLED) return from_table(made->table, word >> shift) * scale;
     if (width == 16) return (vec)(part ? word & 0xffff0000u : word << 16);
     const uvec number = shift + width == 32 ? word >> shift : word & (((1u << width) - 1) << shift);
-    return fma_of(to_floats(number), scale, minimum);
+    return fma_of(to_floats(number), scale, made->minimum[v]);
 }
 
 /* What `part` takes off the scale: see weight_of. */
 INLINE float shrunk(int width, int part) {
     const int shift = width * part;
-    return width == FLOATS8 || shift + width == 32 ? 1.0f : 1.0f / (float)(1u << shift);
+    return width == FLOATS8 || width == TABLED || shift + width == 32 ? 1.0f : 1.0f / (float)(1u << shift);
 }
 #endif

@@ -91,6 +91,25 @@ INLINE uvec looked_up(const uint8_t *table, uvec which) {
 #endif
 }
 
+/* For each of `which`, of whose bits the lowest four count, an entry of a table of 16 floats. */
+INLINE vec from_table(const float *table, uvec which) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_permutexvar_ps((__m512i)which, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+    /* Three bits say where in a half of the table, the fourth says in which. */
+    const __m256i at = (__m256i)which;
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+    return (vec)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+#else
+    const uint8x16x4_t bytes = {{
+        vld1q_u8((const uint8_t *)table), vld1q_u8((const uint8_t *)(table + 4)),
+        vld1q_u8((const uint8_t *)(table + 8)), vld1q_u8((const uint8_t *)(table + 12)),
+    }};
+    return (vec)vqtbl4q_u8(bytes, (uint8x16_t)((which & 15) * 0x04040404u + 0x03020100u));
+#endif
+}
+
 /* The 64-bit products of the lower halves. */
 INLINE wide product_of_halves(wide a, wide b) {
 #if defined(__AVX512F__)
