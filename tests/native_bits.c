@@ -32,9 +32,12 @@ static uint64_t hash(const float *numbers, int64_t count) {
 
 /* Weights of a type, as a file has them, in panels; scales are of about 1/16. */
 static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t panels) {
-    static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20, 36, 20, 22, 24, 36, 144, 176, 210};
+    static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20, 36, 20, 22, 24, 36, 18, 17, 20, 20, 24,
+                                             84, 110, 144, 176, 210, 136};
+    /* Of the K types, where d stands, and how many bytes more a group of theirs has in a panel. */
+    static const int64_t place_of_d[] = {80, 108, 0, 0, 208, 0}, more[] = {0, 4, 4, 4, 0, 2};
     if (type == 0) return many(panels * PANEL * inputs);
-    const int64_t size = bytes_of_block[type], row = size * inputs / (type < 10 ? 32 : 256);
+    const int64_t size = bytes_of_block[type], row = size * inputs / (type < 15 ? 32 : 256);
     unsigned char *stored = malloc((size_t)(outputs * row));
     for (int64_t i = 0; i < outputs * row; i++) stored[i] = (unsigned char)(drawn() * 127 + 128);
     for (unsigned char *block = stored; block < stored + outputs * row; block += size) {
@@ -43,25 +46,30 @@ static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t pa
         else if (type == 9)
             /* A float. */
             block[3] = 0x3d;
-        else if (type < 9)
+        else if (type >= 12 && type <= 14)
+            block[3] = 0x3d, block[7] = type == 14 ? 0x3c : block[7];
+        else if (type == 11)
+            /* A power of two. */
+            block[0] = 0x7c;
+        else if (type < 11)
             block[1] = 0x2c;
         else
             /* d, which scales stand before, of about 1/1024. */
-            block[type == 12 ? 209 : 1] = 0x14;
+            block[place_of_d[type - 15] + 1] = 0x14;
         if (type == 4 || type == 8) block[3] = 0xb0;
         /* A zero point of 4 to 8 in steps of 1/256. */
         if (type == 5 || type == 6) block[3] = 0x44 | (block[3] & 3);
-        if (type == 10 || type == 11) block[3] = 0x18;
+        /* dmin. */
+        if (type == 15 || type == 17 || type == 18) block[place_of_d[type - 15] + 3] = 0x18;
     }
     const struct linear layer = {0, 0, type, inputs, panels};
-    /* Two of the K types have four bytes more for each block in a panel. */
-    char *packed = aligned_alloc(64, (size_t)(panels * PANEL * (row + (type == 10 || type == 11 ? 4 * inputs / 256 : 0))));
+    char *packed = aligned_alloc(64, (size_t)(panels * PANEL * (row + (type < 15 ? 0 : more[type - 15] * inputs / 256))));
     outrider_pack(&layer, stored, row, outputs, packed);
     return packed;
 }
 
 static void linears(int type) {
-    const int64_t inputs = type < 10 ? 320 : 512, outputs = 100, panels = 4;
+    const int64_t inputs = type < 15 ? 320 : 512, outputs = 100, panels = 4;
     state = (uint64_t)type + 1;
     const struct linear layer = {weights(type, inputs, outputs, panels), 0, type, inputs, panels};
     float *in = many(ROWS_AT_ONCE * inputs), *out = many(ROWS_AT_ONCE * panels * PANEL);
@@ -175,7 +183,7 @@ static void choices(void) {
 
 int main(void) {
     printf("check %d\n", outrider_check());
-    for (int type = 0; type < 13; type++) linears(type);
+    for (int type = 0; type < 21; type++) linears(type);
     layers();
     choices();
     return 0;

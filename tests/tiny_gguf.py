@@ -28,7 +28,7 @@ _NAMES = {
 
 
 # Types that the gguf package does not quantise to: their blocks are random.
-DRAWN = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+DRAWN = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "MXFP4")
 ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
 # As llama.cpp's Q4_K_M, in which some matrices have more bits than others; Q5_K besides. Blocks have 256 inputs.
 Q4_K_M = {
@@ -39,6 +39,17 @@ Q4_K_M = {
     "ffn_down": "Q6_K",
     "ffn": "Q4_K",
     "token_embd": "Q6_K",
+}
+# Types of few bits, all in one file.
+FEW_BITS = {
+    "_norm": "F32",
+    "attn_v": "IQ4_NL",
+    "attn_output": "MXFP4",
+    "attn": "IQ4_XS",
+    "ffn_gate": "Q2_K",
+    "ffn_up": "Q3_K",
+    "ffn_down": "IQ4_XS",
+    "token_embd": "Q3_K",
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.1}
 

@@ -43,9 +43,10 @@ KEPT_AS = {"compressed_w4_halves": "Q4_0", "compressed_w8_halves": "Q8_0", "gptq
 # With zero points.
 KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits", "hqq_4_bits", "hqq_3_bits"), "Q4_Z")
 KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
-# e4m3, whose blocks of inputs are whole ones of 32.
 KEPT_AS |= dict.fromkeys(("fp8_blocks_of_128", "fp8_blocks_of_32", "fp8_rows", "fp8_whole"), "E4M3")
 KEPT_AS |= dict.fromkeys(("compressed_fp8", "compressed_fp8_whole", "compressed_fp8_blocks"), "E4M3")
+KEPT_AS |= {"compressed_mxfp4": "MXFP4", "compressed_nvfp4": "E2M1"}
+KEPT_AS |= {"bnb_nf4": "NF4", "bnb_nf4_nested": "NF4", "bnb_fp4": "FP4"}
 TEXT = tuple(range(5, 45))
 Change = Callable[[dict[str, torch.Tensor]], None]
 
@@ -90,7 +91,7 @@ def test_weights_are_the_numbers_of_the_format(form: str, made_of: Make) -> None
     with WeightFiles(folder) as files:
         kinds = {stored_as(files.get(name)) for name in files.names if name.endswith(".up_proj.weight")}
         assert all(torch.equal(files.numbers(name).float(), weight) for name, weight in load_file(plain / FILE).items())
-    assert kinds == {KEPT_AS.get(form, "bfloat16" if "mxfp4" in form else "float32")}
+    assert kinds == {KEPT_AS.get(form, "float32")}
     # Each stage expands its own layers alone.
     layers = load_layers(of(folder, stages=2, weights="float32"), range(1, 2)).state_dict()
     assert torch.equal(layers["model.layers.0.mlp.up_proj.weight"].float(), theirs["model.layers.1.mlp.up_proj.weight"])
@@ -108,7 +109,7 @@ def test_logits_are_those_of_the_float_model(form: str, made_of: Make) -> None:
 
 
 @pytest.mark.examples(3)
-@pytest.mark.parametrize("form", [*KEPT_AS, "compressed_mxfp4"])
+@pytest.mark.parametrize("form", KEPT_AS)
 def test_layers_multiply_by_blocks_with_the_same_bits(form: str, made_of: Make) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
@@ -203,6 +204,8 @@ def test_the_plan_says_what_it_becomes(made_of: Make) -> None:
         ("hqq_4_bits", "Q4_Z", 20),
         ("gptq_8_bits_zeros", "Q8_Z", 36),
         ("fp8_rows", "E4M3", 36),
+        ("compressed_mxfp4", "MXFP4", 17),
+        ("compressed_nvfp4", "E2M1", 24),
     ],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(
@@ -296,6 +299,7 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
     ),
     "nvfp4: whole": ("compressed_nvfp4", without(f"{UP}.weight_global_scale"), f"hold no {UP}.weight_global_scale"),
     "nvfp4: scales": ("compressed_nvfp4", instead(SCALE, lambda scales: scales[1:]), f"{SCALE} is F8_E4M3 [159, 12]"),
+    "nvfp4: zero": ("compressed_nvfp4", instead(f"{UP}.weight_global_scale", torch.zeros_like), "weight holds infinite"),
     "mxfp4: scales": ("compressed_mxfp4", instead(SCALE, lambda scales: scales.char()), f"{SCALE} is I8 [160, 6]"),
     "bnb: no table": ("bnb_nf4", without(f"{UP}.weight.quant_map"), f"hold no {UP}.weight.quant_map"),
     "bnb: scales": ("bnb_nf4", instead(f"{UP}.weight.absmax", lambda scales: scales[1:]), "absmax is F32 [959]"),

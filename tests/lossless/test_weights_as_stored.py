@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from gguf import GGUFReader, dequantize
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from cluster.models.target import as_float32, resolve
 from services.model_files.generation_config import read_generation_config
 from services.model_files.weights.files import BLOCKS_FILE
-from services.model_files.weights.stored_blocks import KEPT, StoredLinear
+from services.model_files.weights.stored_blocks import KEPT, StoredLinear, halves_of, sizes_of
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
@@ -26,7 +28,7 @@ from speculation.errors import ConfigurationError
 from tests.kernels_here import SETS, all_here, kernels_of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
-from tests.tiny_gguf import ALIKE, DRAWN, Q4_K_M, WIDE, make_tiny_gguf
+from tests.tiny_gguf import ALIKE, DRAWN, FEW_BITS, Q4_K_M, WIDE, make_tiny_gguf
 
 MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
 MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
@@ -45,11 +47,11 @@ def logits(model: Path, **settings: str) -> tuple[torch.Tensor, TransformersTarg
     return torch.cat([made, target.forward([tree])[0]]), target
 
 
-@pytest.fixture(scope="module", params=[MIXED, ALIKE, Q4_K_M], ids=["mixed", "alike", "q4_k_m"])
+@pytest.fixture(scope="module", params=[MIXED, ALIKE, Q4_K_M, FEW_BITS], ids=["mixed", "alike", "q4_k_m", "few"])
 def unpacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A GGUF file and the folder that was made of it."""
     folder = tmp_path_factory.mktemp("gguf")
-    wide = WIDE if request.param is Q4_K_M else {}
+    wide = WIDE if request.param in (Q4_K_M, FEW_BITS) else {}
     gguf = make_tiny_gguf(folder, request.param, **wide)
     return gguf, resolve(str(gguf), folder / "cache").path
 
@@ -82,7 +84,8 @@ def test_as_stored_and_as_float32_are_the_same_bits(unpacked: tuple[Path, Path],
     _, folder = unpacked
     stored, target = logits(folder, weights="as_stored", kernels=instructions)
     assert target.kernels.weights == "as_stored"
-    assert target.weights.stored.startswith("GGUF, Q") and target.weights.multiplied[0].startswith("Q")
+    assert target.weights.stored.startswith("GGUF, ")
+    assert {target.weights.stored.split(", ")[1], target.weights.multiplied[0]} <= set(KEPT)
     floats, other = logits(folder, weights="float32", kernels=instructions)
     assert other.kernels.weights == "float32"
     assert other.weights == replace(target.weights, multiplied=("float32",))
@@ -136,12 +139,12 @@ def test_every_type_is_unpacked_to_the_numbers_of_the_gguf_package(tmp_path: Pat
     places = ("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     names = ("self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     types = (*DRAWN, "Q5_0", "Q5_1", "Q8_0")
-    for kinds in (types[:5], types[5:]):
-        gguf = make_tiny_gguf(tmp_path / kinds[0], {"_norm": "F32", **dict(zip(places, kinds, strict=True))}, **WIDE)
+    for kinds in (types[:5], types[5:10], types[10:]):
+        gguf = make_tiny_gguf(tmp_path / kinds[0], {"_norm": "F32", **dict(zip(places, kinds, strict=False))}, **WIDE)
         tensors = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
         folder = resolve(str(gguf), tmp_path / "cache").path
         ours = load_whole(TargetConfig(model_path=str(folder), weights="float32")).state_dict()
-        for place, name, kind in zip(places, names, kinds, strict=True):
+        for place, name, kind in zip(places, names, kinds, strict=False):
             tensor = tensors[f"blk.1.{place}.weight"]
             assert tensor.tensor_type.name == kind
             expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
@@ -149,13 +152,34 @@ def test_every_type_is_unpacked_to_the_numbers_of_the_gguf_package(tmp_path: Pat
 
 
 def test_types_that_are_not_kept_become_float32_and_are_told(tmp_path: Path) -> None:
-    gguf = make_tiny_gguf(tmp_path, {"_norm": "F32", "ffn_up": "Q3_K", "ffn_down": "Q4_0"}, **WIDE)
+    gguf = make_tiny_gguf(tmp_path, {"_norm": "F32", "ffn_up": "IQ3_S", "ffn_down": "Q4_0"}, **WIDE)
     said: list[str] = []
     folder = resolve(str(gguf), tmp_path / "cache", say=said.append).path
-    assert any(f"weights of the type Q3_K become float32: only {', '.join(KEPT)} are kept" in line for line in said)
+    assert any(f"weights of the type IQ3_S become float32: only {', '.join(KEPT)} are kept" in line for line in said)
     kept = load_file(folder / BLOCKS_FILE)
     assert kept["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
     assert kept["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    folder = resolve(str(make_tiny_gguf(tmp_path, FEW_BITS, **WIDE)), tmp_path / "cache").path
+    whole = load_file(folder / BLOCKS_FILE)
+    with safe_open(folder / BLOCKS_FILE, "pt") as file:
+        metadata = file.metadata()
+    tried = set()
+    for name, (kind, _) in json.loads(metadata["kinds"]).items():
+        if not name.startswith("model.layers.1.") or kind in tried:
+            continue
+        tried.add(kind)
+        weights = {**whole, name: whole[name].clone()}
+        last = weights[name].view(len(weights[name]), -1, sizes_of(kind)[1])[-1, -1]
+        # Infinity, or a power of two that no float is 12 times as great as.
+        last[: 1 if kind == "MXFP4" else 0] = 253
+        last[halves_of(kind)] = torch.tensor([0, 0x7C], dtype=torch.uint8).repeat(len(last[halves_of(kind)]) // 2)
+        save_file(weights, folder / BLOCKS_FILE, metadata=metadata)
+        with refuses(ConfigurationError, says=f"{name} holds infinite values or NaN"):
+            TransformersTarget(TargetConfig(model_path=str(folder)))
+    assert tried == {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K"}
 
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from services.compiling import check_runs, private_folder
-from services.model_files.weights.quantised.as_blocks import floats_as_blocks
-from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized
+from services.model_files.weights.quantised.as_blocks import codes_as_blocks, floats_as_blocks
+from services.model_files.weights.stored_blocks import KEPT, TABLES, StoredBlocks, Weight, quantized, scales_of, sizes_of
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.kernels.native import library as compiling
@@ -29,7 +29,7 @@ from services.verifier.model.target_port import Rows
 from tests.kernels_here import SETS, all_here, kernels_of
 from tests.random_blocks import random_blocks
 
-FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "Q4_K", "Q5_K", "Q6_K")
+FORMS = ("float32", "bfloat16", "Q8_Z", "Q4_Z", "E4M3", *TABLES, *KEPT)
 
 
 @pytest.fixture(params=SETS)
@@ -44,7 +44,7 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
         return weight.to(getattr(torch, form))
     if form == "Q8_0":
         return quantized(weight)
-    if form.endswith("_K") or form.startswith("Q5"):
+    if form in KEPT and form not in ("Q4_0", "Q4_1"):
         return StoredBlocks(torch.from_numpy(random_blocks(outputs, inputs, form, seed=inputs)), form, inputs)
     source = np.random.default_rng(outputs * inputs)
     if form == "E4M3":
@@ -53,6 +53,9 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
         made = floats_as_blocks(codes.view(torch.float8_e4m3fn), torch.randn(outputs, inputs // 32), 32)
         assert made is not None
         return made
+    if form in TABLES:
+        codes = torch.from_numpy(source.integers(0, 16, (outputs, inputs), dtype=np.uint8))
+        return codes_as_blocks(form, codes, torch.randn(outputs, inputs // 32 * scales_of(form)))
     scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
     if form.endswith("Z"):
         # Zero points: whole ones, and others whose difference from every number is exact.
@@ -62,6 +65,11 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
     numbers = source.integers(0, 256, (outputs, inputs // 32, 32 if form == "Q8_Z" else 16), dtype=np.uint8)
     raw = np.concatenate([scales, numbers], axis=-1).reshape(outputs, -1)
     return StoredBlocks(torch.from_numpy(raw), form, inputs)
+
+
+def in_groups(form: str) -> bool:
+    """Whether a type has blocks of 256 inputs."""
+    return form in KEPT and sizes_of(form)[0] > 32
 
 
 def in_order(given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -149,7 +157,7 @@ def test_every_form_of_weights_is_its_float32_bit_for_bit(kernels: Library, form
     """Weights that stay as stored give the sums of the unpacked ones, in the order of the inputs."""
     torch.manual_seed(1)
     # A part of the inputs that is unpacked at once, and a shorter one behind; blocks of the K types have 256.
-    inputs = 768 if form.endswith("_K") else 320
+    inputs = 768 if in_groups(form) else 320
     weight = stored(form, 100, inputs)
     given = torch.randn(rows, inputs)
     result = NativeLinear(kernels, weight, None)(given)
@@ -158,6 +166,18 @@ def test_every_form_of_weights_is_its_float32_bit_for_bit(kernels: Library, form
     assert torch.equal(result[:2], in_order(given[:2], plain))
     # The weights themselves.
     assert torch.equal(NativeLinear(kernels, weight, None)(torch.eye(inputs)[-rows:]), plain.T[-rows:])
+
+
+def test_every_power_of_two_of_a_block(kernels: Library) -> None:
+    """The smallest ones make numbers that floats hold with fewer bits, the greatest the greatest floats."""
+    codes = torch.arange(16, dtype=torch.uint8)
+    powers = torch.arange(253, dtype=torch.uint8)
+    raw = torch.cat([powers[:, None], (codes | (codes.flip(0) << 4)).expand(253, 16)], 1)
+    weight = StoredBlocks(raw, "MXFP4", 32)
+    assert weight.finite() and weight.float()[0].any()
+    assert torch.equal(NativeLinear(kernels, weight, None)(torch.eye(32)), weight.float().T)
+    raw[0, 0] = 253
+    assert not weight.finite()
 
 
 def test_inputs_that_fill_no_block(kernels: Library) -> None:
@@ -174,7 +194,7 @@ def test_a_wrong_count_of_bytes_is_refused(kernels: Library) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_linear_layers_are_the_same_bits_on_every_instruction_set(form: str) -> None:
     torch.manual_seed(3)
-    inputs = 512 if form.endswith("_K") else 384
+    inputs = 512 if in_groups(form) else 384
     weight, bias = stored(form, 70, inputs), torch.randn(70)
     for rows in (1, 2, 3, 6, 8, 17, 100):
         given = torch.randn(rows, inputs)
@@ -240,5 +260,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 217 and own[0] == "check 1"
+    assert len(own) == 345 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

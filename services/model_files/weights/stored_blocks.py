@@ -8,16 +8,40 @@ from dataclasses import dataclass
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-# GGUF's types whose blocks the kernels can read. Those of the K types have 256 inputs, others BLOCK.
-KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# GGUF's types whose blocks the kernels can read. Those of the K types and of IQ4_XS have 256 inputs, others BLOCK.
+KEPT = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+)  # fmt: skip
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
 # Likewise: a scale in float32, then floats of a byte.
 FLOATS = "E4M3"
+# Likewise: scales in float32, of each block or (E2M1) of each of its halves, then codes of a table, laid out as Q4_0's.
+TABLES = {
+    "NF4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "FP4": (
+        0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25,
+        0.0, -0.0052083334885537624, -0.6666666865348816, -1.0, -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
+    ),
+    "E2M1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+}  # fmt: skip
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
+# The scale of an MXFP4 block is half of two to the power of its first byte less 127; from the next one on, no float holds
+# the greatest number, 12 times the scale.
+_GREATEST_POWER = 252
 BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
-_HALVES = {**dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), slice(0, 2)), "Q6_K": slice(208, 210)}
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    "MXFP4": slice(0, 0),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q6_K": slice(208, 210),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +50,7 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS``, or ``FLOATS``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS``.
     """
 
     raw: torch.Tensor
@@ -42,6 +66,8 @@ class StoredBlocks:
         """[outputs, inputs] in float32, equal to what transformers reads from the file, or to what the format defines."""
         if self.kind == FLOATS:
             return _scaled(self.raw)[:, : self.in_features]
+        if self.kind in TABLES:
+            return _from_table(self.raw, self.kind)[:, : self.in_features]
         if self.kind in WITH_ZEROS:
             return _less_zeros(self.raw, WITH_ZEROS[self.kind])[:, : self.in_features]
         whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
@@ -52,14 +78,19 @@ class StoredBlocks:
         return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
 
     def finite(self) -> bool:
-        """Whether all numbers are finite, which depends on the float16 numbers of each block, if it has some."""
+        """Whether all numbers are finite, which depends on the scales of each block, and on codes that are NaN."""
         if self.kind == FLOATS:
-            scales, codes = _scales_and_codes(self.raw)
+            scales, codes = _scales_and_codes(self.raw, FLOATS)
             # NaN is the one code that is no number, with either sign.
             return bool(torch.isfinite(scales * _LARGEST).all()) and not bool((codes & 0x7F == 0x7F).any())
+        if self.kind in TABLES:
+            scales, _ = _scales_and_codes(self.raw, self.kind)
+            return bool(torch.isfinite(scales * max(TABLES[self.kind])).all())
         _, size = sizes_of(self.kind)
-        halves = self.raw.view(self.raw.shape[0], -1, size)[..., halves_of(self.kind)]
-        return bool(torch.isfinite(halves.contiguous().view(torch.float16)).all())
+        blocks = self.raw.view(self.raw.shape[0], -1, size)
+        if self.kind == "MXFP4":
+            return bool((blocks[..., 0] <= _GREATEST_POWER).all())
+        return bool(torch.isfinite(blocks[..., halves_of(self.kind)].contiguous().view(torch.float16)).all())
 
 
 def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
@@ -74,28 +105,42 @@ def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _scaled(raw: torch.Tensor) -> torch.Tensor:
     """Float of a byte x scale."""
-    scales, codes = _scales_and_codes(raw)
+    scales, codes = _scales_and_codes(raw, FLOATS)
     return codes.view(torch.float8_e4m3fn).float().mul_(scales).flatten(1)
 
 
-def _scales_and_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[outputs, blocks, 1] in float32, and [outputs, blocks, ``BLOCK``] bytes, of blocks of floats of a byte."""
-    blocks = raw.reshape(len(raw), -1, 4 + BLOCK)
-    return blocks[..., :4].contiguous().view(torch.float32), blocks[..., 4:].contiguous()
+def _from_table(raw: torch.Tensor, kind: str) -> torch.Tensor:
+    """Entry of a table x scale."""
+    scales, codes = _scales_and_codes(raw, kind)
+    numbers = torch.tensor(TABLES[kind])[torch.cat([codes & 15, codes >> 4], -1).long()]
+    return numbers.mul_(scales.repeat_interleave(BLOCK // scales.shape[-1], -1)).flatten(1)
+
+
+def _scales_and_codes(raw: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """[outputs, blocks, scales of a block] in float32, and [outputs, blocks, bytes of its numbers]."""
+    blocks, end = raw.reshape(len(raw), -1, sizes_of(kind)[1]), 4 * scales_of(kind)
+    return blocks[..., :end].contiguous().view(torch.float32), blocks[..., end:].contiguous()
 
 
 def sizes_of(kind: str) -> tuple[int, int]:
     """Inputs and bytes of a block."""
     if kind == FLOATS:
         return BLOCK, 4 + BLOCK
+    if kind in TABLES:
+        return BLOCK, 4 * scales_of(kind) + BLOCK // 2
     if kind in WITH_ZEROS:
         return BLOCK, 4 + BLOCK * WITH_ZEROS[kind] // 8
     inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return int(inputs), int(size)
 
 
+def scales_of(kind: str) -> int:
+    """Scales in float32 that a block begins with, if it does so."""
+    return 2 if kind == "E2M1" else 1 if kind == FLOATS or kind in TABLES else 0
+
+
 def halves_of(kind: str) -> slice:
-    """Bytes of a block that hold its float16 numbers; if they are finite, so are all numbers."""
+    """Bytes of a block that hold its float16 numbers, if there are some; if they are finite, so are all numbers."""
     return _HALVES.get(kind, slice(0, 4))
 
 
@@ -122,8 +167,10 @@ def stored_as(weight: Weight) -> str:
 
 
 def numbers_of(weight: Weight) -> torch.Tensor:
-    """The weight as stored, blocks as the float32 numbers that they stand for."""
-    return weight.float() if isinstance(weight, StoredBlocks) else weight
+    """The weight as stored, blocks as the numbers that they stand for, in float32 or (MXFP4) bfloat16, which holds them."""
+    if not isinstance(weight, StoredBlocks):
+        return weight
+    return weight.float().bfloat16() if weight.kind == "MXFP4" else weight.float()
 
 
 def alike(weights: Sequence[Weight]) -> bool:

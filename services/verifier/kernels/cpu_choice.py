@@ -24,10 +24,12 @@ from services.machine import processor
 from services.model_files.weights.stored_blocks import (
     BLOCK,
     FLOATS,
+    TABLES,
     StoredBlocks,
     Weight,
     halves_of,
     quantized,
+    scales_of,
     sizes_of,
     stored_as,
 )
@@ -256,6 +258,12 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
     if kind == FLOATS:
         # No NaN, which equals nothing.
         raw &= 0xFE
+    if kind in TABLES:
+        scales = raw[..., : 4 * scales_of(kind)]
+        scales.copy_(torch.full((scales.shape[-1] // 4,), 0.01).view(torch.uint8))
+    if kind == "MXFP4":
+        # Powers of two that are no greater than floats.
+        raw[..., 0] = 120
     halves = raw[..., halves_of(kind)]
     halves.copy_(torch.full((halves.shape[-1] // 2,), 0.01, dtype=torch.float16).view(torch.uint8))
     return StoredBlocks(raw.flatten(1), kind, inputs)

@@ -1,7 +1,7 @@
 """Whole numbers, or floats of a byte, with scales as blocks, where these hold the same numbers, which kernels multiply by.
 
 Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise.
-Those of floats have a scale in float32.
+Those of floats, and of codes of a table, have scales in float32.
 """
 
 from __future__ import annotations
@@ -75,10 +75,28 @@ def _blocks(kind: str, numbers: torch.Tensor, halves: list[torch.Tensor], size: 
     each = [one.repeat_interleave(size // BLOCK, 1)[..., None].view(torch.uint8) for one in halves]
     blocks = numbers.reshape(*each[0].shape[:2], BLOCK)
     if kind in ("Q4_0", "Q4_Z"):
-        # The upper halves of 16 bytes hold the second half of the block.
-        low, high = blocks.chunk(2, -1)
-        blocks = low | (high << 4)
+        blocks = _packed(blocks)
     return StoredBlocks(torch.cat([*each, blocks], -1).flatten(1).contiguous(), kind, numbers.shape[1])
+
+
+def _packed(codes: torch.Tensor) -> torch.Tensor:
+    """[..., 16 bytes] of [..., 32 codes of four bits]: the upper halves of the bytes hold the second half of the block."""
+    low, high = codes.chunk(2, -1)
+    return low | (high << 4)
+
+
+def codes_as_blocks(kind: str, codes: torch.Tensor, scales: torch.Tensor) -> StoredBlocks:
+    """Codes of four bits with their scales in blocks.
+
+    Args:
+        kind: of ``TABLES``, or MXFP4.
+        codes: [outputs, inputs], bytes, of whole blocks.
+        scales: [outputs, one for each block, or for each of its halves if it has two], float32; of MXFP4 bytes.
+    """
+    outputs, inputs = codes.shape
+    each = scales.contiguous().view(torch.uint8).view(outputs, inputs // BLOCK, -1)
+    packed = _packed(codes.view(outputs, -1, BLOCK))
+    return StoredBlocks(torch.cat([each, packed], -1).flatten(1), kind, inputs)
 
 
 def floats_as_blocks(codes: torch.Tensor, scales: torch.Tensor, size: int) -> StoredBlocks | None:

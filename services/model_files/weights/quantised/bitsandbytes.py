@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from services.model_files.weights.described import Tensor
+from services.model_files.weights.quantised.as_blocks import codes_as_blocks
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of
+from services.model_files.weights.stored_blocks import BLOCK, TABLES, Weight
 
 _STATES = tuple(f".quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -100,7 +102,9 @@ def _four_bits(tensors: Mapping[str, Tensor], state_name: str) -> Packed:
     if state.scales_block is not None:
         expect(tensors, parts["scales_scales"], ("F32",), [(-(-blocks // state.scales_block),)], why)
         expect(tensors, parts["scales_table"], ("F32",), [(256,)])
-    return Packed(name=codes, shape=state.shape, parts=parts, expand=partial(_from_table, state=state))
+    kind = state_name[-len("nf4") :].upper()
+    expand = partial(_from_table, state=state, kind=kind)
+    return Packed(name=codes, shape=state.shape, parts=parts, expand=expand, dtype=kind if _in_blocks(state) else "F32")
 
 
 def _read(tensor: Tensor, name: str) -> _State:
@@ -121,7 +125,12 @@ def _read(tensor: Tensor, name: str) -> _State:
     return made
 
 
-def _from_table(stored: Stored, state: _State) -> torch.Tensor:
+def _in_blocks(state: _State) -> bool:
+    """Whether rows are whole blocks: each of these has one scale, since its numbers lie side by side."""
+    return len(state.shape) == 2 and state.shape[1] % BLOCK == 0
+
+
+def _from_table(stored: Stored, state: _State, kind: str) -> Weight:
     scales = stored["scales"]
     if state.scales_block is not None:
         shared = stored["scales_scales"].repeat_interleave(state.scales_block)[: len(scales)]
@@ -130,5 +139,8 @@ def _from_table(stored: Stored, state: _State) -> torch.Tensor:
     # The first of two numbers lies in the upper half of their byte.
     codes = torch.stack((packed >> 4, packed & 15), -1).flatten()
     numbers = Tensor(dtype="F32", shape=state.shape).numbers
+    if _in_blocks(state) and torch.equal(stored["table"], torch.tensor(TABLES[kind])):
+        own = scales.repeat_interleave(state.block // BLOCK)[: numbers // BLOCK].view(state.shape[0], -1)
+        return codes_as_blocks(kind, codes.view(state.shape), own)
     made = stored["table"][codes[:numbers].long()] * scales.repeat_interleave(state.block)[:numbers]
     return made.view(state.shape)

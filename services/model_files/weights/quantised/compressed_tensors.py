@@ -17,13 +17,13 @@ import torch
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised import targets
 from services.model_files.weights.quantised.activations import InputActivations
-from services.model_files.weights.quantised.as_blocks import likely_kind
+from services.model_files.weights.quantised.as_blocks import codes_as_blocks, likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, floats, mx_numbers
+from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, codes_of, floats, mx_numbers
 from services.model_files.weights.quantised.fp8 import CODES, scaled
 from services.model_files.weights.quantised.integers import groups_in_order, scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, spread, unpacked
-from services.model_files.weights.stored_blocks import Weight
+from services.model_files.weights.stored_blocks import BLOCK, Weight
 
 _PACKED = ".weight_packed"
 _FORMATS = (
@@ -167,7 +167,7 @@ class _Group:
         expect(tensors, scales, ("F8_E4M3",) if nvidia else ("U8",), [(outputs, groups)], why)
         if nvidia:
             expect(tensors, whole, ("F32",), [(1,), ()])
-        expand, dtype = (_nvfp4, "F32") if nvidia else (_mxfp4, "BF16")
+        expand, dtype = (_nvfp4, "F32" if half * 2 % BLOCK else "E2M1") if nvidia else (_mxfp4, "MXFP4")
         return Packed(name=f"{layer}.weight", shape=(outputs, half * 2), parts=parts, expand=expand, dtype=dtype)
 
     def _kind(self, tensors: Mapping[str, Tensor], parts: Mapping[str, str], inputs: int) -> str:
@@ -234,11 +234,15 @@ def _groups(stored: Stored, scales: torch.Tensor, size: int, layer: str) -> torc
     return size if named is None else groups_in_order(named, scales.shape[1], size, f"{layer}.weight_g_idx")
 
 
-def _nvfp4(stored: Stored) -> torch.Tensor:
-    numbers = floats(stored["codes"])
+def _nvfp4(stored: Stored) -> Weight:
     scales = stored["scales"].float() / stored["whole"].view(())
+    codes = codes_of(stored["codes"])
+    if codes.shape[1] % BLOCK == 0:
+        return codes_as_blocks("E2M1", codes, scales)
+    numbers = floats(stored["codes"])
     return numbers * spread(scales, tuple(numbers.shape), (1, NV_BLOCK))
 
 
-def _mxfp4(stored: Stored) -> torch.Tensor:
-    return mx_numbers(stored["codes"], stored["scales"])
+def _mxfp4(stored: Stored) -> Weight:
+    blocks = codes_as_blocks("MXFP4", codes_of(stored["codes"]), stored["scales"])
+    return blocks if blocks.finite() else mx_numbers(stored["codes"], stored["scales"])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import torch
 
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+from services.model_files.weights.stored_blocks import TABLES
+
 # Numbers that share a scale.
 MX_BLOCK, NV_BLOCK = 32, 16
 
 
+def codes_of(packed: torch.Tensor) -> torch.Tensor:
+    """[..., bytes] to [..., two codes for each byte], the lower half of a byte first."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
+
 def floats(packed: torch.Tensor) -> torch.Tensor:
     """[..., bytes] to [..., two numbers for each byte] in float32, the lower half of a byte first."""
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-    return torch.tensor(_VALUES)[codes.long()]
+    return torch.tensor(TABLES["E2M1"])[codes_of(packed).long()]
 
 
 def mx_numbers(packed: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@
  * floats in registers, which costs less than reading floats.
  *
  * Exactness: every element is summed up by fused multiply-adds in the order of the inputs, however many rows there are. What
- * the weights are, and how they lie in panels: panels.h.
+ * the weights are, and how they lie in panels: panels.h, blocks.h.
  */
 #include "panels.h"
 
@@ -62,11 +62,11 @@ INLINE void multiply(int width, int count, int vecs, enum weights type, const fl
 #pragma GCC unroll 1
                 for (int w = 0; w < bits_in_word(width); w++) {
                     vec weight[PANEL_VECS];
-                    if (width <= 8)
+                    if (width == 4 || width == 8)
                         EACH(v, vecs) FROM_MEMORY(made.minimum[v]);
                     EACH(v, vecs) {
                         const uvec word = *(const uvec *)(words + w * PANEL + v * LANES);
-                        weight[v] = weight_of(width, part, word, scale[v], made.minimum[v]);
+                        weight[v] = weight_of(width, part, word, scale[v], v, &made);
                     }
                     add_products(count, vecs, rows, in_row, weight, sum);
                 }
@@ -109,7 +109,7 @@ INLINE void unpack(int width, enum weights type, const char *panel, int64_t from
                 EACH(v, PANEL_VECS) {
                     const vec scale = width == 16 ? spread(0) : made.scale[v] * shrunk(width, part);
                     const uvec word = *(const uvec *)(words + w * PANEL + v * LANES);
-                    keep(into + v * LANES, weight_of(width, part, word, scale, made.minimum[v]));
+                    keep(into + v * LANES, weight_of(width, part, word, scale, v, &made));
                 }
         }
     }
@@ -183,6 +183,7 @@ void outrider_linear(const struct linear *layer, int64_t rows, const float *in, 
                 case 32: one_panel(32, layer, &asked, number, row); break;
                 case 16: one_panel(16, layer, &asked, number, row); break;
                 case FLOATS8: one_panel(FLOATS8, layer, &asked, number, row); break;
+                case TABLED: one_panel(TABLED, layer, &asked, number, row); break;
                 case 8: one_panel(8, layer, &asked, number, row); break;
                 case 4: one_panel(4, layer, &asked, number, row); break;
             }

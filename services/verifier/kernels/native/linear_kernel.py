@@ -11,11 +11,14 @@ from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weig
 from services.verifier.kernels.exact_weights import PackedLinear
 from services.verifier.kernels.native.library import Library
 
-# Must equal the constants in vectors.h and panels.h.
+# Must equal the constants in vectors.h and blocks.h.
 PANEL = 32
-_TYPES = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "Q4_K", "Q5_K", "Q6_K")
+_TYPES = (
+    "float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "IQ4_NL", "MXFP4",
+    "NF4", "FP4", "E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+)  # fmt: skip
 # Bytes that a block has in a panel beyond those in a file: scales and minima of six bits are bytes there.
-_ADDED = {"Q4_K": 4, "Q5_K": 4}
+_ADDED = {"Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
 
 
 class LinearStruct(ctypes.Structure):

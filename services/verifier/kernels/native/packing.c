@@ -1,12 +1,12 @@
-/* Lays a stored matrix out in panels: see panels.h. */
-#include "panels.h"
+/* Lays a stored matrix out in panels: see blocks.h. */
+#include "blocks.h"
 
 /* Of one output's block: what stands before its numbers, and its numbers. */
 struct stored_block {
-    /* Halves at the head of its group, and of the block itself; of E4M3 a float. */
-    uint16_t head[2], halves[2];
-    /* Of the K types. */
-    uint8_t scales[2];
+    /* Halves at the head of its group. */
+    uint16_t head[2];
+    /* As it begins in a panel. */
+    uint8_t scales[8];
     uint32_t numbers[BLOCK];
 };
 
@@ -40,56 +40,93 @@ static void read_q6_k(const unsigned char *group, int64_t number, struct stored_
         into->numbers[k] = (at < 2 ? low[k] & 15u : low[k] >> 4) | (uint32_t)(high[k] >> 2 * at & 3) << 4;
 }
 
-/* A block of another type: halves, the fifth bits, then numbers. */
+/* Numbers of two bits, of which each byte has those of four blocks. */
+static void read_two_bits(const unsigned char *stored, int64_t number, uint32_t *into) {
+    for (int k = 0; k < BLOCK; k++) into[k] = stored[number / 4 * BLOCK + k] >> number % 4 * 2 & 3u;
+}
+
+/* Block `number` of a group of Q2_K: 16 bytes of a scale and a minimum each, numbers, d, dmin. */
+static void read_q2_k(const unsigned char *group, int64_t number, struct stored_block *into) {
+    memcpy(into->head, group + 80, 4);
+    memcpy(into->scales, group + 2 * number, 2);
+    read_two_bits(group + 16, number, into->numbers);
+}
+
+/* Of Q3_K: the third bits, the lower 2, 16 scales of six bits, of which the upper two lie behind all others, d. */
+static void read_q3_k(const unsigned char *group, int64_t number, struct stored_block *into) {
+    const unsigned char *scales = group + 96;
+    memcpy(into->head, group + 108, 2);
+    for (int part = 0; part < 2; part++) {
+        const int64_t at = 2 * number + part;
+        into->scales[part] = (uint8_t)((scales[at % 8] >> at / 8 * 4 & 15) | (scales[8 + at % 4] >> at / 4 * 2 & 3) << 4);
+    }
+    read_two_bits(group + 32, number, into->numbers);
+    for (int k = 0; k < BLOCK; k++) into->numbers[k] |= (group[k] >> number & 1u) << 2;
+}
+
+/* Numbers, or codes, of four bits: the first half lies in the lower bits. */
+static void read_four_bits(const unsigned char *stored, uint32_t *into) {
+    for (int k = 0; k < BLOCK; k++) into[k] = k < BLOCK / 2 ? stored[k] & 15u : stored[k - BLOCK / 2] >> 4;
+}
+
+/* Of IQ4_XS: d, the upper two bits of 8 scales, their lower four, codes. */
+static void read_iq4_xs(const unsigned char *group, int64_t number, struct stored_block *into) {
+    uint16_t upper;
+    memcpy(into->head, group, 2);
+    memcpy(&upper, group + 2, 2);
+    into->scales[0] = (uint8_t)((group[4 + number / 2] >> number % 2 * 4 & 15) | (upper >> 2 * number & 3) << 4);
+    read_four_bits(group + 8 + number * BLOCK / 2, into->numbers);
+}
+
+/* A block of another type: scales and the like, the fifth bits, then numbers. */
 INLINE void read_plain(enum weights type, const unsigned char *stored, struct stored_block *into) {
-    const size_t halves = (size_t)scale_bytes(type) / PANEL;
+    const size_t scales = (size_t)scale_bytes(type) / PANEL;
     uint32_t fifth = 0;
-    memcpy(into->halves, stored, halves);
-    stored += halves;
+    memcpy(into->scales, stored, scales);
+    stored += scales;
     if (bits_of(type) == 5) memcpy(&fifth, stored, 4), stored += 4;
+    if (bits_of(type) < 8) read_four_bits(stored, into->numbers);
     for (int k = 0; k < BLOCK; k++)
         if (type == BFLOAT16)
             into->numbers[k] = stored[2 * k] | (uint32_t)stored[2 * k + 1] << 8;
-        else if (type == Q8_0)
-            /* From -128..127 to 0..255. */
-            into->numbers[k] = stored[k] ^ 0x80u;
-        else if (type == Q8_Z || type == E4M3)
-            into->numbers[k] = stored[k];
+        else if (bits_of(type) == 8)
+            /* With a sign: from -128..127 to 0..255. */
+            into->numbers[k] = stored[k] ^ (type == Q8_0 ? 0x80u : 0);
         else
-            /* The first half lies in the lower bits. */
-            into->numbers[k] = (k < BLOCK / 2 ? stored[k] & 15u : stored[k - BLOCK / 2] >> 4) | (fifth >> k & 1) << 4;
+            into->numbers[k] |= (fifth >> k & 1) << 4;
+}
+
+INLINE void read_stored(enum weights type, const unsigned char *group, int64_t number, struct stored_block *into) {
+    switch (type) {
+        case Q2_K: read_q2_k(group, number, into); break;
+        case Q3_K: read_q3_k(group, number, into); break;
+        case Q4_K: case Q5_K: read_with_minima(type, group, number, into); break;
+        case Q6_K: read_q6_k(group, number, into); break;
+        case IQ4_XS: read_iq4_xs(group, number, into); break;
+        default: read_plain(type, group, into);
+    }
 }
 
 /* Numbers to words that lie PANEL apart. */
 INLINE void put_numbers(enum weights type, const uint32_t *numbers, uint32_t *words) {
-    const int rest = is_widened(type) ? bits_of(type) - 4 : 0, bits = bits_of(type) - rest;
-    for (int w = 0; w < bits; w++)
-        for (int part = 0; part < 32 / bits; part++) {
-            const uint32_t number = numbers[part * bits + w];
-            words[w * PANEL] |= (rest ? number & 15 : number) << (bits * part);
+    EACH_PIECE(size, at, bits_of(type))
+        for (int k = 0; k < BLOCK; k++) {
+            const uint32_t piece = numbers[k] >> at & ((1u << size) - 1);
+            words[(at + k % size) * PANEL] |= piece << k / size * size;
         }
-    for (int k = 0; rest && k < BLOCK; k++) {
-        const int place = k % 8 * rest;
-        words[(bits + place / 8) * PANEL] |= numbers[k] >> 4 << (k / 8 * 8 + place % 8);
-    }
 }
 
 /* Block `number` of an output's row to its place in the panel, of which everything is 0. */
 INLINE void pack_block(enum weights type, const unsigned char *row, int64_t group_size, int64_t number, char *panel,
                        int64_t lane) {
-    const int64_t each = is_k(type) ? GROUP_INPUTS / BLOCK : 1, k = number * BLOCK;
-    const unsigned char *group = row + number / each * group_size;
+    const int64_t each = is_k(type) ? GROUP_INPUTS / BLOCK : 1, k = number * BLOCK, size = scale_size(type);
     char *block = panel + block_at(type, k);
     struct stored_block stored;
-    if (type == Q4_K || type == Q5_K) read_with_minima(type, group, number % each, &stored);
-    if (type == Q6_K) read_q6_k(group, number % each, &stored);
-    if (!is_k(type)) read_plain(type, group, &stored);
+    read_stored(type, row + number / each * group_size, number % each, &stored);
     for (int64_t at = 0; at < head_bytes(type) / (2 * PANEL); at++)
         memcpy(panel + group_at(type, k) + 2 * (at * PANEL + lane), stored.head + at, 2);
-    for (int64_t at = 0; is_k(type) && at < 2; at++) block[at * PANEL + lane] = (char)stored.scales[at];
-    if (type == E4M3) memcpy(block + 4 * lane, stored.halves, 4);
-    for (int64_t at = 0; !is_k(type) && type != E4M3 && at < scale_bytes(type) / (2 * PANEL); at++)
-        memcpy(block + 2 * (at * PANEL + lane), stored.halves + at, 2);
+    for (int64_t at = 0; at < scale_count(type); at++)
+        memcpy(block + size * (at * PANEL + lane), stored.scales + at * size, (size_t)size);
     put_numbers(type, stored.numbers, (uint32_t *)(block + scale_bytes(type)) + lane);
 }
 
@@ -107,17 +144,9 @@ INLINE void pack_panel(enum weights type, const struct linear *layer, const unsi
 void outrider_pack(const struct linear *layer, const unsigned char *stored, int64_t stored_row, int64_t outputs, char *out) {
 #pragma omp parallel for schedule(static)
     for (int64_t panel = 0; panel < layer->panels; panel++) switch (layer->type) {
-            case BFLOAT16: pack_panel(BFLOAT16, layer, stored, stored_row, outputs, panel, out); break;
-            case Q8_0: pack_panel(Q8_0, layer, stored, stored_row, outputs, panel, out); break;
-            case Q4_0: pack_panel(Q4_0, layer, stored, stored_row, outputs, panel, out); break;
-            case Q4_1: pack_panel(Q4_1, layer, stored, stored_row, outputs, panel, out); break;
-            case Q8_Z: pack_panel(Q8_Z, layer, stored, stored_row, outputs, panel, out); break;
-            case Q4_Z: pack_panel(Q4_Z, layer, stored, stored_row, outputs, panel, out); break;
-            case Q5_0: pack_panel(Q5_0, layer, stored, stored_row, outputs, panel, out); break;
-            case Q5_1: pack_panel(Q5_1, layer, stored, stored_row, outputs, panel, out); break;
-            case E4M3: pack_panel(E4M3, layer, stored, stored_row, outputs, panel, out); break;
-            case Q4_K: pack_panel(Q4_K, layer, stored, stored_row, outputs, panel, out); break;
-            case Q5_K: pack_panel(Q5_K, layer, stored, stored_row, outputs, panel, out); break;
-            case Q6_K: pack_panel(Q6_K, layer, stored, stored_row, outputs, panel, out); break;
+#define PACK(TYPE) \
+    case TYPE: pack_panel(TYPE, layer, stored, stored_row, outputs, panel, out); break;
+            PACK(BFLOAT16) PACK(Q8_0) PACK(Q4_0) PACK(Q4_1) PACK(Q8_Z) PACK(Q4_Z) PACK(Q5_0) PACK(Q5_1) PACK(E4M3)
+            PACK(IQ4_NL) PACK(MXFP4) PACK(NF4) PACK(FP4) PACK(E2M1) PACK(Q2_K) PACK(Q3_K) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(IQ4_XS)
         }
 }

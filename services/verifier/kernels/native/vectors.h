@@ -67,16 +67,46 @@ INLINE vec load_halves(const uint16_t *from) {
 #endif
 }
 
-/* LANES numbers from 0 to 255 as floats. */
-INLINE vec load_bytes(const uint8_t *from) {
+/* LANES numbers from 0 to 255. */
+INLINE uvec load_bytes(const uint8_t *from) {
 #if defined(__AVX512F__)
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    return (uvec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
 #elif defined(__AVX2__)
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+    return (uvec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
 #else
     uint32_t four;
     memcpy(&four, from, 4);
-    return (vec)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+    return (uvec)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+#endif
+}
+
+/* For each byte of `which`, from 0 to 15, an entry of a table of 16 bytes. */
+INLINE uvec looked_up(const uint8_t *table, uvec which) {
+#if defined(__AVX512F__)
+    return (uvec)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), (__m512i)which);
+#elif defined(__AVX2__)
+    return (uvec)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), (__m256i)which);
+#else
+    return (uvec)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)which);
+#endif
+}
+
+/* For each of `which`, of whose bits the lowest four count, an entry of a table of 16 floats. */
+INLINE vec from_table(const float *table, uvec which) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_permutexvar_ps((__m512i)which, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+    /* Three bits say where in a half of the table, the fourth says in which. */
+    const __m256i at = (__m256i)which;
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+    return (vec)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+#else
+    const uint8x16x4_t bytes = {{
+        vld1q_u8((const uint8_t *)table), vld1q_u8((const uint8_t *)(table + 4)),
+        vld1q_u8((const uint8_t *)(table + 8)), vld1q_u8((const uint8_t *)(table + 12)),
+    }};
+    return (vec)vqtbl4q_u8(bytes, (uint8x16_t)((which & 15) * 0x04040404u + 0x03020100u));
 #endif
 }
 
