@@ -123,9 +123,9 @@ def test_a_bias_is_compared_too() -> None:
 
         return Made()
 
-    product = ShardedProduct(16, ((64, 0, 32),), True)
+    product = ShardedProduct(16, ((64, (range(32),)),), True)
     assert unequal_shard([product], shifted, [3], torch.device("cpu"))
-    assert not unequal_shard([ShardedProduct(16, ((64, 0, 48),), True)], shifted, [3], torch.device("cpu"))
+    assert not unequal_shard([ShardedProduct(16, ((64, (range(48),)),), True)], shifted, [3], torch.device("cpu"))
 
 
 class Together:
