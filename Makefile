@@ -15,7 +15,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image test-clients simulate page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image test-clients test-tritons simulate page-browser train-smoke site bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,13 @@ test-alone: install  ## Tests that want the machine to themselves: the real mode
 
 test-clients: install  ## Other people's clients in environments of their own, pinned, against a server: docs/clients.md; half an hour, gigabytes; CLIENTS="openai ai"
 	@$(BIN)/python -m tests.clients $(CLIENTS)
+
+test-tritons: install  ## Kernels for GPUs, compiled by the Tritons of a bare GPU machine and of the image, in environments of their own; ten minutes
+	@for version in 3.6.0 3.7.1; do at=build/triton-$$version; where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  test -x $$at/bin/python || $(BIN)/python -m venv $$at || exit 1; \
+	  $$at/bin/pip install -q --no-deps triton==$$version || exit 1; \
+	  $(BIN)/python -c "$$where" > "$$($$at/bin/python -c "$$where")/others.pth"; \
+	  $$at/bin/python -m pytest tests/unit/test_triton_compiles.py || exit 1; done
 
 simulate: install  ## The whole service on a virtual clock, 10^6 seeds by default, hours; SIMULATE="--seeds 10000 --first 1"
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.simulation $(SIMULATE)

@@ -31,7 +31,7 @@ from services.verifier.kernels.triton.device import (
 )
 from services.verifier.kernels.triton.row_products import Tiles
 from services.verifier.kernels.triton.row_steps import CHANNELS, WALKED_CHANNELS, columns_of
-from tests.triton_compiler import compile_for, resources
+from tests.triton_compiler import compile_for, taken_by
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
 # Numbers as they are in models of today. Strides are those of eight heads of 128; of others they are multiples of 16, too.
@@ -271,20 +271,24 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def compiled(name: str) -> Any:
+    """One of ``KERNELS``, for the GPU that ``compile_for`` was told."""
+    kernel, numbers, constants = KERNELS[name]
+    given = {each: MockTensor(one) if isinstance(one, torch.dtype) else one for each, one in numbers.items()}
+    return kernel.warmup(grid=(1,), **given, **constants, **COMPILED)
+
+
 def main() -> None:
     """Compile all kernels for the compute capabilities named, such as 80 90."""
     for capability in map(int, sys.argv[1:]):
         compile_for(capability)
-        for name, (kernel, numbers, constants) in KERNELS.items():
-            given = {each: MockTensor(one) if isinstance(one, torch.dtype) else one for each, one in numbers.items()}
-            made = kernel.warmup(grid=(1,), **given, **constants, **COMPILED)
+        for name in KERNELS:
+            made = compiled(name)
             ptx = made.asm["ptx"]
             found = {
-                "copies": ptx.count("cp.async.cg"),
+                **taken_by(made),
                 "wgmma": ptx.count("wgmma.mma_async"),
                 "mma": ptx.count("mma.sync"),
-                "shared": made.metadata.shared,
-                **resources(made.asm["cubin"]),
                 # Reads of memory, at most, between one exponential and the next: they do not wait for each other.
                 "ahead": max(part.count("ld.global") for part in ptx.split("ex2.")),
                 # Reads of two bytes by a thread.

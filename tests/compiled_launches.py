@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,8 +23,10 @@ from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_steps import TritonSteps
 from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kv_cache.pool import KVPool
+from services.verifier.loading.cut_layers import cut_layers, gather_between
 from services.verifier.model.target_port import Rows
 from services.verifier.recurrence.order import Line, Order
+from services.verifier.stages.stage_ranks import StageRanks
 from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_launches
 
 # Leaves of products lie apart where programs are few: of these models, with all rows but the last.
@@ -45,13 +46,25 @@ _TOKENS = 2432
 
 
 @torch.inference_mode()
-def launched(kind: str) -> list[Launch]:
-    """By a decoder layer of a kind of model."""
+def layer_launches(
+    kind: str, sizes: dict[str, int], rows: Iterable[int], contexts: Iterable[int] = CONTEXTS, ranks: int = 1
+) -> list[Launch]:
+    """By a decoder layer of a kind of model, or by one rank's part of it, of so many rows behind so many tokens."""
     attention.register()
-    sizes: dict[str, Any] = {
-        **KINDS[kind], "vocab_size": 16, "num_hidden_layers": 1, "attn_implementation": attention.NAME, "pad_token_id": 0,
-    }  # fmt: skip
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=torch.bfloat16).eval()
+    config = AutoConfig.for_model(
+        kind, **sizes, vocab_size=16, num_hidden_layers=1, attn_implementation=attention.NAME, pad_token_id=0
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    shards = StageRanks(0, ranks)
+    if ranks > 1:
+        cut_layers(model, shards)
+    # No kernel runs, but what norms and gates compute is looked at.
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.fill_(1 / 64)
+    if ranks > 1:
+        gather_between(model, shards)
     with noted_launches() as noted:
         use_row_kernels(model)
         calls = record(model, torch.arange(1, 6)[None], _TOKENS).calls
@@ -62,15 +75,15 @@ def launched(kind: str) -> list[Launch]:
         decoder = model.get_decoder()
         layer = RowDecoderLayer(decoder.layers[0], calls, decoder.norm)
         noted.clear()
-        for rows in ROWS:
-            for context in CONTEXTS:
-                batch = [Rows(request_id="one", context=context, tokens=(1,) * rows, logits=1)]
-                laid_out = TritonPass(pool, PassShape.of(batch, sizes_of_calls, rows))
+        for count in rows:
+            for context in contexts:
+                batch = [Rows(request_id="one", context=context, tokens=(1,) * count, logits=1)]
+                laid_out = TritonPass(pool, PassShape.of(batch, sizes_of_calls, count))
                 laid_out.fill(batch)
-                turns = torch.ones(1, rows, call.key_size, dtype=torch.bfloat16)
+                turns = torch.ones(1, count, call.key_size, dtype=torch.bfloat16)
                 with answering(Running(laid_out, calls)):
                     layer(
-                        torch.zeros(1, rows, sizes["hidden_size"], dtype=torch.bfloat16), position_embeddings=(turns, turns)
+                        torch.zeros(1, count, sizes["hidden_size"], dtype=torch.bfloat16), position_embeddings=(turns, turns)
                     )
     return list(noted)
 
@@ -111,7 +124,7 @@ def main() -> None:
     """For the compute capabilities named, such as 80 90."""
     for capability in map(int, sys.argv[1:]):
         compile_for(capability)
-        for kind, made in [*((kind, launched(kind)) for kind in KINDS), ("states", stepped())]:
+        for kind, made in [*((kind, layer_launches(kind, KINDS[kind], ROWS)) for kind in KINDS), ("states", stepped())]:
             for one in described(made):
                 print(json.dumps({"capability": capability, "kind": kind, **one}))
 

@@ -52,6 +52,15 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name: int(re.findall(rf"{word}:(\d+)", told)[0]) for name, word in (("registers", "REG"), ("stack", "STACK"))}
 
 
+def taken_by(compiled: Any) -> dict[str, int]:
+    """By a compiled kernel: ``resources``, its copies of 16 bytes in the background, and bytes of shared memory."""
+    return {
+        **resources(compiled.asm["cubin"]),
+        "copies": compiled.asm["ptx"].count("cp.async.cg"),
+        "shared": compiled.metadata.shared,
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """A kernel as it was to be launched.

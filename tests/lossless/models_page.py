@@ -103,8 +103,8 @@ tests/lossless/test_architectures.py holds it to what it sees, and to the types 
 - **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
   decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
   that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
-- **stages**: whether the layers can be split over processes, one for each layer at most. Models of the types `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`,
-  `mixtral`, `gpt_oss` and `deepseek_v3` also share each layer over [ranks](how-to/scaling.md#ranks), on CPUs and on GPUs.
+- **stages**: whether the layers can be split over processes, one for each layer at most. Which types also share each layer over ranks
+  stands in [Scaling](how-to/scaling.md#ranks).
 - **layers**: of which layers drafters can be given hidden states: of all by their number, or of the last alone.
 - **dtypes**: what `verifier.dtype` may be on a CPU; on a GPU also fp8, which is not tried here.
 

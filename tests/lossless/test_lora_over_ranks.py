@@ -140,11 +140,11 @@ def test_a_rank_holds_no_outputs_of_another(make: Callable[..., TransformersTarg
     split = make(4, lora_modules={"all": folders["all"]})
     adapters = split._part.adapters
     assert adapters is not None
-    outputs = {name: cut.end - cut.begin for name, cut in adapters._cuts.items() if name.startswith("model.layers.1.")}
+    outputs = {name: cut.held for name, cut in adapters._cuts.items() if name.startswith("model.layers.1.")}
     assert {name.rpartition(".")[2]: count for name, count in outputs.items()} == {
         "q_proj": 32, "k_proj": 16, "v_proj": 16, "o_proj": 32, "gate_proj": 64, "up_proj": 64, "down_proj": 32,
     }  # fmt: skip
-    assert adapters._cuts["lm_head"] == adapters._cuts["model.embed_tokens"] == Cut(begin=240, end=320, whole=320)
+    assert adapters._cuts["lm_head"] == adapters._cuts["model.embed_tokens"] == Cut(ranges=(range(240, 320),), whole=320)
 
 
 @pytest.mark.examples(3)
@@ -158,8 +158,8 @@ def test_parts_of_another_rank_are_seen(
 
     def shifted(product: LowRank, cut: Cut | None, *, of_tokens: bool) -> LowRank:
         assert cut is not None
-        begin = (cut.begin + cut.end - cut.begin) % cut.whole
-        return right(product, replace(cut, begin=begin, end=begin + cut.end - cut.begin), of_tokens=of_tokens)
+        begin = cut.ranges[0].stop % cut.whole
+        return right(product, replace(cut, ranges=(range(begin, begin + cut.held),)), of_tokens=of_tokens)
 
     monkeypatch.setattr(lora_adapters, "_part_of", shifted)
     found = passes(make(2, lora_modules={name: folders[name]}), "", name)

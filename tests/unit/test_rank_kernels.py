@@ -75,11 +75,11 @@ def chosen(
 def test_which_products_are_compared(ranks: list[nn.Module]) -> None:
     """Those of both layers once: queries, keys and values; what the heads make; gate and up; down; the output layer."""
     assert sharded_products(ranks[1]) == [
-        ShardedProduct(64, ((64, 32, 64), (32, 16, 32), (32, 16, 32)), False),
-        ShardedProduct(64, ((64, 32, 64),), False),
-        ShardedProduct(64, ((96, 48, 96), (96, 48, 96)), False),
-        ShardedProduct(96, ((64, 32, 64),), False),
-        ShardedProduct(64, ((320, 160, 320),), False),
+        ShardedProduct(64, tuple((whole, (range(whole // 2, whole),)) for whole in parts), False)
+        for parts in ((64, 32, 32), (64,), (96, 96))
+    ] + [
+        ShardedProduct(96, ((64, (range(32, 64),)),), False),
+        ShardedProduct(64, ((320, (range(160, 320),)),), False),
     ]
     joint = sharded_products(ranks[0])[0]
     assert joint.outputs == 128 and joint.held == [*range(32), *range(64, 80), *range(96, 112)]
@@ -123,9 +123,9 @@ def test_a_bias_is_compared_too() -> None:
 
         return Made()
 
-    product = ShardedProduct(16, ((64, 0, 32),), True)
+    product = ShardedProduct(16, ((64, (range(32),)),), True)
     assert unequal_shard([product], shifted, [3], torch.device("cpu"))
-    assert not unequal_shard([ShardedProduct(16, ((64, 0, 48),), True)], shifted, [3], torch.device("cpu"))
+    assert not unequal_shard([ShardedProduct(16, ((64, (range(48),)),), True)], shifted, [3], torch.device("cpu"))
 
 
 class Together:

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
+import triton
+
+from tests import compiled_resources
 from tests.compile_kernels import KERNELS
 
-# One process, since two tests share what is compiled.
-pytestmark = [pytest.mark.xdist_group("triton compiles"), pytest.mark.exhaustive]
+# One process, since tests share what is compiled.
+pytestmark = pytest.mark.xdist_group("triton compiles")
 
 # Shared memory that a program may have: of an A100, and of an H100.
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
@@ -35,21 +38,32 @@ SPILLED = {"many rows": 128, "many rows of wide heads": 2152, "everything": 880,
 WITHOUT_COPIES = {"one product"}
 
 
-def printed(program: str, tmp_path: Path) -> list[dict[str, Any]]:
-    """What a program prints that compiles kernels for each of these compute capabilities."""
+# What is compiled in `make test`: a product and a norm.
+SAMPLE = ("few products", "norm of leaves")
+# Bytes of a thread's stack, at most, in layers of large models, by kernel and rows of a group: attention over many rows, and
+# that of decoding under 3.6 and 3.7; 3.9 gives one product fewer registers than there are.
+SPILLED_IN_LAYERS = {("attend", "BLOCK=64"): 672, ("attend", "BLOCK=16"): 24, ("multiply", "ROWS=16"): 8}
+
+
+def printed(program: str, tmp_path: Path, *asked: object) -> list[dict[str, Any]]:
+    """What a program prints that compiles kernels: for each compute capability of ``ROOM``, or what is asked for."""
     done = subprocess.run(
-        [sys.executable, "-m", program, *map(str, ROOM)], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", program, *map(str, asked or ROOM)], capture_output=True, text=True, check=False,
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return printed("tests.compile_kernels", tmp_path_factory.mktemp("kernels"))
+
+
 @pytest.mark.exhaustive
-def test_every_kernel_compiles(tmp_path: Path) -> None:
-    found = printed("tests.compile_kernels", tmp_path)
-    assert [one["kernel"] for one in found] == list(KERNELS) * len(ROOM)
-    for one in found:
+def test_every_kernel_compiles(kernels: list[dict[str, Any]]) -> None:
+    assert [one["kernel"] for one in kernels] == list(KERNELS) * len(ROOM)
+    for one in kernels:
         assert one["shared"] <= ROOM[one["capability"]], one
         assert (one["wgmma"] + one["mma"] > 0) == (one["kernel"] in WITH_PRODUCTS - WITHOUT_UNITS), one
         assert (one["copies"] > 0) == (one["kernel"] in WITH_PRODUCTS - WITHOUT_COPIES), one
@@ -62,6 +76,63 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
         assert set(one["widths"]) <= {2}, one
         # Hopper's own units take 64 rows at a time; fewer go to those that Ampere has.
         assert (one["wgmma"] > 0) == (one["capability"] == 90 and one["kernel"] in LARGE), one
+
+
+def known(group: str) -> dict[str, dict[str, int]]:
+    """What kernels take by tests/compiled_resources.json, under the Triton that is installed."""
+    section = compiled_resources.known().get(triton.__version__)
+    if section is None:
+        pytest.skip(f"nothing is kept of Triton {triton.__version__}: python -m tests.compiled_resources --write")
+    return section[group]
+
+
+def figures(found: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    return {one["kernel"]: {name: one[name] for name in ("registers", "stack", "copies", "shared")} for one in found}
+
+
+def test_a_sample_takes_what_is_kept_of_it(tmp_path: Path) -> None:
+    kept = known("kernels")
+    found = figures(printed("tests.compiled_resources", tmp_path, "kernels", "--kernels", *SAMPLE))
+    assert found == {name: kept[name] for name in SAMPLE}
+
+
+@pytest.mark.exhaustive
+def test_every_kernel_takes_what_is_kept_of_it(kernels: list[dict[str, Any]]) -> None:
+    """If a change means to take something else: ``python -m tests.compiled_resources --write``, under each Triton kept there."""
+    assert figures([one for one in kernels if one["capability"] == compiled_resources.HOPPER]) == known("kernels")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", compiled_resources.SHAPES)
+def test_layers_of_large_models_take_what_is_kept_of_them(shape: str, tmp_path: Path) -> None:
+    kept = known(shape)
+    assert figures(printed("tests.compiled_resources", tmp_path, shape)) == kept
+
+
+def test_what_is_kept_is_of_the_kernels_and_shapes_that_there_are() -> None:
+    sections = compiled_resources.known()
+    # A bare machine's, the image's, and that of the tests.
+    assert {"3.6.0", "3.7.1", "3.9.0"} <= set(sections)
+    for section in sections.values():
+        assert list(section) == list(compiled_resources.GROUPS) and list(section["kernels"]) == list(KERNELS)
+        # Constants decide what is compiled, whatever compiles it.
+        assert {group: list(kernels) for group, kernels in section.items()} == {
+            group: list(kernels) for group, kernels in sections["3.9.0"].items()
+        }
+
+
+def test_what_spills_is_known() -> None:
+    """Under every Triton of which figures are kept."""
+    for version, section in compiled_resources.known().items():
+        for name, one in section["kernels"].items():
+            assert one["stack"] <= SPILLED.get(name, 0), (version, name)
+        for shape in compiled_resources.SHAPES:
+            for name, one in section[shape].items():
+                kernel, *constants = name.split()
+                most = [SPILLED_IN_LAYERS[kernel, each] for each in constants if (kernel, each) in SPILLED_IN_LAYERS]
+                assert one["stack"] <= max(most, default=0), (version, shape, name)
+                # Operands of products are copied ahead.
+                assert (one["copies"] > 0) == (kernel in ("attend", "multiply")), (version, shape, name)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +153,7 @@ def test_sums_have_one_order_at_any_number_of_rows(launches: list[dict[str, Any]
         assert len({one["sums"][0] for one in (*norms, *heads)}) == 1
 
 
+@pytest.mark.exhaustive
 def test_sums_over_keys_stay_in_one_warp(launches: list[dict[str, Any]]) -> None:
     """In one place of a kernel for chains and trees alike: that of what a state holds for a key, and that of what is read."""
     for capability in ROOM:
@@ -92,6 +164,7 @@ def test_sums_over_keys_stay_in_one_warp(launches: list[dict[str, Any]]) -> None
         assert all("warpsPerCTA = [1, 1]" in layout for one in steps for layout in one["sums"])
 
 
+@pytest.mark.exhaustive
 def test_what_is_compiled_depends_on_the_constants_alone(launches: list[dict[str, Any]]) -> None:
     """Numbers of rows, and where they put things, are no reason to compile a kernel in mid-traffic."""
     assert {one["kernel"] for one in launches} >= {"multiply", "add_and_normalise", "rotate_write", "attend", "merge"}

@@ -28,26 +28,26 @@ class ShardedProduct(NamedTuple):
 
     Attributes:
         inputs: its terms.
-        parts: of each layer in it, one beside the other: all outputs, and from where to where the rank has them.
+        parts: of each layer in it, one beside the other: the number of all outputs, and those that the rank has.
         biased: whether a layer has a bias.
     """
 
     inputs: int
-    parts: tuple[tuple[int, int, int], ...]
+    parts: tuple[tuple[int, tuple[range, ...]], ...]
     biased: bool
 
     @property
     def outputs(self) -> int:
         """Of the whole product."""
-        return sum(whole for whole, _, _ in self.parts)
+        return sum(whole for whole, _ in self.parts)
 
     @property
     def held(self) -> list[int]:
         """The outputs that the rank has, in its order."""
         found: list[int] = []
         before = 0
-        for whole, begin, end in self.parts:
-            found += range(before + begin, before + end)
+        for whole, ranges in self.parts:
+            found += [before + one for own in ranges for one in own]
             before += whole
         return found
 
@@ -65,7 +65,7 @@ def sharded_products(model: nn.Module) -> list[ShardedProduct]:
         if any(cuts):
             given = list(layers.values())
             parts = [
-                (layer.out_features, 0, layer.out_features) if cut is None else (cut.whole, cut.begin, cut.end)
+                (layer.out_features, (range(layer.out_features),)) if cut is None else (cut.whole, cut.ranges)
                 for layer, cut in zip(given, cuts, strict=True)
             ]
             biased = any(layer.bias is not None for layer in given)

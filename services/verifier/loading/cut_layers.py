@@ -7,6 +7,7 @@ attention has before its heads, are small and whole in every rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,10 +25,18 @@ from speculation.errors import ConfigurationError
 
 # Types of models whose layers are cut, each tested to give the same bits. What others do between their products need not
 # work on shards, such as a norm of all heads, and a start compares what is cut with itself, not with the whole model.
-TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
+TYPES = (
+    "llama", "mistral", "qwen2", "qwen3", "ministral", "ministral3", "smollm3", "granite", "seed_oss", "gemma", "gemma2",
+    "gemma3_text", "vaultgemma", "glm", "glm4", "phi3", "cohere", "cohere2", "olmo", "exaone4", "hunyuan_v1_dense", "helium",
+    "ernie4_5", "arcee", "nemotron", "apertus", "jais2", "youtu",
+    "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "glm4_moe",
+)  # fmt: skip
 # Of attention: what is cut by heads of keys, by heads of queries, and by outputs. Latent attention has none of the former.
 _KEYS, _HEADS = ("k_proj", "v_proj"), ("q_proj", "q_b_proj", "kv_b_proj", "o_proj")
-_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+# All three in one, and gates before ups.
+_JOINT, _GATED = "qkv_proj", "gate_up_proj"
+_HEAD_NORMS = ("q_norm", "k_norm")
+_FEED_FORWARD = ("gate_proj", "up_proj", _GATED, "down_proj")
 # What gets rows in shards.
 _GATHERING = ("o_proj", "down_proj")
 
@@ -60,20 +69,28 @@ def cut_layers(model: PreTrainedModel, shards: StageRanks) -> dict[str, Cut]:
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     # Where there are fewer key heads than ranks, several ranks hold the same one.
     first, some = index * kv_heads // count, max(1, kv_heads // count)
-    keys = Cut(begin=first * head_size, end=(first + some) * head_size, whole=kv_heads * head_size)
+    queries = Cut.evenly(index, count, heads * head_size)
+    keys = Cut(ranges=(range(first * head_size, (first + some) * head_size),), whole=kv_heads * head_size)
+    parts = {**dict.fromkeys(_KEYS, keys), _JOINT: _one_after_the_other(queries, keys, keys)}
     prefix = f"{model.base_model_prefix}."
     for number, layer in enumerate(decoder.layers):
         attention, place = layer.self_attn, f"{prefix}layers.{number}"
-        if hasattr(attention, "k_proj"):
+        _check_head_norms(attention, head_size, count)
+        if hasattr(attention, "k_proj") or hasattr(attention, _JOINT):
             attention.num_key_value_groups = heads // count // some
-        for name in (*_KEYS, *_HEADS):
+        if hasattr(attention, _JOINT):
+            # Where the product is parted again.
+            attention.config, attention.num_key_value_heads = copy(attention.config), some
+            attention.config.num_attention_heads = heads // count
+        for name in (*_KEYS, *_HEADS, _JOINT):
             if getattr(attention, name, None) is not None:
-                found |= _cut(attention, name, f"{place}.self_attn.{name}", shards, keys if name in _KEYS else None)
+                found |= _cut(attention, name, f"{place}.self_attn.{name}", shards, parts.get(name))
         if "sinks" in attention._parameters:
             found |= _cut_parameter(attention, "sinks", f"{place}.self_attn.sinks", shards, axis=0)
         for part, module in _feed_forwards(layer):
             for name in _FEED_FORWARD:
-                found |= _cut(module, name, f"{place}.{part}.{name}", shards, None)
+                if hasattr(module, name):
+                    found |= _cut(module, name, f"{place}.{part}.{name}", shards, None, 2 if name == _GATED else 1)
         if (experts := _experts_of(layer)) is not None:
             found |= _cut_experts(experts, f"{place}.mlp.experts", shards)
     if isinstance(decoder.embed_tokens, nn.Embedding):
@@ -128,15 +145,19 @@ def uncut_of(model: PreTrainedModel) -> Uncut:
     """
     if model.config.model_type not in TYPES:
         return Uncut()
+    text = model.config.get_text_config()
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     try:
-        cut = cut_layers(model, StageRanks(0, _fewest_ranks(model.config.get_text_config())))
+        cut = cut_layers(model, StageRanks(0, _fewest_ranks(text)))
     except ConfigurationError:
         return Uncut()
     layers, inside = model.get_decoder().layers, f"{model.base_model_prefix}.layers."
     whole = {name: size for name, size in sizes.items() if name not in cut}
     in_layers = sum(size for name, size in whole.items() if name.startswith(inside))
-    keys = sum(size for name, size in sizes.items() if any(f".{key}." in name for key in _KEYS))
+    # Of what makes queries, keys and values in one, those that make the latter two.
+    of_joint = 2 * text.num_key_value_heads / (text.num_attention_heads + 2 * text.num_key_value_heads)
+    shares = {**dict.fromkeys(_KEYS, 1.0), _JOINT: of_joint}
+    keys = round(sum(size * share for name, size in sizes.items() for key, share in shares.items() if f".{key}." in name))
     return Uncut(per_layer=in_layers // len(layers), keys=keys // len(layers), others=sum(whole.values()) - in_layers)
 
 
@@ -153,9 +174,10 @@ def _fewest_ranks(text: Any) -> int:
 
 def _feed_forwards(layer: Any) -> Iterator[tuple[str, Any]]:
     """A layer's dense parts, by their names in it: all of what is behind attention, or experts that get every row."""
-    for part, module in (("mlp", layer.mlp), ("mlp.shared_experts", getattr(layer.mlp, "shared_experts", None))):
-        if hasattr(module, "down_proj"):
-            yield part, module
+    yield from (("mlp", layer.mlp),) if hasattr(layer.mlp, "down_proj") else ()
+    for name in ("shared_experts", "shared_expert"):
+        if hasattr(layer.mlp, name):
+            yield f"mlp.{name}", getattr(layer.mlp, name)
 
 
 def _experts_of(layer: Any) -> Any | None:
@@ -193,10 +215,9 @@ def _cut_parameter(
     size = whole.shape[axis]
     if size % (shards.count * pieces * unit):
         raise _no_shares(place, size // unit, shards)
-    each = size // pieces // shards.count
-    cut = Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=size, axis=axis, pieces=pieces)
+    cut = Cut.evenly(shards.index, shards.count, size, axis=axis, pieces=pieces)
     shape = list(whole.shape)
-    shape[axis] = pieces * each
+    shape[axis] = cut.held
     setattr(parent, name, nn.Parameter(torch.empty(shape, device="meta", dtype=whole.dtype), requires_grad=False))
     yield place, cut
 
@@ -207,23 +228,54 @@ def _no_shares(place: str, rows: int, shards: StageRanks) -> ConfigurationError:
     )
 
 
-def _cut(parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None) -> Iterator[tuple[str, Cut]]:
-    """Replace a layer by a smaller one on the meta device; by default all ranks get as much.
+def _one_after_the_other(*cuts: Cut) -> Cut:
+    """Of weights that lie so in one."""
+    ranges, before = list[range](), 0
+    for cut in cuts:
+        ranges += [range(before + one.start, before + one.stop) for one in cut.ranges]
+        before += cut.whole
+    return Cut(ranges=tuple(ranges), whole=before)
+
+
+def _check_head_norms(attention: nn.Module, head_size: int, ranks: int) -> None:
+    """Check that norms before attention are over one head each, so that a rank's heads suffice.
+
+    Raises:
+        ConfigurationError: one is over several.
+    """
+    for name in _HEAD_NORMS:
+        weight = getattr(getattr(attention, name, None), "weight", None)
+        if weight is not None and weight.numel() != head_size:
+            raise ConfigurationError(
+                f"{name} is over {weight.numel()} numbers, of which ranks would have their own heads' ({head_size} each)",
+                field="verifier.tensor_parallel_size",
+                value=ranks,
+                allowed="1",
+            )
+
+
+def _cut(
+    parent: nn.Module, name: str, place: str, shards: StageRanks, cut: Cut | None, pieces: int = 1
+) -> Iterator[tuple[str, Cut]]:
+    """Replace a layer by a smaller one on the meta device; by default all ranks get as much, of each of the pieces.
 
     Raises:
         ConfigurationError: they cannot; a configuration may call its sizes by other names than are checked before.
     """
     layer = getattr(parent, name)
     whole, other = layer.weight.shape
-    each, left = divmod(whole, shards.count)
-    if cut is None and left:
+    if cut is None and whole % (shards.count * pieces):
         raise _no_shares(place, whole, shards)
-    cut = cut or Cut(begin=shards.index * each, end=(shards.index + 1) * each, whole=whole)
-    size = cut.end - cut.begin
+    cut = cut or Cut.evenly(shards.index, shards.count, whole, pieces=pieces)
     made: nn.Module
     if isinstance(layer, nn.Embedding):
-        made = nn.Embedding(size, other, device="meta", dtype=layer.weight.dtype)
+        # Of the same class: some multiply what they look up.
+        made = copy(layer)
+        made._parameters, made.num_embeddings, made.padding_idx = dict(layer._parameters), cut.held, None
+        made.weight = nn.Parameter(
+            torch.empty(cut.held, other, device="meta", dtype=layer.weight.dtype), requires_grad=False
+        )
     else:
-        made = nn.Linear(other, size, bias=layer.bias is not None, device="meta", dtype=layer.weight.dtype)
+        made = nn.Linear(other, cut.held, bias=layer.bias is not None, device="meta", dtype=layer.weight.dtype)
     setattr(parent, name, made)
     return ((f"{place}.{own}", cut) for own, _ in made.named_parameters())

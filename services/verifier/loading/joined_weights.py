@@ -100,7 +100,7 @@ class JoinedWeights:
             return torch.cat([self._files.numbers(one) for one in experts[0]])
         shape = list(self.shape(name))
         if cut is not None:
-            shape[cut.axis] = cut.pieces * (cut.end - cut.begin)
+            shape[cut.axis] = cut.held
         made: torch.Tensor | None = None
         for number, matrices in enumerate(experts):
             read = torch.cat([numbers_of(self._read(one, cut, len(matrices))) for one in matrices])
@@ -113,9 +113,10 @@ class JoinedWeights:
     def _read(self, name: str, cut: Cut | None, pieces: int) -> Weight:
         if cut is None:
             return self._files.get(name)
-        # Outputs of each matrix.
-        assert (cut.axis, cut.pieces) == (1, pieces)
-        return self._files.part(name, cut.begin, cut.end)
+        # The same outputs of each matrix.
+        assert (cut.axis, len(cut.ranges)) == (1, pieces)
+        own = cut.ranges[0]
+        return self._files.part(name, own.start, own.stop)
 
 
 def _joined(found: Mapping[str, list[str]], converters: Iterable[WeightConverter]) -> _Joined | None:

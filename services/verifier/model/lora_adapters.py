@@ -279,8 +279,8 @@ def _part_of(product: LowRank, cut: Cut | None, *, of_tokens: bool) -> LowRank:
     if cut is None:
         return product
     if of_tokens:
-        return replace(product, down=product.down[:, cut.begin : cut.end])
-    return replace(product, up=product.up[cut.begin : cut.end])
+        return replace(product, down=cut.part_of(product.down, 1))
+    return replace(product, up=cut.part_of(product.up, 0))
 
 
 def _forward(layer: nn.Module) -> FusedLayer:

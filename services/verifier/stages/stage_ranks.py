@@ -68,27 +68,42 @@ class Cut:
     """The rows of a stored weight, or the numbers of a bias, that a rank holds.
 
     Attributes:
-        begin, end: of each piece.
+        ranges: of them, in the order in which they are held. Of what lies one after the other in a weight, such as gates and
+            ups, a rank has some of each.
         whole: number of all of them.
         axis: the dimension that is cut.
-        pieces: how many equal ones lie one after the other along it, such as gates and ups.
     """
 
-    begin: int
-    end: int
+    ranges: tuple[range, ...]
     whole: int
     axis: int = 0
-    pieces: int = 1
+
+    @classmethod
+    def evenly(cls, index: int, count: int, whole: int, *, axis: int = 0, pieces: int = 1) -> Cut:
+        """The share of one of ``count`` ranks in each of ``pieces`` equal ones.
+
+        Of two ranks that share four gates and four ups the second holds
+
+        >>> Cut.evenly(1, 2, 8, pieces=2).ranges
+        (range(2, 4), range(6, 8))
+        """
+        each = whole // pieces // count
+        starts = range(index * each, whole, whole // pieces)
+        return cls(ranges=tuple(range(start, start + each) for start in starts), whole=whole, axis=axis)
 
     @property
-    def ranges(self) -> list[range]:
-        """What is held, in its order."""
-        starts = range(0, self.whole, self.whole // self.pieces)
-        return [range(start + self.begin, start + self.end) for start in starts]
+    def held(self) -> int:
+        """How many a rank holds."""
+        return sum(map(len, self.ranges))
 
     def whole_shape(self, own: Sequence[int]) -> tuple[int, ...]:
         """The shape of the weight of which a rank holds as much as ``own`` says."""
         return (*own[: self.axis], self.whole, *own[self.axis + 1 :])
+
+    def part_of(self, whole: torch.Tensor, axis: int) -> torch.Tensor:
+        """What a rank holds of a tensor that has all of them along ``axis``."""
+        parts = [whole.narrow(axis, one.start, len(one)) for one in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 class StageRanks:
