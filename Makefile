@@ -29,7 +29,7 @@ gpu-check:  ## The first checks on a GPU: ten gates, under nine minutes; PYTHON 
 gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
 	@$(BIN)/python -m benchmarks.gpu_bench
 
-test:  ## Before a commit: all that a change breaks in the ordinary way; ten minutes on two cores, twenty on slow ones
+test:  ## Before a commit: all that a change breaks in the ordinary way; seven minutes on two fast cores, fifteen on slow ones
 	@MAKE="$(MAKE)" .ci/parts install test-quick+check+bench-smoke
 
 test-all: page-browser test test-rest  ## Everything: `test`, then all that takes longer; about an hour
