@@ -170,6 +170,7 @@ class VerifierCard:
     """What a verifier serves and how busy it is; see ``services.api.model_card.ModelCard`` for the rest.
 
     ``drafters``: whether it is connected to them, by their names. ``paused``: how decoding was paused; None: it is not.
+    ``pause_id``: which pause that is, as its order names it.
     """
 
     model: str
@@ -187,6 +188,7 @@ class VerifierCard:
     drafters: Mapping[str, bool] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     paused: PauseMode | None = None
+    pause_id: str = ""
     weights: ServedWeights = ServedWeights()
 
 

@@ -25,7 +25,7 @@ class ReloadOrder:
     where ``go`` has come; ``undo`` takes it back. ``held``: whether it is so; the answer is "held" or empty.
 
     Attributes:
-        reload_id: names the reload in all of its steps.
+        reload_id: names the reload in all of its steps, or the pause in ``hold``, ``join`` and ``undo``.
         running: ``finish``: answers under way end with the old weights; ``restart``: those of which nobody has seen anything
             begin once more with the new ones.
     """

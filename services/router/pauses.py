@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections import deque
 from contextlib import suppress
 
 from speculation import limits
@@ -16,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # How often verifiers that have started during a pause are looked for.
 _AGAIN_S = 1.0
+# Pauses that are known to have ended.
+_ENDED = 100
 
 
 class Pauses:
@@ -24,12 +28,17 @@ class Pauses:
     def __init__(self, verifier: VerifierLink) -> None:
         self._verifier = verifier
         self._joining: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[str] | None = None
+        # The ids of pauses that go on as far as this router knows, and of those that have ended.
+        self._known: set[str] = set()
+        self._ended: deque[str] = deque(maxlen=_ENDED)
 
     async def pause(self, mode: PauseMode, within_s: float) -> None:
         """As ``services.api.weights_port.WeightsPort.pause``."""
-        waits_s = within_s if mode == "wait" else 0.0
+        waits_s, pause_id = within_s if mode == "wait" else 0.0, uuid.uuid4().hex
+        self._known.add(pause_id)
         try:
-            await self._order("hold", waits_s)
+            await self._order("hold", pause_id, waits_s)
         except BaseException:
             # Also where nobody waits for it any more.
             try:
@@ -38,10 +47,11 @@ class Pauses:
                 log.error("not all verifiers have confirmed that they decode: %s", lost)
             raise
         self._stop_joining()
-        self._let_join(waits_s)
+        self._let_join(pause_id, waits_s)
 
     async def resume(self) -> None:
         self._stop_joining()
+        self._have_ended()
         await self._order("go")
 
     async def paused(self) -> bool:
@@ -53,21 +63,31 @@ class Pauses:
 
     def seen(self, card: VerifierCard) -> None:
         """Take part in a pause that another router was told of, which may be gone before it ends."""
-        if card.paused is not None and (self._joining is None or self._joining.done()):
-            self._let_join(limits.RELOAD_S if card.paused == "wait" else 0.0)
+        if card.paused is None:
+            return
+        if card.pause_id in self._ended:
+            # Another router has not heard of its end, and has had a verifier join it that has started since.
+            if self._ending is None or self._ending.done():
+                self._ending = asyncio.create_task(self._order("go"), name="end-pause-again")
+                self._ending.add_done_callback(_told)
+            return
+        self._known.add(card.pause_id)
+        if self._joining is None or self._joining.done():
+            self._let_join(card.pause_id, limits.RELOAD_S if card.paused == "wait" else 0.0)
 
-    def _let_join(self, within_s: float) -> None:
-        self._joining = asyncio.create_task(self._join(within_s), name="pause-late-verifiers")
+    def _let_join(self, pause_id: str, within_s: float) -> None:
+        self._joining = asyncio.create_task(self._join(pause_id, within_s), name="pause-late-verifiers")
 
-    async def _join(self, within_s: float) -> None:
+    async def _join(self, pause_id: str, within_s: float) -> None:
         """Have verifiers that start from now on stand still, until another router resumes."""
         while True:
             try:
-                await self._order("join", within_s)
+                await self._order("join", pause_id, within_s)
             except ConfigurationError:
                 # Another router has resumed. One that has started since may have joined.
+                self._have_ended()
                 with suppress(OutriderError):
-                    await self._order("undo")
+                    await self._order("undo", pause_id)
                     return
             except OutriderError as error:
                 log.info("not all verifiers have confirmed that they are paused: %s", error)
@@ -77,5 +97,14 @@ class Pauses:
         if self._joining is not None:
             self._joining.cancel()
 
-    async def _order(self, step: ReloadStep, within_s: float = 0.0) -> str:
-        return await self._verifier.reload(ReloadOrder(reload_id="pause", step=step, within_s=within_s))
+    def _have_ended(self) -> None:
+        self._ended.extend(self._known)
+        self._known.clear()
+
+    async def _order(self, step: ReloadStep, pause_id: str = "", within_s: float = 0.0) -> str:
+        return await self._verifier.reload(ReloadOrder(reload_id=pause_id, step=step, within_s=within_s))
+
+
+def _told(ending: asyncio.Task[str]) -> None:
+    if not ending.cancelled() and (error := ending.exception()) is not None:
+        log.info("not all verifiers have confirmed that they decode: %s", error)

@@ -198,6 +198,7 @@ class VerifierService:
             drafters={origin.name: origin.link.connected for origin in self._origins},
             adapters=self._with_adapters(),
             paused=self._reloading.paused,
+            pause_id=self._reloading.pause_id,
             weights=replace(self._weights, stored=self._reloading.stored or self._weights.stored),
         )
 

@@ -155,6 +155,38 @@ async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
         versions.check(0, await answered(other, wanted(0)), "a")
 
 
+async def test_who_joins_a_pause_that_has_ended_goes_on(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All verifiers die between the end of a pause and the moment when the router that began it would have heard of that."""
+    monkeypatch.setattr(pauses, "_AGAIN_S", 0.3)
+    there: list[Between] = []
+
+    def between(_: int, verifier: VerifierPort) -> Between:
+        there.append(Between(verifier))
+        return there[-1]
+
+    async with (
+        serving(versions, "in process", "over gRPC", between=between) as router,
+        pipeline(versions.folder / "a") as late,
+    ):
+        other = RouterService(router._config, router._verifier)
+        await router.pause("keep", 1.0)
+        assert await other.ready()
+        await other.resume()
+        for each in there:
+            each.verifier = late.verifier
+        await until(lambda: late.verifier.loop.hold.on)
+        assert await other.ready()
+        await until(lambda: not late.verifier.loop.hold.on)
+        await until(lambda: router._pauses._joining is not None and router._pauses._joining.done())
+        # A pause that begins afterwards is another one.
+        await router.pause("keep", 1.0)
+        assert await other.ready()
+        await asyncio.sleep(QUIET_S)
+        assert late.verifier.loop.hold.on
+        await other.resume()
+        versions.check(0, await answered(router, wanted(0)), "a")
+
+
 async def told_by_none(router: RouterService) -> None:
     """What becomes of a router's orders when it dies."""
     joining = router._pauses._joining

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _WITHIN_S, _MOST_S, _AGAIN_S = 20.0, 300.0, 1.0
 # A question that is lost is waited for, for an hour where weights are read.
 _LOST_S = 3900.0
+# Routers have met paused verifiers by then.
+_SEEN_S = 3.0
 # When an operator who has resumed looks whether it is so.
 _LOOKS_S = (15.0, 45.0)
 # What a fault may still cause so many seconds after its end.
@@ -72,10 +74,15 @@ async def pause(world: World, event: Event) -> None:
 
 
 async def resume_once_more(world: World) -> None:
-    """Go on again, if no verifier is left of those that knew of a pause: a router that has not heard of its end has the new
-    ones join it, and nobody can tell it better."""
+    """Go on again, if no verifier is left of those that knew of a pause, and the router that has ended it did not know which one
+    that was, or was not there afterwards: another one has the new verifiers join it, and nobody can tell it better."""
     lives = [each.lives for each in world.verifiers]
-    if any(all(now != then for now, then in zip(lives, change.lives, strict=True)) for change in world.pauses):
+    brief = any(change.over_at - change.asked_at < _SEEN_S for change in world.pauses)
+    alone = any(
+        "router" in (event.on, *event.kind.split()) or event.kind == "cut verifier" for event in world.schedule.events
+    )
+    gone = any(all(now != then for now, then in zip(lives, change.lives, strict=True)) for change in world.pauses)
+    if gone and (brief or alone):
         world.counts["resumed once more"] += 1
         await _resume(world)
 

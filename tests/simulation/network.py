@@ -123,17 +123,25 @@ class Connection:
     def _deliver(self, to: int, deliver: Callable[[Unpack[_Arguments]], object], *what: *_Arguments) -> None:
         if self.ended:
             return
-        if self._network.is_cut(*self.ends):
-            # Not when it is sent: what is under way then must not come behind it.
+        if self._network.is_cut(*self.ends) or any(end == to for end, _ in self._held):
+            # Not when it is sent: what is under way then must not come behind it. Nor before what is still held at an end
+            # that was stopped when the connection healed.
             self._held.append((to, lambda: deliver(*what)))
         else:
             deliver(*what)
 
     def go_on(self) -> None:
         """Deliver what was held, before anything that is still under way."""
-        held, self._held = self._held, []
-        for to, deliver in held:
-            self._network.loop.call_soon(self._deliver, to, deliver, context=self.ends[to].context.copy())
+        for to in {end: None for end, _ in self._held}:
+            self._network.loop.call_soon(self._deliver_held, to, context=self.ends[to].context.copy())
+
+    def _deliver_held(self, to: int) -> None:
+        if self.ended or self._network.is_cut(*self.ends):
+            return
+        held, self._held = self._held, [each for each in self._held if each[0] != to]
+        for end, deliver in held:
+            if end == to:
+                deliver()
 
     def check(self) -> None:
         """Break, if the cut still lasts."""

@@ -41,6 +41,8 @@ _ENDS_S, _CALM_S = 900.0, 400.0
 _LOST_S = limits.RELOAD_S + 30.0
 # Serve asks so often whether a replica is well, and gives it up after so long a silence.
 _HEALTH_S, _SILENT_S = 10.0, 30.0
+# How often Kubernetes asks routers.
+_PROBE_S = 1.0
 # Garbage is collected after so many runs: after each it takes as long as a part of the run, and that of hundreds is found
 # in memory instead of in the processor's cache.
 _COLLECTED, _RUNS = 8, count(1)
@@ -155,7 +157,9 @@ class World:
             self.redis.publish(folder)
         for component in self.components:
             await component.start()
-        keeping = asyncio.create_task(self._replace_the_sick())
+        keeping = [
+            asyncio.create_task(each) for each in (self._replace_the_sick(), *((self._probe(),) if self.operated else ()))
+        ]
         happening = [asyncio.create_task(happen(self, event)) for event in self.schedule.events]
         users = [asyncio.create_task(user(self, number, ask)) for number, ask in enumerate(self.schedule.asks)]
         if users:
@@ -172,7 +176,8 @@ class World:
             verifier.worker.hang_s = 0.0
         await resume_once_more(self)
         await self._calm_down()
-        keeping.cancel()
+        for task in keeping:
+            task.cancel()
         await self._last_words()
         await self._calm_down()
 
@@ -181,10 +186,6 @@ class World:
         frozen_s: Counter[str] = Counter()
         while True:
             await asyncio.sleep(_HEALTH_S)
-            for router in self.routers if self.operated else ():
-                if router.up:
-                    # Kubernetes asks whether it is ready.
-                    self.loop.start(router.process, router.service.ready())
             for verifier in self.verifiers:
                 frozen_s[verifier.name] = frozen_s[verifier.name] + int(_HEALTH_S) if verifier.process.frozen else 0
                 if not verifier.up:
@@ -197,6 +198,14 @@ class World:
                 if sick:
                     self.counts["replaced by Serve"] += 1
                     await restart(self, verifier, 1.0)
+
+    async def _probe(self) -> None:
+        """Ask routers whether they are ready, as Kubernetes does."""
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            for router in self.routers:
+                if router.up:
+                    self.loop.start(router.process, router.service.ready())
 
     async def _calm_down(self) -> None:
         """Wait until nothing is held any more; what still is after a long time never will be free."""

@@ -213,6 +213,7 @@ CARD = VerifierCard(
     drafters={"d": True, "e": False},
     adapters={"lora": "0a1c"},
     paused="keep",
+    pause_id="p",
     weights=ServedWeights(stored="FP8", multiplied=("Q4_0", "float32"), kernels="native", rounded_inputs="FP8 of rows"),
 )
 ADAPTING = AdapterOrder(order_id="o", step="load", name="lora", folder="/adapters/lora", within_s=2.5)

@@ -56,8 +56,9 @@ class Reloading:
         self._settled.set()
         # The last one that was kept, the folder and the digest of its weights, and how they are stored.
         self._kept = self._folder = self._digest = self._stored = ""
-        # Whether a pause has begun or ended here, how the last one began, and the id of the one that was joined late.
+        # Whether a pause has begun or ended here, how the last one began, its id, and that of the one that was joined late.
         self._has_paused = False
+        self._pause_id = ""
         self._mode: PauseMode = "keep"
         self._joined: str | None = None
         self._waiting: asyncio.TimerHandle | None = None
@@ -107,6 +108,11 @@ class Reloading:
     def paused(self) -> PauseMode | None:
         """How decoding was paused; None: it is not."""
         return self._mode if self._loop.hold.on else None
+
+    @property
+    def pause_id(self) -> str:
+        """Which pause that is; empty: none."""
+        return self._pause_id if self._loop.hold.on else ""
 
     @property
     def stored(self) -> str:
@@ -180,7 +186,8 @@ class Reloading:
             await self._loop.hold.begin()
         finally:
             self._loop.pause.end()
-        self._has_paused, self._joined = True, order.reload_id if order.step == "join" else None
+        self._has_paused, self._pause_id = True, order.reload_id
+        self._joined = order.reload_id if order.step == "join" else None
         return "held"
 
     def _go(self) -> None:

@@ -706,6 +706,7 @@ class DescribeResponse(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    PAUSE_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -718,6 +719,8 @@ class DescribeResponse(_message.Message):
     """A short hash that differs where weights, dtype or kernels could give other tokens."""
     paused: _builtins.str
     """How decoding was paused, "wait" or "keep"; unset: it is not."""
+    pause_id: _builtins.str
+    """Which pause it is in: every router that was told to pause has made an id. Empty: in none."""
     @_builtins.property
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
@@ -753,10 +756,11 @@ class DescribeResponse(_message.Message):
         adapters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         paused: _builtins.str | None = ...,
         weights: Global___ServedWeights | None = ...,
+        pause_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "paused", b"paused", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "pause_id", b"pause_id", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
     _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
