@@ -25,7 +25,7 @@ _FEW, _FOUND_WITHIN, _BUDGET_S = 100, 3000, 60.0
 # Faults that show in one of hundreds of schedules, and one that has shown each: it is tried first.
 _RARE = {
     "a shared block is given back twice": 557,
-    "a state outlives its block": 1651,
+    "a state outlives its block": 4666,
     "a begun answer is evicted": 264,
     "newcomers go first": 552,
     "a new key counts anew": 379,
