@@ -67,5 +67,5 @@ async def go_on_asking(own: Callable[[], Awaitable[tuple[str, str]]], take: Call
         try:
             if await own() == _FIRST:
                 await take_weights_of_others(take)
-        except OutriderError as error:
+        except (OutriderError, RayError) as error:
             log.warning("the weights of the other verifiers are not served here so far: %s", error)

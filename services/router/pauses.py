@@ -71,7 +71,9 @@ class Pauses:
                 self._ending = asyncio.create_task(self._order("go"), name="end-pause-again")
                 self._ending.add_done_callback(_told)
             return
-        self._known.add(card.pause_id)
+        if card.pause_id:
+            # Verifiers of older versions do not tell it.
+            self._known.add(card.pause_id)
         if self._joining is None or self._joining.done():
             self._let_join(card.pause_id, limits.RELOAD_S if card.paused == "wait" else 0.0)
 
