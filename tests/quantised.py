@@ -6,12 +6,13 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import bitsandbytes.functional as bnb
 import numpy as np
+import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.format import infer_module_format
@@ -21,9 +22,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.tiny import make_tiny_model
 
@@ -74,34 +73,6 @@ def configure(folder: Path, **fields: object) -> None:
     """Change fields of ``config.json``."""
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | fields))
-
-
-def make_gpt_oss(dense: Path, folder: Path) -> tuple[Path, Path]:
-    """A tiny gpt-oss with the tokeniser of ``dense`` and random experts in MXFP4, and its float model; returns both folders."""
-    settings = json.loads((dense / "config.json").read_text())
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "vocab_size": settings["vocab_size"]}
-    torch.manual_seed(0)
-    config = GptOssConfig(
-        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
-        num_experts_per_tok=2, max_position_embeddings=512, sliding_window=64, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = GptOssForCausalLM(config)
-    stored: Weights = {}
-    for name, parameter in model.named_parameters():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            stored[name] = parameter.detach()
-            continue
-        experts, inputs, outputs = parameter.shape
-        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(118, 124, blocks.shape[:3], dtype=torch.uint8)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        parameter.data = convert_moe_packed_tensors(blocks, scales).float()
-    for kind in ("plain", "quantised"):
-        shutil.copytree(dense, folder / kind)
-        model.save_pretrained(folder / kind)
-    save_file(stored, folder / "quantised" / "model.safetensors", metadata={"format": "pt"})
-    configure(folder / "quantised", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
-    return folder / "quantised", folder / "plain"
 
 
 def fp8_blocks(weight: torch.Tensor, size: int, scales: torch.dtype = torch.float32) -> Made:
@@ -397,3 +368,11 @@ ROUNDED: Mapping[str, Quantised] = {
     ),
     "w4afp8": compressed(num_bits=4, strategy="group", group_size=32, entering={**EACH_ROW, **FP8}),
 }  # fmt: skip
+
+
+Make = Callable[[str], tuple[Path, Path]]
+
+
+def each_once(float_model: Path, folders: pytest.TempPathFactory) -> Make:
+    """Gives the model in a form, and the float model that this stands for: folders for all tests that change nothing in them."""
+    return cache(lambda form: quantise(float_model, folders.mktemp("form"), FORMS[form]))

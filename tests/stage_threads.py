@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from services.verifier.config import TargetConfig
 from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import process
 from services.verifier.stages.upstream import StageHandle, StageSpec
 
@@ -28,6 +32,25 @@ class _InThread:
 def launch_thread(spec: StageSpec) -> StageHandle:
     """Start a stage in a thread of its own. It cannot be killed."""
     return _InThread(spec)
+
+
+@contextmanager
+def targets_of_ranks(config_of: Callable[..., TargetConfig]) -> Iterator[Callable[..., TransformersTarget]]:
+    """Makes targets of ranks and stages in threads, which gather by gloo; they end with the block.
+
+    Args:
+        config_of: gives the settings for so many stages, and by the names of other settings.
+    """
+    made: list[TransformersTarget] = []
+
+    def of(ranks: int, stages: int = 1, **options: object) -> TransformersTarget:
+        wanted = config_of(stages, tensor_parallel_size=ranks, pass_timeout_s=20.0, **options)
+        made.append(TransformersTarget(wanted, launch_thread))
+        return made[-1]
+
+    yield of
+    for target in made:
+        target.shutdown()
 
 
 def parts_noted(patch: pytest.MonkeyPatch) -> list[ModelSlice]:

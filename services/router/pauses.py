@@ -28,7 +28,7 @@ class Pauses:
     def __init__(self, verifier: VerifierLink) -> None:
         self._verifier = verifier
         self._joining: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[str] | None = None
+        self._ending: asyncio.Task[None] | None = None
         # The ids of pauses that go on as far as this router knows, and of those that have ended.
         self._known: set[str] = set()
         self._ended: deque[str] = deque(maxlen=_ENDED)
@@ -68,14 +68,19 @@ class Pauses:
         if card.pause_id in self._ended:
             # Another router has not heard of its end, and has had a verifier join it that has started since.
             if self._ending is None or self._ending.done():
-                self._ending = asyncio.create_task(self._order("go"), name="end-pause-again")
-                self._ending.add_done_callback(_told)
+                self._ending = asyncio.create_task(self._end_again(), name="end-pause-again")
             return
         if card.pause_id:
             # Verifiers of older versions do not tell it.
             self._known.add(card.pause_id)
         if self._joining is None or self._joining.done():
             self._let_join(card.pause_id, limits.RELOAD_S if card.paused == "wait" else 0.0)
+
+    async def _end_again(self) -> None:
+        try:
+            await self._order("go")
+        except OutriderError as error:
+            log.info("not all verifiers have confirmed that they decode: %s", error)
 
     def _let_join(self, pause_id: str, within_s: float) -> None:
         self._joining = asyncio.create_task(self._join(pause_id, within_s), name="pause-late-verifiers")
@@ -105,8 +110,3 @@ class Pauses:
 
     async def _order(self, step: ReloadStep, pause_id: str = "", within_s: float = 0.0) -> str:
         return await self._verifier.reload(ReloadOrder(reload_id=pause_id, step=step, within_s=within_s))
-
-
-def _told(ending: asyncio.Task[str]) -> None:
-    if not ending.cancelled() and (error := ending.exception()) is not None:
-        log.info("not all verifiers have confirmed that they decode: %s", error)

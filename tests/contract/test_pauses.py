@@ -27,6 +27,17 @@ KEYS = {"admin": "a" * 20, "user": "u" * 20}
 QUIET_S = 0.15
 
 
+class Places:
+    """Of a router's verifiers; others can take them."""
+
+    def __init__(self) -> None:
+        self.there: list[Between] = []
+
+    def __call__(self, _: int, verifier: VerifierPort) -> Between:
+        self.there.append(Between(verifier))
+        return self.there[-1]
+
+
 async def test_kept_answers_stop_between_two_tokens_and_go_on(versions: Versions) -> None:
     async with serving(versions, "in process", "over gRPC") as router:
         told = [Answered() for _ in range(4)]
@@ -94,19 +105,14 @@ async def test_what_cannot_be_paused_everywhere_goes_on_everywhere(versions: Ver
 
 async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
-    there: list[Between] = []
-
-    def between(_: int, verifier: VerifierPort) -> Between:
-        there.append(Between(verifier))
-        return there[-1]
-
+    places = Places()
     async with (
-        serving(versions, "in process", "over gRPC", between=between) as router,
+        serving(versions, "in process", "over gRPC", between=places) as router,
         pipeline(versions.folder / "a") as second,
         pipeline(versions.folder / "a") as third,
     ):
         await router.pause("wait", 60.0)
-        there[1].verifier = second.verifier
+        places.there[1].verifier = second.verifier
         await until(lambda: second.verifier.loop.hold.on)
         assert await router.paused()
         late = [asyncio.create_task(answered(router, wanted(number))) for number in range(COUNT)]
@@ -115,7 +121,7 @@ async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, 
         assert not any(task.done() for task in late)
         # Another router resumes; the first one may find who comes then before it knows of it.
         await RouterService(router._config, router._verifier).resume()
-        there[1].verifier = third.verifier
+        places.there[1].verifier = third.verifier
         await asyncio.sleep(QUIET_S)
         assert not third.verifier.loop.hold.on
         for number, task in enumerate(late):
@@ -128,21 +134,16 @@ async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
     versions: Versions, monkeypatch: pytest.MonkeyPatch, mode: PauseMode
 ) -> None:
     monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
-    there: list[Between] = []
-
-    def between(_: int, verifier: VerifierPort) -> Between:
-        there.append(Between(verifier))
-        return there[-1]
-
+    places = Places()
     async with (
-        serving(versions, "in process", "over gRPC", between=between) as router,
+        serving(versions, "in process", "over gRPC", between=places) as router,
         pipeline(versions.folder / "a") as late,
     ):
         other = RouterService(router._config, router._verifier)
         await router.pause(mode, 60.0)
         assert await other.ready()
         await told_by_none(router)
-        for each in there:
+        for each in places.there:
             each.verifier = late.verifier
         await until(lambda: late.verifier.loop.hold.on)
         assert (await late.verifier.describe()).paused == mode
@@ -158,21 +159,16 @@ async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
 async def test_who_joins_a_pause_that_has_ended_goes_on(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     """All verifiers die between the end of a pause and the moment when the router that began it would have heard of that."""
     monkeypatch.setattr(pauses, "_AGAIN_S", 0.3)
-    there: list[Between] = []
-
-    def between(_: int, verifier: VerifierPort) -> Between:
-        there.append(Between(verifier))
-        return there[-1]
-
+    places = Places()
     async with (
-        serving(versions, "in process", "over gRPC", between=between) as router,
+        serving(versions, "in process", "over gRPC", between=places) as router,
         pipeline(versions.folder / "a") as late,
     ):
         other = RouterService(router._config, router._verifier)
         await router.pause("keep", 1.0)
         assert await other.ready()
         await other.resume()
-        for each in there:
+        for each in places.there:
             each.verifier = late.verifier
         await until(lambda: late.verifier.loop.hold.on)
         assert await other.ready()

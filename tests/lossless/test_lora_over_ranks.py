@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.lora import ALL, WITH_ENDS, make_adapter
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import computed_as, config, passes, same
 from tests.refusals import refuses
-from tests.stage_threads import launch_thread, parts_noted
+from tests.stage_threads import parts_noted, targets_of_ranks
 from tests.tiny import make_tiny_model
 from tests.virtual_ranks import ranks_of, together
 
@@ -94,17 +95,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[ModelSlice]:
 
 @pytest.fixture
 def make(model: Path) -> Iterator[Callable[..., TransformersTarget]]:
-    """Makes targets of ranks in threads, which gather by gloo."""
-    made: list[TransformersTarget] = []
-
-    def of(ranks: int, stages: int = 1, **options: object) -> TransformersTarget:
-        wanted = config(model, stages, tensor_parallel_size=ranks, pass_timeout_s=20.0, **options)
-        made.append(TransformersTarget(wanted, launch_thread))
-        return made[-1]
-
-    yield of
-    for target in made:
-        target.shutdown()
+    with targets_of_ranks(partial(config, model)) as of:
+        yield of
 
 
 @pytest.mark.examples(2)

@@ -12,9 +12,10 @@ from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from tests.draft_links import linked
 from tests.fakes import PLAIN
+from tests.gpt_oss import make_gpt_oss
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.test_hybrids_are_lossless import BLEND, GUIDED, PROMPTS, SAMPLING, formed, said, verifier
-from tests.quantised import FORMS, make_float_model, make_gpt_oss, quantise
+from tests.quantised import FORMS, make_float_model, quantise
 
 # Each on one link, greedily or sampled.
 SERVED = (

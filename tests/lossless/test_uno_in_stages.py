@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_in_stages import config
 from tests.lossless.test_uno import NODES, begun, computed, last_pass
 from tests.refusals import refuses
-from tests.stage_threads import launch_thread, parts_noted
+from tests.stage_threads import parts_noted, targets_of_ranks
 from tests.tiny import make_tiny_model
 
 pytestmark = [
@@ -55,17 +56,8 @@ Make = Callable[..., TransformersTarget]
 
 @pytest.fixture
 def make(model: Path) -> Iterator[Make]:
-    """Makes targets of stages and ranks in threads."""
-    made: list[TransformersTarget] = []
-
-    def of(ranks: int, stages: int, **options: object) -> TransformersTarget:
-        wanted = config(model, stages, tensor_parallel_size=ranks, pass_timeout_s=20.0, **options)
-        made.append(TransformersTarget(wanted, launch_thread))
-        return made[-1]
-
-    yield of
-    for target in made:
-        target.shutdown()
+    with targets_of_ranks(partial(config, model)) as of:
+        yield of
 
 
 def said(target: TransformersTarget) -> list[torch.Tensor]:

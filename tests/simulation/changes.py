@@ -76,15 +76,13 @@ async def pause(world: World, event: Event) -> None:
 async def resume_once_more(world: World) -> None:
     """Go on again, if no verifier is left of those that knew of a pause, and the router that has ended it did not know which one
     that was, or was not there afterwards: another one has the new verifiers join it, and nobody can tell it better."""
-    lives = [each.lives for each in world.verifiers]
-    brief = any(change.over_at - change.asked_at < _SEEN_S for change in world.pauses)
-    alone = any(
-        "router" in (event.on, *event.kind.split()) or event.kind == "cut verifier" for event in world.schedule.events
-    )
-    gone = any(all(now != then for now, then in zip(lives, change.lives, strict=True)) for change in world.pauses)
-    if gone and (brief or alone):
-        world.counts["resumed once more"] += 1
-        await _resume(world)
+    not_there = any(event.kind in ("kill router", "freeze router", "cut verifier") for event in world.schedule.events)
+    for change in world.pauses:
+        brief = change.over_at - change.asked_at < _SEEN_S
+        anew = all(each.lives != before for each, before in zip(world.verifiers, change.lives, strict=True))
+        if anew and (brief or not_there):
+            world.counts["resumed once more"] += 1
+            await _resume(world)
 
 
 async def _resume(world: World) -> None:

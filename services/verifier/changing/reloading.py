@@ -71,7 +71,7 @@ class Reloading:
         if order.step in ("go", "held"):
             return "held" if self._loop.hold.on else ""
         if order.step == "alive":
-            if self._is_open(order):
+            if self._under_way(order.reload_id) is not None:
                 self._expect_more(order)
             return ""
         async with self._one_step:
@@ -86,8 +86,8 @@ class Reloading:
                 return await self._read(order)
             if order.step == "keep" and order.reload_id == self._kept:
                 return self._digest
-            found = self._open
-            if found is None or not self._is_open(order):
+            found = self._under_way(order.reload_id)
+            if found is None:
                 raise Unavailable("no such reload is under way here: the verifier was restarted, or has given it up")
             # Nobody is silent while the step is taken here.
             self._expect_nothing()
@@ -216,8 +216,8 @@ class Reloading:
         self._loop.pause.refuse_moved()
 
     async def _undo(self, reload_id: str) -> None:
-        found = self._open
-        if found is None or found.order.reload_id != reload_id:
+        found = self._under_way(reload_id)
+        if found is None:
             return
         if found.replaced:
             await self._exchange(found, found.before)
@@ -230,8 +230,8 @@ class Reloading:
         self._settled.set()
         self._loop.pause.end()
 
-    def _is_open(self, order: ReloadOrder) -> bool:
-        return self._open is not None and self._open.order.reload_id == order.reload_id
+    def _under_way(self, reload_id: str) -> _Reload | None:
+        return self._open if self._open is not None and self._open.order.reload_id == reload_id else None
 
     def _expect_nothing(self) -> None:
         if self._waiting is not None:
