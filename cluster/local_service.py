@@ -12,8 +12,8 @@ from cluster import build
 from cluster.checks.host import check_gpus
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
+from cluster.outside.routing import routing
 from cluster.public_entry import Addresses, opened_entry
-from cluster.routing import routing
 from cluster.settings.config import Settings
 from speculation.ports import DraftLink
 

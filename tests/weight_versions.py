@@ -12,9 +12,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from cluster.chosen_verifier import ChosenVerifier
 from cluster.component_configs import router_config
 from cluster.models.target import ResolvedModel
+from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from services.router.service import RouterService

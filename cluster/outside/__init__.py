@@ -1,1 +1,1 @@
-"""Components outside of Ray: a drafter, verifiers, and the links to them."""
+"""Components outside of Ray: a drafter, verifiers, the links to them, and a router in front of such verifiers."""

@@ -26,10 +26,10 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build, component_configs
-from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.drafters import stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import outside_link, verifier_links
 from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging

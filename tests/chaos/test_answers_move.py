@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cluster import component_configs
-from cluster.chosen_verifier import ChosenVerifier
+from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_verifier import GrpcVerifierLink

@@ -17,7 +17,7 @@ import pytest
 
 import outrider
 from cluster import build, component_configs
-from cluster.chosen_verifier import ChosenVerifier
+from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.settings.config import load
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public

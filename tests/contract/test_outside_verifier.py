@@ -19,9 +19,9 @@ from cluster.checks.listeners import listeners
 from cluster.checks.preflight import preflight
 from cluster.models.target import ResolvedModel
 from cluster.outside import verifier as outside_verifier
+from cluster.outside.routing import Routing, routing
 from cluster.outside.verifier import verifying
 from cluster.ray.resources import components
-from cluster.routing import Routing, routing
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_verifier import GrpcVerifierLink

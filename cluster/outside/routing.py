@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cluster import component_configs
-from cluster.chosen_verifier import ChosenVerifier
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
+from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import verifier_links
 from cluster.settings.config import Settings
 from services.api.messages import RouterPort
