@@ -53,7 +53,7 @@ class ReplicaModel:
     def __init__(self, name: str, pace: StepPace, max_waiting: int, pool: int, gpus: int, now: float) -> None:
         self.name = name
         self._steps, self._pool, self._gpus = pace.steps, pool, gpus
-        self._seats, self._most_waiting = len(pace.steps) - 1, max_waiting
+        self._slots, self._most_waiting = len(pace.steps) - 1, max_waiting
         self._waiting: deque[Job] = deque()
         self._reading: deque[Job] = deque()
         self._unread = 0.0
@@ -73,7 +73,7 @@ class ReplicaModel:
     @property
     def full(self) -> bool:
         """Whether it would refuse a request."""
-        return len(self._waiting) >= self._most_waiting and (bool(self._waiting) or self.load >= self._seats)
+        return len(self._waiting) >= self._most_waiting and (bool(self._waiting) or self.load >= self._slots)
 
     @property
     def waiting(self) -> int:
@@ -84,7 +84,7 @@ class ReplicaModel:
         """As ``VerifierDeployment.record_autoscaling_stats``."""
         self._advance(now)
         running = len(self._decoding) + len(self._reading)
-        return {"rows": running / self._seats, "waiting": len(self._waiting), "cache": min(1.0, self._keys / self._pool)}
+        return {"rows": running / self._slots, "waiting": len(self._waiting), "cache": min(1.0, self._keys / self._pool)}
 
     def take(self, now: float, job: Job) -> None:
         """Take a request in; it must not be ``full``."""
@@ -144,7 +144,7 @@ class ReplicaModel:
 
     def _admit(self) -> None:
         waiting = self._waiting
-        while waiting and len(self._decoding) + len(self._reading) < self._seats:
+        while waiting and len(self._decoding) + len(self._reading) < self._slots:
             job = waiting[0]
             held = job.prompt + job.answer
             if self._reserved and self._reserved + held > self._pool:

@@ -64,9 +64,10 @@ class Pause:
             self.end()
             if not isinstance(error, TimeoutError):
                 raise
+            # Answers that nobody waits for any more end at once, but for the pass that they are in.
+            what = f"answers were under way still ({left} of them)" if left else "a pass was running still"
             raise Unavailable(
-                f"answers were under way still after {within_s:g} s ({left} of them), so that nothing has changed: try "
-                "again, with more time"
+                f"{what} after {within_s:g} s, so that nothing has changed: try again, with more time"
             ) from None
 
     def end(self) -> None:
