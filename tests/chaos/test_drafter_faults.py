@@ -100,6 +100,7 @@ async def test_frozen_and_thawed_is_used_again() -> None:
         await until_used(loop, task, used, 450)
 
 
+@pytest.mark.exhaustive
 async def test_replaced_by_one_that_knows_nothing() -> None:
     spare = DrafterProcess(_DRAFTER)
     await spare.start()

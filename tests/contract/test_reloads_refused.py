@@ -49,15 +49,16 @@ async def refused(router: RouterService, versions: Versions, folder: str, error:
     versions.check(0, await answered(router, wanted(0, tokens=20)), "a", tokens=20)
 
 
-async def test_a_version_that_does_not_fit_is_refused(versions: Versions) -> None:
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_version_that_does_not_fit_is_refused(versions: Versions, damage: str) -> None:
     folder = versions.folder / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    other_weights(versions.folder / "a", folder)
+    DAMAGES[damage](folder)
+    error = InvalidArgument if damage == "a file that lies elsewhere" else ConfigurationError
     async with serving(versions, "in process") as router:
-        for damage, do in DAMAGES.items():
-            shutil.rmtree(folder, ignore_errors=True)
-            other_weights(versions.folder / "a", folder)
-            do(folder)
-            error = InvalidArgument if damage == "a file that lies elsewhere" else ConfigurationError
-            await refused(router, versions, str(folder), error)
+        await refused(router, versions, str(folder), error)
 
 
 async def test_a_folder_elsewhere_is_refused(versions: Versions, tiny_model: Path) -> None:
