@@ -50,6 +50,7 @@ class JoinedWeights:
 
     Attributes:
         names: of all weights.
+        has_experts: whether matrices of experts are joined.
     """
 
     def __init__(self, files: WeightFiles, model: PreTrainedModel, wanted: Collection[str]) -> None:
@@ -71,6 +72,7 @@ class JoinedWeights:
             else:
                 parts.setdefault(found, {}).setdefault(pattern, []).append(name)
         self._joined = {name: joined for name, found in parts.items() if (joined := _joined(found, converters)) is not None}
+        self.has_experts = any(joined.stacked for joined in self._joined.values())
         taken = {one for joined in self._joined.values() for matrices in joined.experts for one in matrices}
         own = files.names - taken - set(self._renamed.values())
         self.names: Set[str] = own | self._joined.keys() | self._renamed.keys()

@@ -130,8 +130,15 @@ def keeps_experts(config: TargetConfig) -> bool:
     with WeightFiles(Path(config.model_path)) as files:
         model = hollow_model(config)
         wanted = model.state_dict().keys()
-        lacking = wanted - model.all_tied_weights_keys.keys() - JoinedWeights(files, model, wanted).names
-        return not lacking
+        joined = JoinedWeights(files, model, wanted)
+    if not joined.has_experts or wanted - model.all_tied_weights_keys.keys() - joined.names:
+        return False
+    try:
+        refuse_unused(model, joined.names - wanted, Path(config.model_path))
+    except ConfigurationError:
+        # transformers may know that the others are not needed.
+        return False
+    return True
 
 
 def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
