@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.random_blocks import random_blocks
 from tests.tiny import make_tiny_model
@@ -22,6 +23,10 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.gate": "ffn_gate_inp",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -65,6 +70,45 @@ def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "",
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     config, tokenizer = model.config, json.loads((source / "tokenizer.json").read_text())
     writer = GGUFWriter(folder / "tiny.gguf", "llama")
+    _describe(writer, config, tokenizer)
+    for name, weight in model.state_dict().items():
+        own = _gguf_name(name)
+        if own is None or own == without:
+            continue
+        data = _in_its_order(own, weight.numpy(), config.num_attention_heads, config.num_key_value_heads)
+        _add(writer, own, data, kinds)
+    return _written(writer, folder / "tiny.gguf")
+
+
+def make_tiny_mixture_gguf(folder: Path, kinds: Mapping[str, str], experts: int = 4) -> Path:
+    """Likewise a Qwen3-MoE, with the one width of experts that transformers reads from GGUF."""
+    source = make_tiny_model(folder / "source", **WIDE)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 768, "head_dim": 64, "pad_token_id": 0}
+    torch.manual_seed(0)
+    known = AutoConfig.from_pretrained(source)
+    config = Qwen3MoeConfig(
+        **sizes, vocab_size=known.vocab_size, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        num_experts=experts, num_experts_per_tok=2, max_position_embeddings=512, initializer_range=0.1,
+        tie_word_embeddings=True, norm_topk_prob=True, eos_token_id=0,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config).requires_grad_(False)
+    writer = GGUFWriter(folder / "tiny.gguf", "qwen3moe")
+    _describe(writer, config, json.loads((source / "tokenizer.json").read_text()))
+    writer.add_key_length(64)
+    writer.add_value_length(64)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(768)
+    for name, weight in model.state_dict().items():
+        if name.endswith("experts.gate_up_proj"):
+            for own, half in zip(("gate", "up"), weight.chunk(2, 1), strict=True):
+                _add(writer, f"blk.{name.split('.')[2]}.ffn_{own}_exps.weight", half.contiguous().numpy(), kinds)
+        elif (own_name := _gguf_name(name)) is not None:
+            _add(writer, own_name, weight.numpy(), kinds)
+    return _written(writer, folder / "tiny.gguf")
+
+
+def _describe(writer: GGUFWriter, config: Any, tokenizer: Any) -> None:
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -83,22 +127,24 @@ def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "",
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_eos_token_id(0)
     writer.add_eot_token_id(1)
-    for name, weight in model.state_dict().items():
-        own = _gguf_name(name)
-        if own is None or own == without:
-            continue
-        data = _in_its_order(own, weight.numpy(), config.num_attention_heads, config.num_key_value_heads)
-        kind = next((kind for part, kind in kinds.items() if part in own), "F32")
-        if kind in DRAWN:
-            made = random_blocks(*data.shape, kind, size=float(data.std()), seed=len(own))
-        else:
-            made = quants.quantize(data, GGMLQuantizationType[kind]) if kind != "F32" else data
-        writer.add_tensor(own, made, raw_dtype=GGMLQuantizationType[kind])
+
+
+def _add(writer: GGUFWriter, name: str, data: np.ndarray, kinds: Mapping[str, str]) -> None:
+    kind = next((kind for part, kind in kinds.items() if part in name), "F32")
+    if kind in DRAWN:
+        rows = random_blocks(int(np.prod(data.shape[:-1])), data.shape[-1], kind, size=float(data.std()), seed=len(name))
+        made = rows.reshape(*data.shape[:-1], -1)
+    else:
+        made = quants.quantize(data, GGMLQuantizationType[kind]) if kind != "F32" else data
+    writer.add_tensor(name, made, raw_dtype=GGMLQuantizationType[kind])
+
+
+def _written(writer: GGUFWriter, file: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return folder / "tiny.gguf"
+    return file
 
 
 def _gguf_name(name: str) -> str | None:

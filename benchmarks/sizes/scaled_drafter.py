@@ -20,6 +20,7 @@ from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.heads.streams.config import KIND
 from services.model_files.weights.files import WeightFiles, save_blocks
 from services.model_files.weights.headers import read_shapes
+from services.model_files.weights.stacked_blocks import StackedBlocks
 from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, quantized
 from speculation.errors import ConfigurationError
 
@@ -84,7 +85,8 @@ def write_scaled(checkpoint: Checkpoint, old: Size, new: Size, target_layers: in
     tensors: dict[str, Weight] = {}
     with WeightFiles(checkpoint.folder) as files:
         for name in sorted(files.names):
-            weight = files.get(name)
+            found = files.get(name)
+            weight = found.numbers() if isinstance(found, StackedBlocks) else found
             if not isinstance(weight, StoredBlocks) and not weight.is_floating_point():
                 # Its vocabulary.
                 tensors[name] = weight

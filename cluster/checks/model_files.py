@@ -21,7 +21,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 # Tokens of the smallest pool.
 _BLOCK = 64
-_EXPERT = re.compile(r"\.experts\.\d+\.")
+_EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +63,10 @@ def expanded(verifier: VerifierSettings, folder: Path) -> str:
     with reading(f"load the model at {folder}", about=folder):
         tensors = check_weights(folder, read_json(folder / "config.json"))
     kept = verifier.dtype == "float32" and verifier.device == "cpu" and verifier.weights != "float32"
-    # Matrices of single experts are joined when they are loaded, as floats.
-    kept = kept and not any(_EXPERT.search(name) for name in tensors)
     sizes = [each.numbers * (each.bytes_as_stored if kept else _BYTES[verifier.dtype]) for each in tensors.values()]
     types = sorted({each.dtype for each in tensors.values() if each.dtype in (*BLOCKS, "BF16")}) if kept else []
-    multiplied = f", linear layers multiplied as {' and '.join(types)} where that is faster" if types else ""
+    layers = "linear layers and experts" if any(_EXPERTS in name for name in tensors) else "linear layers"
+    multiplied = f", {layers} multiplied as {' and '.join(types)} where that is faster" if types else ""
     return (
         f"{stored.name}: the numbers that it stands for take {sum(sizes) / 2**20:,.0f} MiB in {verifier.dtype}{multiplied}; "
         f"what enters a layer is {f'rounded to {stored.entering}' if stored.entering else 'not rounded'}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from cluster.checks.model_files import count_weights, expanded
@@ -17,6 +19,7 @@ from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import check_weights
 from services.model_files.weights.stored_blocks import stored_as
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.exact_weights import ExactWeight
 from services.verifier.kernels.linears import as_float
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_layers, load_whole
@@ -145,15 +148,24 @@ def test_two_stages_say_what_the_float_model_says(made_of: Make) -> None:
         target.shutdown()
 
 
-def test_a_mixture_is_loaded_by_way_of_transformers(float_model: Path, tmp_path: Path) -> None:
-    """Its files have a matrix for each expert, the model one for all."""
+@pytest.mark.parametrize("weights", ["auto", "float32"])
+def test_a_mixture_has_the_numbers_that_transformers_joins(weights: str, float_model: Path, tmp_path: Path) -> None:
+    """Its files have a matrix for each expert, the model one for all; in numbers, transformers makes that of them."""
     mixture = make_mixture(float_model, tmp_path / "mixture")
     folder, plain = quantise(mixture, tmp_path, FORMS["fp8_blocks_of_128"])
     assert any(".experts.0." in name for name in load_file(folder / FILE))
-    ours = load_whole(of(folder)).state_dict()
+    ours = load_whole(of(folder, weights=weights))
     for name, weight in AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict().items():
-        assert torch.equal(ours[name].float(), weight), name
-    assert torch.equal(logits(folder), logits(plain))
+        assert torch.equal(numbers(ours, name), weight), name
+    assert torch.equal(logits(folder, weights=weights), logits(plain, weights="float32"))
+
+
+def numbers(model: nn.Module, name: str) -> torch.Tensor:
+    """A weight of a loaded model in float32, whatever holds it."""
+    place, _, own = name.rpartition(".")
+    held: Any = getattr(model.get_submodule(place), own)
+    plain: torch.Tensor = held.numbers.plain() if isinstance(held, ExactWeight) else held.float()
+    return plain
 
 
 def test_codes_and_scales_may_lie_in_different_files(float_model: Path, tmp_path: Path) -> None:
@@ -170,10 +182,10 @@ def test_codes_and_scales_may_lie_in_different_files(float_model: Path, tmp_path
 
 def test_the_experts_of_gpt_oss(float_model: Path, tmp_path: Path) -> None:
     folder, plain = make_gpt_oss(float_model, tmp_path)
-    ours = load_whole(of(folder)).state_dict()
+    ours = load_whole(of(folder))
     for name, weight in AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict().items():
-        assert torch.equal(ours[name].float(), weight), name
-    assert torch.equal(logits(folder), logits(plain))
+        assert torch.equal(numbers(ours, name), weight), name
+    assert torch.equal(logits(folder), logits(plain, weights="float32"))
 
 
 def test_the_plan_says_what_it_becomes(made_of: Make) -> None:
@@ -213,8 +225,10 @@ def test_the_memory_of_blocks_is_known_before_they_are_read(
     said = expanded(VerifierSettings(), folder)
     assert f" {taken / 2**20:,.0f} MiB in float32, linear layers multiplied as {kind} where that is faster" in said
     mixture, _ = quantise(make_mixture(float_model, tmp_path / "mixture"), tmp_path / "experts", FORMS[form])
-    assert "multiplied" not in expanded(VerifierSettings(), mixture)
-    assert shape_of(of(mixture)).kept_bytes is None
+    assert f"linear layers and experts multiplied as {kind}" in expanded(VerifierSettings(), mixture)
+    assert shape_of(of(mixture)).kept_bytes < 4
+    assert "multiplied" not in expanded(VerifierSettings(weights="float32"), mixture)
+    assert shape_of(of(mixture, weights="float32")).kept_bytes is None
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])

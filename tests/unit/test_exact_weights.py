@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.model_files.weights.quantised.as_blocks import floats_as_blocks
+from services.model_files.weights.stacked_blocks import StackedBlocks
+from services.model_files.weights.stored_blocks import quantized
 from services.verifier.kernels.cpu_choice import Choice, maker
 from services.verifier.kernels.exact_weights import ExactWeight, Numbers
 from services.verifier.kernels.linears import OneDnnLinear
@@ -105,6 +108,37 @@ def test_what_is_not_multiplied_by_rows_is_what_it_was_and_is_told(kind: str) ->
     assert weight.numbers.inexact == {"linear"}
     assert torch.equal(torch.einsum("ri,eoi->reo", rows, weight), torch.einsum("ri,eoi->reo", rows, plain))
     assert weight.numbers.inexact == {"linear", "einsum"}
+
+
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_experts_in_blocks(kind: str, inputs_first: bool) -> None:
+    """Of several types, and one in numbers; multiplied in another form, they are numbers, too."""
+    plain = torch.randn(4, 64, 64)
+    matrices = (quantized(plain[0]), floats_as_blocks(plain[1].to(torch.float8_e4m3fn), torch.ones(64, 1), 64), plain[2])
+    last = quantized(plain[3])
+    blocks = StackedBlocks((*(one for one in matrices if one is not None), last), inputs_first)
+    made, rows = blocks.float(), torch.randn(7, 64)
+    packed, expanded = held(blocks, kind), exact(made, kind)
+    for number in range(4):
+        both = [one[number].T if inputs_first else one[number] for one in (packed, expanded)]
+        assert torch.equal(*(functional.linear(rows, one) for one in both))
+    assert packed.numbers.stored is None and not packed.numbers.inexact
+    if kind == "native":
+        assert [one.stored_as for one in packed.numbers.packed] == ["Q8_0", "E4M3", "float32", "Q8_0"]
+    assert torch.equal(packed.numbers.plain(), made)
+    other = held(blocks, kind)
+    halves = other.view(-1, 64).chunk(8)[3]
+    assert torch.equal(functional.linear(rows, halves), functional.linear(rows, exact(made, kind).view(-1, 64).chunk(8)[3]))
+    assert torch.equal(held(blocks, kind) * 2, made * 2)
+    parts = blocks.outputs([range(8), range(32, 40)])
+    assert torch.equal(
+        parts.float(), made[:, :, [*range(8), *range(32, 40)]] if inputs_first else made[:, [*range(8), *range(32, 40)]]
+    )
+
+
+def held(blocks: StackedBlocks, kind: str) -> ExactWeight:
+    made = exact(torch.empty(0), kind)
+    return ExactWeight.whole(Numbers(owner="Test", shape=torch.Size(blocks.shape), stored=blocks, make=made.numbers.make))
 
 
 def test_what_it_tells_of_itself() -> None:

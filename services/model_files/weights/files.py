@@ -20,14 +20,14 @@ from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.quantised.packed import Packed
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.model_files.weights.shared import read_shared
+from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks, any_numbers
 from services.model_files.weights.stored_blocks import (
     BLOCK,
     KEPT,
     StoredBlocks,
-    Weight,
+    alike,
     bytes_of_row,
     joined,
-    numbers_of,
     quantized,
     stored_as,
 )
@@ -49,7 +49,7 @@ class WeightFiles:
         self._folder = folder
         self._stack = ExitStack()
         self._opened: dict[Path, Any] = {}
-        self._read: dict[str, Weight] = {}
+        self._read: dict[str, AnyWeight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
         self._files: Mapping[str, Path] = {}
         # Weights that are stored as codes and scales.
@@ -87,7 +87,7 @@ class WeightFiles:
         """Names of all weights; of quantised ones, those that they have in the float model."""
         return self._names
 
-    def get(self, name: str) -> Weight:
+    def get(self, name: str) -> AnyWeight:
         """A weight as stored, the same object at every call; a quantised one as the numbers that it stands for, made anew.
 
         Raises:
@@ -101,7 +101,7 @@ class WeightFiles:
         if name not in self._read:
             tensor = self._stored(name)
             kind = self._kinds.get(name)
-            self._read[name] = tensor if kind is None else StoredBlocks(tensor, *kind)
+            self._read[name] = tensor if kind is None else _in_blocks(tensor, *kind)
         return self._read[name]
 
     def _stored(self, name: str) -> torch.Tensor:
@@ -115,7 +115,7 @@ class WeightFiles:
         if name in self._packed:
             return self._packed[name].shape
         found = tuple(self._open(self._files[name]).get_slice(name).get_shape())
-        return found if name not in self._kinds else (found[0], self._kinds[name][1])
+        return found if name not in self._kinds else (*found[:-1], self._kinds[name][1])
 
     def kind(self, name: str) -> str:
         """The type of a weight in the files, by safetensors' or GGUF's name; of a quantised one, that of its numbers."""
@@ -127,41 +127,45 @@ class WeightFiles:
             return self._kinds[name][0]
         return str(self._open(self._files[name]).get_slice(name).get_dtype())
 
-    def part(self, name: str, begin: int, end: int) -> Weight:
+    def part(self, name: str, begin: int, end: int) -> AnyWeight:
         """The rows from ``begin`` to before ``end`` of a weight as stored; no other one is read, unless it is quantised."""
         if name in self._shared:
             return self._target.part(self._shared[name], begin, end)
         if name in self._packed:
             whole = self.get(name)
+            if isinstance(whole, StackedBlocks):
+                return whole.experts(begin, end)
             return whole.rows(begin, end) if isinstance(whole, StoredBlocks) else whole[begin:end]
         tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
         kind = self._kinds.get(name)
-        return tensor if kind is None else StoredBlocks(tensor, *kind)
+        return tensor if kind is None else _in_blocks(tensor, *kind)
 
-    def parts(self, name: str, axis: int, ranges: Sequence[range]) -> Weight:
+    def parts(self, name: str, axis: int, ranges: Sequence[range]) -> AnyWeight:
         """The numbers in these ranges of one dimension, one after the other; otherwise as ``part``.
 
         Raises:
-            ValueError: the weight is kept in blocks, of which there are parts of rows alone.
+            ValueError: a matrix is kept in blocks, of which there are parts of rows alone.
         """
         if axis == 0 and len(ranges) == 1:
             return self.part(name, ranges[0].start, ranges[0].stop)
         if name in self._shared:
             return self._target.parts(self._shared[name], axis, ranges)
-        whole = self.get(name) if name in self._packed else None
-        if axis == 0 and (isinstance(whole, StoredBlocks) or name in self._kinds):
-            blocks = self.get(name) if whole is None else whole
-            assert isinstance(blocks, StoredBlocks)
-            return joined([blocks.rows(one.start, one.stop) for one in ranges])
-        if isinstance(whole, StoredBlocks) or name in self._kinds:
-            raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
+        whole = self.get(name) if name in self._packed or name in self._kinds else None
+        if isinstance(whole, StackedBlocks):
+            if axis == whole.outputs_axis:
+                return whole.outputs(ranges)
+            whole = whole.numbers()
+        if isinstance(whole, StoredBlocks):
+            if axis != 0:
+                raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
+            return joined([whole.rows(one.start, one.stop) for one in ranges])
         read = self._open(self._files[name]).get_slice(name) if whole is None else whole
         leading = (slice(None),) * axis
         return torch.cat([read[(*leading, slice(one.start, one.stop))] for one in ranges], axis)
 
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""
-        return numbers_of(self.get(name))
+        return any_numbers(self.get(name))
 
     @property
     def roundings(self) -> dict[str, InputRounding]:
@@ -179,9 +183,10 @@ class WeightFiles:
         found = hashlib.sha256()
         for name in sorted(names):
             weight = self.get(name)
-            content = weight.raw if isinstance(weight, StoredBlocks) else weight.contiguous()
-            found.update(f"{name} {stored_as(weight)} {list(weight.shape)}\n".encode())
-            found.update(content.flatten().view(torch.uint8).numpy().data)
+            for one in weight.matrices if isinstance(weight, StackedBlocks) else (weight,):
+                content = one.raw if isinstance(one, StoredBlocks) else one.contiguous()
+                found.update(f"{name} {stored_as(one)} {list(one.shape)}\n".encode())
+                found.update(content.flatten().view(torch.uint8).numpy().data)
         return found.hexdigest()
 
     def _find(self, folder: Path) -> Mapping[str, Path]:
@@ -209,7 +214,7 @@ class WeightFiles:
         found = {name: (str(kind), int(size)) for name, (kind, size) in kinds.items()}
         for name, (kind, size) in found.items():
             shape = tensors[name].shape
-            if len(shape) != 2 or shape[1] != bytes_of_row(kind, size):
+            if len(shape) not in (2, 3) or shape[-1] != bytes_of_row(kind, size):
                 raise ValueError(f"{BLOCKS_FILE}: {name} is {shape}, which are no rows of {size} numbers in {kind}")
         return found
 
@@ -246,7 +251,7 @@ def quantize_folder(folder: Path) -> None:
     Raises:
         OSError: the file cannot be written; the old one stays.
     """
-    held: dict[str, Weight] = {}
+    held: dict[str, AnyWeight] = {}
     with WeightFiles(folder) as files:
         for name in files.names:
             weight = files.get(name)
@@ -261,8 +266,30 @@ def _takes_blocks(weight: torch.Tensor) -> bool:
     return weight.dim() == 2 and weight.is_floating_point() and weight.shape[1] % BLOCK == 0
 
 
-def save_blocks(weights: Mapping[str, Weight], folder: Path) -> None:
-    """Write ``blocks.safetensors``."""
-    kinds = {name: (weight.kind, weight.in_features) for name, weight in weights.items() if isinstance(weight, StoredBlocks)}
-    tensors = {name: weight.raw if isinstance(weight, StoredBlocks) else weight for name, weight in weights.items()}
+def save_blocks(weights: Mapping[str, AnyWeight], folder: Path) -> None:
+    """Write ``blocks.safetensors``. Experts' matrices are in blocks of one type, or are written as numbers."""
+    kinds: dict[str, tuple[str, int]] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        blocks = [weight] if isinstance(weight, StoredBlocks) else _of_one_kind(weight)
+        if blocks:
+            kinds[name] = blocks[0].kind, blocks[0].in_features
+            tensors[name] = blocks[0].raw if isinstance(weight, StoredBlocks) else torch.stack([one.raw for one in blocks])
+        else:
+            tensors[name] = any_numbers(weight)
     save_file(tensors, folder / BLOCKS_FILE, metadata={"kinds": json.dumps(kinds)})
+
+
+def _of_one_kind(weight: AnyWeight) -> list[StoredBlocks]:
+    """The matrices of experts that a tensor of bytes holds; empty: it would not."""
+    if not isinstance(weight, StackedBlocks) or weight.inputs_first:
+        return []
+    blocks = [one for one in weight.matrices if isinstance(one, StoredBlocks)]
+    return blocks if len(blocks) == len(weight.matrices) and alike(blocks) else []
+
+
+def _in_blocks(raw: torch.Tensor, kind: str, inputs: int) -> StoredBlocks | StackedBlocks:
+    """A matrix, [outputs, bytes], or those of experts, [experts, outputs, bytes]."""
+    if raw.dim() == 2:
+        return StoredBlocks(raw, kind, inputs)
+    return StackedBlocks(tuple(StoredBlocks(one, kind, inputs) for one in raw))

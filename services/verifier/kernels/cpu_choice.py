@@ -38,7 +38,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.linears import MakeLinear, OneDnnLinear, as_float, products
 from services.verifier.kernels.native.library import Library, library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
-from services.verifier.kernels.parameters import multiplied
+from services.verifier.kernels.parameters import in_blocks, multiplied
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -191,6 +191,11 @@ def _shapes(model: nn.Module) -> Shapes:
     for _, _, parameter in multiplied(model):
         outputs, inputs = parameter.shape[-2:]
         found[outputs, inputs, stored_as(parameter), parameter.numel() // (outputs * inputs)] += 1
+    for blocks in (blocks for module in model.modules() for _, blocks in in_blocks(module)):
+        outputs, inputs, _ = blocks.form
+        # Few experts are of another type than the others, if any.
+        ((kind, _),) = Counter(map(stored_as, blocks.matrices)).most_common(1)
+        found[outputs, inputs, kind, len(blocks.matrices)] += 1
     return found
 
 

@@ -9,13 +9,16 @@ packed like any linear layer. A parameter that is never multiplied, or not row b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from services.model_files.weights.stacked_blocks import StackedBlocks
+from services.model_files.weights.stored_blocks import Weight
 
 _Function = Callable[..., Any]
 
@@ -49,7 +52,7 @@ class PackedLinear(nn.Module):
 
 
 # Takes the weight, [outputs, inputs], and the bias.
-MakePacked = Callable[[torch.Tensor, torch.Tensor | None], PackedLinear]
+MakePacked = Callable[[Weight, torch.Tensor | None], PackedLinear]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -58,7 +61,7 @@ class Numbers:
 
     Attributes:
         owner: class of the module that the parameter belongs to.
-        stored: tensor of ``shape`` on the CPU, in float32 or a shorter type; None once packed.
+        stored: tensor of ``shape`` on the CPU, in float32 or a shorter type, or experts in blocks; None once packed.
         make: packs one matrix.
         form: outputs and inputs of the packed matrices, and whether inputs come first in the parameter.
         packed: the packed matrices, in the order of the parameter.
@@ -67,7 +70,7 @@ class Numbers:
 
     owner: str
     shape: torch.Size
-    stored: torch.Tensor | None = None
+    stored: torch.Tensor | StackedBlocks | None = None
     make: MakePacked | None = None
     form: tuple[int, int, bool] | None = None
     packed: list[PackedLinear] = field(default_factory=list)
@@ -81,6 +84,8 @@ class Numbers:
             # A product with the identity gives the exact numbers back.
             columns = [packed(torch.eye(max(inputs, packed.min_rows), inputs))[:inputs] for packed in self.packed]
             self.stored = torch.stack([one if inputs_first else one.T for one in columns]).reshape(self.shape)
+        elif isinstance(self.stored, StackedBlocks):
+            return self.stored.float()
         elif self.stored.dtype != torch.float32:
             self.stored = self.stored.float()
         return self.stored
@@ -122,13 +127,26 @@ class Numbers:
         """Pack all matrices of the parameter; False: it has been packed in another form, or cannot be cut like this."""
         if self.form is None:
             assert self.stored is not None and self.make is not None
-            outputs, inputs, inputs_first = form
-            if self.stored.numel() % (outputs * inputs):
+            if (matrices := self._matrices(form)) is None:
                 return False
-            matrices = self.stored.view(-1, *((inputs, outputs) if inputs_first else (outputs, inputs)))
-            self.packed = [self.make(one.T.contiguous() if inputs_first else one, None) for one in matrices]
+            self.packed = [self.make(one, None) for one in matrices]
             self.form, self.stored = form, None
         return self.form == form
+
+    def _matrices(self, form: tuple[int, int, bool]) -> Iterable[Weight] | None:
+        """All matrices of the parameter, [outputs, inputs]; None: it cannot be cut like this."""
+        if isinstance(self.stored, StackedBlocks):
+            if self.stored.form == form:
+                return self.stored.matrices
+            # Blocks lie along the inputs of the matrices as they are stored, whatever multiplies.
+            self.stored = self.stored.float()
+        assert self.stored is not None
+        outputs, inputs, inputs_first = form
+        if self.stored.numel() % (outputs * inputs):
+            return None
+        if not inputs_first:
+            return self.stored.view(-1, outputs, inputs)
+        return (one.T.contiguous() for one in self.stored.view(-1, inputs, outputs))
 
 
 class ExactWeight(torch.Tensor):

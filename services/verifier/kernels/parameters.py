@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from services.model_files.weights.stacked_blocks import StackedBlocks
 from services.verifier.kernels.exact_weights import ExactWeight, MakePacked, Numbers
 
 # Modules that look up rows or convolve, rather than multiply by a matrix.
@@ -27,8 +28,24 @@ def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]
                 yield module, name, parameter
 
 
+def in_blocks(module: nn.Module) -> Iterator[tuple[str, StackedBlocks]]:
+    """What a module has of experts in blocks, by name, until it is packed."""
+    for name, value in vars(module).items():
+        if isinstance(value, ExactWeight) and isinstance(value.numbers.stored, StackedBlocks):
+            yield name, value.numbers.stored
+
+
+def unpack_parameters(model: nn.Module) -> None:
+    """Replace experts in blocks by numbers, by which torch multiplies."""
+    for module in model.modules():
+        for name, blocks in list(in_blocks(module)):
+            delattr(module, name)
+            setattr(module, name, nn.Parameter(blocks.float(), requires_grad=False))
+
+
 def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked) -> int:
-    """Replace these parameters by ``ExactWeight``, which packs them at their first product; returns their number.
+    """Replace these parameters by ``ExactWeight``, which packs them, and experts in blocks, at their first product; returns
+    their number.
 
     Args:
         make: packs one of several matrices, as of an expert.
@@ -45,7 +62,10 @@ def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked)
             weight = made[id(parameter)] = ExactWeight.whole(numbers)
         delattr(module, name)
         setattr(module, name, weight)
-    return len(made)
+    blocks = [getattr(module, name).numbers for module in model.modules() for name, _ in in_blocks(module)]
+    for numbers in blocks:
+        numbers.make = make
+    return len(made) + len(blocks)
 
 
 def inexact(model: nn.Module) -> list[str]:

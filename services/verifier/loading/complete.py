@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from services.model_files.mtp_layers import find_mtp
 from services.model_files.weights.stored_blocks import StoredLinear
+from services.verifier.kernels.parameters import in_blocks
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,9 @@ def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:
     for name, module in model.named_modules():
         if isinstance(module, StoredLinear) and not module.weight.finite():
             raise _nonsense(f"{name}.weight", folder)
+        for own, blocks in in_blocks(module):
+            if not blocks.finite():
+                raise _nonsense(f"{name}.{own}", folder)
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Unpacks a GGUF file into a model folder: configuration, tokeniser, and the weights under transformers' names.
 
 Blocks that the kernels can read are kept; only their rows may be reordered, where GGUF orders them differently from
-transformers. All other weights become float32. Names and orders come from transformers' own tables.
+transformers, and those of experts joined, gates before ups. All other weights become float32. Names and orders come from
+transformers' own tables.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.for_transformers import making_a_model
-from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, Weight
+from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks
+from services.model_files.weights.stored_blocks import KEPT, StoredBlocks
 from services.verifier.loading.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
 from services.verifier.loading.refusals import refuse_unsupported
 
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 _UNREAD = "which transformers does not read from GGUF: use the model's safetensors"
 
 
@@ -103,22 +106,27 @@ def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) ->
         raise ValueError(f"it has a sliding window (attention.sliding_window: {window.contents()}), {_UNREAD}")
 
 
-def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, Weight]:
+def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, AnyWeight]:
     """All weights by transformers' names."""
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
     # The processor returns no experts and the like; it enters them here.
     entered: dict[str, Any] = {"tensors": {}}
-    found: dict[str, Weight] = {}
+    experts, taken = _experts(reader, processor, names)
+    found: dict[str, AnyWeight] = dict(experts)
     checked: dict[str, bool] = {}
     unpacked: set[str] = set()
+    apart = False
 
     def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str | None]:
         done = processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
         return done.weights, done.name
 
     for tensor in reader.tensors:
+        if tensor.name in taken:
+            continue
         kind = tensor.tensor_type.name
+        floats = tensor.tensor_type in _FLOATS
         if kind in KEPT and tensor.data.ndim == 2 and tensor.name in names:
             blocks, name = process(tensor.data, tensor.name)
             pattern = re.sub(r"\d+", "N", tensor.name)
@@ -133,14 +141,57 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
         whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
         if name is None:
             # It is in ``entered``.
+            apart |= kind in KEPT
+            unpacked |= set() if floats or kind in KEPT else {kind}
             continue
         if name not in names and not np.array_equal(whole, np.ones_like(whole)):
             raise ValueError(f"it holds {name}, {_UNREAD}")
         if name in names:
             found[names[name]] = torch.from_numpy(np.array(whole))
-            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
-                unpacked.add(kind)
+            unpacked |= set() if floats else {kind}
     found.update({name: value.clone() for name, value in entered["tensors"].items()})
+    if apart:
+        say("experts whose gates and ups are of different types become float32")
     if unpacked:
         say(f"weights of the type {', '.join(sorted(unpacked))} become float32: only {', '.join(KEPT)} are kept as stored")
     return found
+
+
+def _experts(
+    reader: GGUFReader, processor: TensorProcessor, names: Mapping[str, str]
+) -> tuple[dict[str, StackedBlocks], set[str]]:
+    """Experts whose blocks are kept, by transformers' names, and the tensors that they are made of."""
+    parts: dict[str, list[Any]] = {}
+    for tensor in reader.tensors:
+        if tensor.data.ndim == 3 and (name := names.get(tensor.name.removesuffix(".weight"))) is not None:
+            parts.setdefault(name, []).append(tensor)
+    found: dict[str, StackedBlocks] = {}
+    checked: dict[str, bool] = {}
+    for name, tensors in parts.items():
+        kind, pattern = tensors[0].tensor_type.name, re.sub(r"\d+", "N", name)
+        if kind not in KEPT or any(tensor.tensor_type.name != kind for tensor in tensors):
+            # Gates and ups of two types are one matrix of none.
+            continue
+        raw = _entered(processor, names, [(tensor.name, tensor.data) for tensor in tensors])
+        if raw is None or raw.dim() != 3:
+            continue
+        blocks = StackedBlocks(tuple(StoredBlocks(one, kind, int(tensors[0].shape[0])) for one in raw))
+        if pattern not in checked:
+            # As for other blocks, tested on one layer of each kind.
+            numbers = [(tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in tensors]
+            whole = _entered(processor, names, numbers)
+            checked[pattern] = whole is not None and torch.equal(blocks.float(), whole)
+        if checked[pattern]:
+            found[name] = blocks
+    return found, {tensor.name for name in found for tensor in parts[name]}
+
+
+def _entered(
+    processor: TensorProcessor, names: Mapping[str, str], given: Sequence[tuple[str, np.ndarray[Any, Any]]]
+) -> torch.Tensor | None:
+    """What transformers makes of experts' tensors, which it joins row by row; None: not one weight."""
+    entered: dict[str, Any] = {"tensors": {}}
+    for name, data in given:
+        processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
+    made: list[torch.Tensor] = list(entered["tensors"].values())
+    return made[0] if len(made) == 1 else None

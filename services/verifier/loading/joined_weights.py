@@ -21,7 +21,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from services.model_files.weights.described import BLOCKS
 from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks, in_a_stack, one_below_the_other
 from services.model_files.weights.stored_blocks import Weight, numbers_of
 from services.verifier.stages.stage_ranks import Cut
 
@@ -48,6 +50,7 @@ class JoinedWeights:
 
     Attributes:
         names: of all weights.
+        has_experts: whether matrices of experts are joined.
     """
 
     def __init__(self, files: WeightFiles, model: PreTrainedModel, wanted: Collection[str]) -> None:
@@ -69,6 +72,7 @@ class JoinedWeights:
             else:
                 parts.setdefault(found, {}).setdefault(pattern, []).append(name)
         self._joined = {name: joined for name, found in parts.items() if (joined := _joined(found, converters)) is not None}
+        self.has_experts = any(joined.stacked for joined in self._joined.values())
         taken = {one for joined in self._joined.values() for matrices in joined.experts for one in matrices}
         own = files.names - taken - set(self._renamed.values())
         self.names: Set[str] = own | self._joined.keys() | self._renamed.keys()
@@ -88,8 +92,9 @@ class JoinedWeights:
         of_each = (sum(one[0] for one in shapes[0]), *shapes[0][0][1:])
         return (len(experts), *of_each) if stacked else of_each
 
-    def get(self, name: str, cut: Cut | None = None) -> Weight:
-        """A weight as stored, or the part of it that a rank holds. Of what is joined, blocks become numbers."""
+    def get(self, name: str, cut: Cut | None = None) -> AnyWeight:
+        """A weight as stored, or the part of it that a rank holds. Experts' matrices stay in blocks; what else is joined
+        becomes numbers."""
         if name not in self._joined:
             own = self._renamed.get(name, name)
             return self._files.get(own) if cut is None else self._files.parts(own, cut.axis, cut.ranges)
@@ -98,6 +103,9 @@ class JoinedWeights:
             # Ranks share none of these.
             assert cut is None
             return torch.cat([self._files.numbers(one) for one in experts[0]])
+        if self._files.kind(experts[0][0]) in BLOCKS:
+            each = ([self._read(one, cut, len(matrices)) for one in matrices] for matrices in experts)
+            return in_a_stack([one_below_the_other(matrices) for matrices in each])
         shape = list(self.shape(name))
         if cut is not None:
             shape[cut.axis] = cut.held
@@ -111,12 +119,14 @@ class JoinedWeights:
         return made
 
     def _read(self, name: str, cut: Cut | None, pieces: int) -> Weight:
+        """Of one matrix, that or the same outputs of each."""
         if cut is None:
-            return self._files.get(name)
-        # The same outputs of each matrix.
-        assert (cut.axis, len(cut.ranges)) == (1, pieces)
-        own = cut.ranges[0]
-        return self._files.part(name, own.start, own.stop)
+            found = self._files.get(name)
+        else:
+            assert (cut.axis, len(cut.ranges)) == (1, pieces)
+            found = self._files.part(name, cut.ranges[0].start, cut.ranges[0].stop)
+        assert not isinstance(found, StackedBlocks)
+        return found
 
 
 def _joined(found: Mapping[str, list[str]], converters: Iterable[WeightConverter]) -> _Joined | None:

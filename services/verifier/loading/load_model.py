@@ -60,7 +60,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         log.info("%s is %s, served as the numbers that it stands for", folder, quantised.name)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config):
         return _load_as_stored(config)
-    if quantised is not None and has_own_names(config):
+    if quantised is not None and (has_own_names(config) or keeps_experts(config)):
         return _load_as_stored(config)
     with reading(f"load the model at {folder}", about=folder), ExitStack() as stack:
         load: Callable[..., Any] = partial(
@@ -123,8 +123,27 @@ def has_own_names(config: TargetConfig) -> bool:
         return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
 
 
+def keeps_experts(config: TargetConfig) -> bool:
+    """Whether a quantised checkpoint has a matrix for each expert, which are joined without expanding them."""
+    if not keeps_stored(config) or format_of(Path(config.model_path)) is None:
+        return False
+    with WeightFiles(Path(config.model_path)) as files:
+        model = hollow_model(config)
+        wanted = model.state_dict().keys()
+        joined = JoinedWeights(files, model, wanted)
+    if not joined.has_experts or wanted - model.all_tied_weights_keys.keys() - joined.names:
+        return False
+    try:
+        refuse_unused(model, joined.names - wanted, Path(config.model_path))
+    except ConfigurationError:
+        # transformers may know that the others are not needed.
+        return False
+    return True
+
+
 def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) -> PreTrainedModel:
-    """The whole model from files that use its own names; linear layers keep their weights as stored.
+    """The whole model from files that use its own names, or such as are joined here; linear layers and experts keep their
+    weights as stored.
 
     Args:
         made_in: the type of what is computed rather than read; None: that of the weights.
@@ -137,7 +156,8 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
         with making_a_model():
             model: PreTrainedModel = without_weights(lambda: _made_anew(config, made_in))
         with WeightFiles(folder, config.shared_with) as files:
-            refuse_unused(model, files.names - model.state_dict().keys(), folder)
+            wanted = model.state_dict().keys()
+            refuse_unused(model, JoinedWeights(files, model, wanted).names - wanted, folder)
         _read(model, config)
         refuse_nonsense(model, folder)
         round_entering(model, config)

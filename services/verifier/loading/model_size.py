@@ -23,7 +23,13 @@ from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
 from services.verifier.loading.cut_layers import gathers_of, uncut_of
 from services.verifier.loading.decoder_parts import DecoderParts
-from services.verifier.loading.load_model import has_own_names, hollow_model, keeps_stored, stored_in_halves
+from services.verifier.loading.load_model import (
+    has_own_names,
+    hollow_model,
+    keeps_experts,
+    keeps_stored,
+    stored_in_halves,
+)
 from services.verifier.loading.memory import Shape, available_bytes, with_cache_of
 from services.verifier.loading.part_sizes import Mixture, SteppedRows
 from services.verifier.loading.refusals import check_config
@@ -110,7 +116,7 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
     folder = Path(config.model_path)
     if not keeps_stored(config):
         return None
-    quantised = format_of(folder) is not None and has_own_names(config)
+    quantised = format_of(folder) is not None and (has_own_names(config) or keeps_experts(config))
     if not (quantised or (folder / BLOCKS_FILE).is_file() or stored_in_halves(config)):
         return None
     tensors = check_weights(folder, check_config(folder))

@@ -12,7 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
+from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks, any_numbers
+from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear
+from services.verifier.kernels.exact_weights import ExactWeight, Numbers
 from services.verifier.loading.complete import mismatched, missing
 from services.verifier.loading.joined_weights import JoinedWeights
 from services.verifier.loading.layer_names import LayerNames
@@ -26,7 +28,7 @@ class WantedWeights:
     Attributes:
         folder, target: see ``WeightFiles``.
         dtype: in which they are held.
-        stored: linear layers keep theirs as stored.
+        stored: linear layers and experts keep theirs as stored.
         names: where the skeleton has some of the layers; None: it is the whole model's.
         cuts: of some weights, by their names in the skeleton, the part that is wanted.
     """
@@ -65,12 +67,12 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
             if files.shape(stored) != whole:
                 raise mismatched(stored, files.shape(stored), whole, folder)
             weight = files.get(stored, cut)
-            if isinstance(weight, StoredBlocks) and wanted.stored and _make_room(model, name, weight):
+            if wanted.stored and _make_room(model, name, weight):
                 continue
             state[name] = _as_tensor(weight, name, model, wanted)
     if lacking:
         raise missing(model, lacking, folder)
-    # Layers with weights in blocks have no torch weight any more, so strict loading would fail.
+    # What has weights in blocks has no torch weight any more, so strict loading would fail.
     model.load_state_dict(state, assign=True, strict=False)
 
 
@@ -83,18 +85,29 @@ def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] |
     return (parent, own) if type(getattr(parent, own, None)) is nn.Linear else None
 
 
-def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
-    """Replace the layer by one that keeps its weight in blocks; False: it is not a linear layer."""
-    if (place := _linear(model, name)) is None:
+def _make_room(model: PreTrainedModel, name: str, weight: AnyWeight) -> bool:
+    """Let the model keep a weight in blocks; False: it is none, or belongs to no linear layer and no experts."""
+    if isinstance(weight, StackedBlocks):
+        module, _, own = name.rpartition(".")
+        keep_blocks(model.get_submodule(module), own, weight)
+        return True
+    if not isinstance(weight, StoredBlocks) or (place := _linear(model, name)) is None:
         return False
     parent, own = place
     setattr(parent, own, StoredLinear(weight, getattr(parent, own).bias))
     return True
 
 
-def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, wanted: WantedWeights) -> torch.Tensor:
-    if isinstance(weight, StoredBlocks):
-        return weight.float().to(wanted.dtype)
+def keep_blocks(module: nn.Module, name: str, weight: StackedBlocks) -> None:
+    """Replace a parameter by experts' matrices in blocks, which are packed like other weights that modules multiply by."""
+    numbers = Numbers(owner=type(module).__name__, shape=torch.Size(weight.shape), stored=weight)
+    delattr(module, name)
+    setattr(module, name, ExactWeight.whole(numbers))
+
+
+def _as_tensor(weight: AnyWeight, name: str, model: PreTrainedModel, wanted: WantedWeights) -> torch.Tensor:
+    if isinstance(weight, StoredBlocks | StackedBlocks):
+        return any_numbers(weight).to(wanted.dtype)
     if weight.dtype == torch.bfloat16 and wanted.stored and _linear(model, name) is not None:
         return weight
     # As transformers loads them; a few weights must not be rounded, such as those that DeepSeek chooses experts by.

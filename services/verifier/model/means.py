@@ -18,7 +18,7 @@ from services.verifier.kernels import experts
 from services.verifier.kernels.cpu_choice import Choice, choose_kernels, maker
 from services.verifier.kernels.gpu_choice import Settle, alone, use_gpu_kernels
 from services.verifier.kernels.linears import as_linears, pack_linears
-from services.verifier.kernels.parameters import pack_parameters
+from services.verifier.kernels.parameters import pack_parameters, unpack_parameters
 from services.verifier.kernels.whole_vectors import fill_vectors
 from services.verifier.recurrence.on_gpu import steps_on
 from services.verifier.recurrence.state_pool import FindSteps
@@ -47,6 +47,8 @@ def pack_layers(model: PreTrainedModel, config: TargetConfig, settle: Settle = a
         single = maker(choice)
         assert single is not None
         log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
+    else:
+        unpack_parameters(model)
     # Parameters that are not packed become float32, the type of all arithmetic.
     for parameter in model.parameters():
         parameter.data = parameter.data.float()

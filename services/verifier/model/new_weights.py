@@ -87,13 +87,19 @@ class NewWeights:
 
 
 def _check_room(served: nn.Module) -> None:
-    needed = sum(held.numel() * held.element_size() for _, (_, held) in _held(served))
+    needed = sum(_bytes_of(held) for _, (_, held) in _held(served))
     if needed > (free := free_memory()):
         raise ConfigurationError(
             f"there is no room for a second copy of the weights, which takes {needed / 2**30:.1f} GiB: "
             f"{free / 2**30:.1f} GiB are free",
             about="memory",
         )
+
+
+def _bytes_of(held: torch.Tensor) -> int:
+    if isinstance(held, ExactWeight) and held.numbers.packed:
+        return sum(_bytes_of(own) for matrix in held.numbers.packed for _, (_, own) in _held(matrix))
+    return held.numel() * held.element_size()
 
 
 def _written(folder: Path) -> dict[str, tuple[int, int]]:

@@ -20,7 +20,6 @@ from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import SINGLE
-from services.model_files.weights.stored_blocks import StoredBlocks
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
@@ -37,7 +36,7 @@ def read_tensors(folder: Path, target: Path) -> Tensors:
     check_tokenizer(folder, target)
     with reading(f"load the head at {folder}", about=folder), WeightFiles(folder) as files:
         found = {name: files.get(name) for name in files.names}
-        return {name: each.float() if isinstance(each, StoredBlocks) else each.clone() for name, each in found.items()}
+        return {name: each.clone() if isinstance(each, torch.Tensor) else each.float() for name, each in found.items()}
 
 
 def take_output(tensors: Tensors, rows: TargetRows, target: TargetShape, where: str) -> SharedOutput:

@@ -13,6 +13,7 @@ from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.files.target_shape import read_target_shape as read_target_shape
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.stacked_blocks import StackedBlocks
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, numbers_of
 from speculation.errors import ConfigurationError
 
@@ -110,16 +111,23 @@ def read_target_rows(
                 about=folder,
             )
         output = None if shape.config.get("tie_word_embeddings") is True else _find(files, shape, _OUTPUTS)
-        table = RowTable(files.get(embedding), device, dtype, whole=whole)
+        table = RowTable(_matrix(files, embedding), device, dtype, whole=whole)
         bias_name = None if output is None else output.removesuffix("weight") + "bias"
         bias = files.get(bias_name) if bias_name is not None and bias_name in files else None
         return TargetRows(
             embedding=table,
-            output=table if output is None else RowTable(files.get(output), device, dtype, whole=whole),
+            output=table if output is None else RowTable(_matrix(files, output), device, dtype, whole=whole),
             bias=bias.to(device, dtype) if isinstance(bias, torch.Tensor) else None,
             scale=_scale(shape.config),
             softcap=_softcap(shape.config),
         )
+
+
+def _matrix(files: WeightFiles, name: str) -> Weight:
+    found = files.get(name)
+    # It was found by its shape.
+    assert not isinstance(found, StackedBlocks)
+    return found
 
 
 def _find(files: WeightFiles, shape: TargetShape, names: Sequence[str]) -> str | None:

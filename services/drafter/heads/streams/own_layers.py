@@ -12,7 +12,6 @@ from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
 from services.drafter.heads.streams.last_layers import LastLayers
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
-from services.model_files.weights.stored_blocks import StoredBlocks
 
 
 class OwnLayers(nn.Module):
@@ -50,7 +49,6 @@ def read_own_layers(folder: Path, found: LastLayers) -> OwnLayers:
     tensors: dict[str, torch.Tensor] = {}
     with reading(f"read the target's layers at {folder}", about=folder), WeightFiles(folder) as files:
         for name, public in found.names.items():
-            weight = files.get(public)
-            tensors[name] = weight.float() if isinstance(weight, StoredBlocks) else weight.to(torch.float32, copy=True)
+            tensors[name] = files.numbers(public).to(torch.float32, copy=True)
         layers.load_state_dict(tensors, assign=True)
     return layers.requires_grad_(False)

@@ -19,7 +19,7 @@ from services.model_files.weights.quantised import targets
 from services.model_files.weights.quantised.activations import InputActivations
 from services.model_files.weights.quantised.as_blocks import codes_as_blocks, likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, codes_of, floats, mx_numbers
+from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, codes_of, floats, mx_weight
 from services.model_files.weights.quantised.fp8 import CODES, scaled
 from services.model_files.weights.quantised.integers import groups_in_order, scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, spread, unpacked
@@ -244,5 +244,4 @@ def _nvfp4(stored: Stored) -> Weight:
 
 
 def _mxfp4(stored: Stored) -> Weight:
-    blocks = codes_as_blocks("MXFP4", codes_of(stored["codes"]), stored["scales"])
-    return blocks if blocks.finite() else mx_numbers(stored["codes"], stored["scales"])
+    return mx_weight(stored["codes"], stored["scales"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from services.model_files.weights.stored_blocks import TABLES
+from services.model_files.weights.quantised.as_blocks import codes_as_blocks
+from services.model_files.weights.stored_blocks import TABLES, Weight
 
 # Numbers that share a scale.
 MX_BLOCK, NV_BLOCK = 32, 16
@@ -29,3 +30,14 @@ def mx_numbers(packed: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """
     numbers = floats(packed).view(*exponents.shape, MX_BLOCK)
     return torch.ldexp(numbers, exponents[..., None].int() - 127).flatten(-2).bfloat16()
+
+
+def mx_weight(packed: torch.Tensor, exponents: torch.Tensor) -> Weight:
+    """A matrix in MXFP4: blocks, or numbers, where a scale is too great for what multiplies by blocks.
+
+    Args:
+        packed: [outputs, blocks x 16], bytes.
+        exponents: [outputs, blocks], as in ``mx_numbers``.
+    """
+    blocks = codes_as_blocks("MXFP4", codes_of(packed), exponents)
+    return blocks if blocks.finite() else mx_numbers(packed, exponents)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, mx_numbers
+from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, mx_weight
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of
+from services.model_files.weights.stacked_blocks import AnyWeight, in_a_stack
 
 _CODES = "_blocks"
 
@@ -38,14 +37,10 @@ def _weight(tensors: Mapping[str, Tensor], name: str) -> Packed:
     experts, outputs, blocks, _ = codes.shape
     expect(tensors, parts["codes"], ("U8",), [(experts, outputs, blocks, MX_BLOCK // 2)])
     expect(tensors, parts["scales"], ("U8",), [(experts, outputs, blocks)], f"as {parts['codes']} is {codes}")
-    return Packed(name=name, shape=(experts, blocks * MX_BLOCK, outputs), parts=parts, expand=_expand, dtype="BF16")
+    return Packed(name=name, shape=(experts, blocks * MX_BLOCK, outputs), parts=parts, expand=_expand, dtype="MXFP4")
 
 
-def _expand(stored: Stored) -> torch.Tensor:
-    codes, scales = stored["codes"], stored["scales"]
-    experts, outputs, blocks, _ = codes.shape
-    made = torch.empty(experts, blocks * MX_BLOCK, outputs, dtype=torch.bfloat16)
-    # One after the other, since a layer's experts are most of its weights.
-    for expert in range(experts):
-        made[expert] = mx_numbers(codes[expert].flatten(-2), scales[expert]).T
-    return made
+def _expand(stored: Stored) -> AnyWeight:
+    # Stored by outputs, though the model has inputs first: blocks are of inputs.
+    each = zip(stored["codes"], stored["scales"], strict=True)
+    return in_a_stack([mx_weight(codes.flatten(-2), scales) for codes, scales in each], inputs_first=True)

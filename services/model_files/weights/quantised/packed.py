@@ -10,7 +10,7 @@ import torch
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.rounded_inputs import InputRounding
-from services.model_files.weights.stored_blocks import Weight
+from services.model_files.weights.stacked_blocks import AnyWeight
 
 # Stored tensors by their part in a weight, such as ``codes`` and ``scales``.
 Stored = Mapping[str, torch.Tensor]
@@ -32,11 +32,11 @@ class Packed:
     name: str
     shape: tuple[int, ...]
     parts: Mapping[str, str]
-    expand: Callable[[Stored], Weight]
+    expand: Callable[[Stored], AnyWeight]
     dtype: str = "F32"
     entering: InputRounding | None = None
 
-    def weight(self, get: Callable[[str], torch.Tensor]) -> Weight:
+    def weight(self, get: Callable[[str], torch.Tensor]) -> AnyWeight:
         """The weight, from the stored tensors that ``get`` gives by name.
 
         Raises:
