@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from speculation.sources import STRATEGIES
 from tests.gpt_oss import make_gpt_oss
 from tests.lossless.test_quantised import KEPT_AS, of
 from tests.lossless.test_strategies import ANSWER, PROMPTS, plan_of, said, verifier
-from tests.lossless.test_tensor_parallel import config, passes
+from tests.lossless.test_tensor_parallel import MIXTURES, config, passes
 from tests.new_weights import other_weights
 from tests.quantised import FORMS, Make, each_once, quantise
 from tests.refusals import refuses
@@ -111,6 +112,17 @@ def test_experts_are_multiplied_as_they_are_stored(form: str, made_of: Make) -> 
 def test_experts_under_other_names(tmp_path: Path) -> None:
     folder, plain = quantise(make_random_mixture(tmp_path / "mixtral", mixtral=True), tmp_path, FORMS[FP8])
     assert same_bits(folder, plain) == {name: {"E4M3"} for name in EXPERTS}
+
+
+def test_shared_experts_and_dense_layers_beside_them(mixture: Path, tmp_path: Path) -> None:
+    """As DeepSeek V3 is published."""
+    made, configured, sizes = MIXTURES["shared experts, and latent attention"]
+    torch.manual_seed(0)
+    plain_config = {**SIZES, **sizes, "num_attention_heads": 8, "vocab_size": 320}
+    folder = Path(shutil.copytree(mixture, tmp_path / "deepseek"))
+    made(configured(**plain_config)).save_pretrained(folder)
+    quantised, plain = quantise(folder, tmp_path, FORMS[FP8])
+    assert same_bits(quantised, plain) == {name: {"E4M3"} for name in EXPERTS}
 
 
 def test_experts_that_files_store_as_one_and_models_the_other_way_round(gpt_oss: tuple[Path, Path]) -> None:
