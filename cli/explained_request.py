@@ -105,7 +105,7 @@ def explain(settings: Settings, file: Path, call: Sequence[str]) -> Explanation:
     config = component_configs.router_config(settings, ResolvedModel(name=settings.model, path=folder))
     request, facts = asyncio.run(_asked(settings, config, folder, body, _called(call)))
     rules = rules_of(config)
-    strategy = config.strategy.for_request(facts)
+    strategy = config.strategy.with_held(None).for_request(facts)
     plan, name = planned(rules, request, facts, strategy)
     rule = next((each for each in rules if each.name == name), None)
     said_by = {}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cluster.component_configs import drafter_beside_config, drafter_config, retrieval_config, router_config, verifier_config
 from cluster.models.drafters import draft_models, stream_weights
+from cluster.models.named_models import held_models
 from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings
 from services.verifier.engine.origins import Origin
 from speculation.ports import DraftLink
-from speculation.sources import SOURCES
 
 if TYPE_CHECKING:
     from cluster.observing import Observing
@@ -110,7 +110,8 @@ async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> 
     Raises:
         ConfigurationError: as ``drafter_config``; or a model cannot be used.
     """
-    trained = frozenset(draft_models(settings, model)) if settings.drafter.models_in == "verifier" else frozenset()
+    found = draft_models(settings, model) if settings.drafter.models_in == "verifier" else {}
+    trained = frozenset(found)
     if not trained:
         return [Origin(name="the drafter", link=link, trusted=settings.drafter.trusted)]
     from services.drafter.service import DrafterService
@@ -120,8 +121,13 @@ async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> 
     before_products(settings)
     await drafter.start()
     beside = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
-    others = frozenset(SOURCES) - trained
     return [
-        Origin(name="the drafter", link=link, trusted=settings.drafter.trusted, sources=others),
-        Origin(name="the drafter beside the target", link=beside, trusted=True, sources=trained),
+        Origin(name="the drafter", link=link, trusted=settings.drafter.trusted, others=trained),
+        Origin(
+            name="the drafter beside the target",
+            link=beside,
+            trusted=True,
+            sources=trained,
+            models=held_models(settings, found),
+        ),
     ]

@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import re
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cluster.models.drafters import (
     uno_folder,
     with_checkpoints,
 )
-from cluster.models.named_models import router_drafters
+from cluster.models.named_models import held_models, router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
@@ -35,6 +36,7 @@ from services.verifier.config import TargetConfig, VerifierConfig, check_backend
 from services.verifier.engine.config import LoopConfig
 from services.verifier.loading.rank_sizes import check_split
 from speculation.errors import ConfigurationError
+from speculation.held_models import DrafterCard
 
 # Folder of kernel measurements, within the cache folder.
 KERNELS = "kernel-choices"
@@ -53,6 +55,17 @@ def drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
 def outside_drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
     """The same for the drafter at ``drafter.address``, wherever that is: its settings may be those of the service."""
     return _drafter_config(settings, model, models=settings.drafter.models_in == "drafter")
+
+
+def drafter_card(settings: Settings, model: ResolvedModel) -> DrafterCard:
+    """What that drafter tells of itself."""
+    found = draft_models(settings, model) if settings.drafter.models_in == "drafter" else {}
+    return DrafterCard(
+        held=held_models(settings, found),
+        target=public_name(model),
+        tokenizer=known_tokenizer(model.path),
+        version=metadata.version("outrider-server"),
+    )
 
 
 def drafter_beside_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
@@ -253,6 +266,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         retrieval=settings.retrieval.enabled,
         semantic=settings.retrieval.semantic,
         trained=router_drafters(settings, draft_models(settings, model)),
+        registers=settings.drafter.address is not None or bool(router.verifiers),
     )
     check_default(strategy)
     learning = filled(LearningConfig, router, alone=router.most == 1, scope="\n".join(names_of(settings, model)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from speculation.held_models import HeldModel
 from speculation.records import quickly_made
 from speculation.reloads import PauseMode
 from speculation.types import (
@@ -170,7 +171,8 @@ class VerifierCard:
     """What a verifier serves and how busy it is; see ``services.api.model_card.ModelCard`` for the rest.
 
     ``drafters``: whether it is connected to them, by their names. ``paused``: how decoding was paused; None: it is not.
-    ``pause_id``: which pause that is, as its order names it.
+    ``pause_id``: which pause that is, as its order names it. ``held``: the models that its drafters hold, where one outside
+    of the service has told; None: those of the settings.
     """
 
     model: str
@@ -190,6 +192,7 @@ class VerifierCard:
     paused: PauseMode | None = None
     pause_id: str = ""
     weights: ServedWeights = ServedWeights()
+    held: tuple[HeldModel, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from speculation.adapters import AdapterOrder
 from speculation.columns import DraftColumns, ReportColumns
+from speculation.held_models import DrafterCard
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -76,6 +77,15 @@ class DraftLink(Protocol):
 
     async def stop(self) -> None:
         """Disconnect."""
+
+
+@runtime_checkable
+class DescribedDrafts(Protocol):
+    """What a draft link may implement too: the drafter at its end has settings of its own, and tells what it holds."""
+
+    @property
+    def card(self) -> DrafterCard | None:
+        """What it has told when it was connected last; None: nothing."""
 
 
 class Retriever(Protocol):

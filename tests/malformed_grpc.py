@@ -51,10 +51,11 @@ METHODS = (
     Method("verifier", "/outrider.internal.v1.VerificationService/Describe", verification_pb2.DescribeRequest),
     Method("verifier", "/outrider.internal.v1.VerificationService/Forget", verification_pb2.ForgetRequest),
     Method("drafter", "/outrider.internal.v1.DraftingService/Draft", drafting_pb2.DraftRequest, streams=True),
+    Method("drafter", "/outrider.internal.v1.DraftingService/Describe", drafting_pb2.DraftingServiceDescribeRequest),
     Method("retrieval", "/outrider.internal.v1.RetrievalService/Retrieve", retrieval_pb2.RetrieveRequest, streams=True),
 )
 # Half of all messages go to the method that does most with them.
-_WEIGHTS = [10, 1, 1, 1, 1, 5, 1, 1, 4, 2]
+_WEIGHTS = [10, 1, 1, 1, 1, 5, 1, 1, 4, 1, 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from services.api.http.server import serve_http
 from services.links.grpc_draft import serve_drafter
 from services.links.grpc_retrieval import serve_retrieval
 from services.links.grpc_verifier import serve_verifier
+from speculation.held_models import DrafterCard
 from speculation.messages import RetrievalQuery, Retrieved
 from tests.patience import until
 from tests.service import pipeline
@@ -39,7 +40,7 @@ async def all_servers(model: Path, *flags: str) -> AsyncIterator[dict[str, str]]
         public = await serve_public(running.router, PublicServerConfig(port=0))
         http = await serve_http(running.router, HttpConfig(port=0))
         verifier, verifier_port = await serve_verifier(running.verifier, "127.0.0.1:0")
-        drafter, drafter_port = await serve_drafter(running.drafter, "127.0.0.1:0")
+        drafter, drafter_port = await serve_drafter(running.drafter, "127.0.0.1:0", card=DrafterCard())
         retrieval, retrieval_port = await serve_retrieval(NothingFound(), "127.0.0.1:0")
         ports = {"verifier": verifier_port, "drafter": drafter_port, "retrieval": retrieval_port}
         yield {"public": public.address, "http": http.address} | {name: f"127.0.0.1:{port}" for name, port in ports.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,13 @@ from typing import Any
 
 from cluster.settings.config import Settings
 from services.drafter.heads.files.kinds import Checkpoint
-from services.router.drafters import TrainedDrafter
+from services.router.drafters import TrainedDrafter, as_drafter
 from services.router.rules.conditions import Condition, read_conditions
 from services.router.rules.fields import Field
-from speculation.sources import SOURCES, blended
+from speculation.held_models import NAME, OTHER_NAME, HeldModel, is_name
+from speculation.sources import blended, kind_of
 
 _WHERE = "drafter.models"
-# With the kind of the model before it, it must fit into a source's name.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +27,14 @@ class NamedModel:
         name: what users call it; empty: as its kind.
         tenants: those that may use it; none: all may.
         when: what must hold of requests that it drafts for although they do not name it.
+        written: the same as in ``HeldModel.when``.
     """
 
     folder: Path
     name: str = ""
     tenants: tuple[str, ...] = ()
     when: tuple[Condition, ...] = ()
+    written: str = ""
 
 
 def read_models(entries: Sequence[Path | Mapping[str, Any]]) -> tuple[NamedModel, ...]:
@@ -50,22 +51,27 @@ def read_models(entries: Sequence[Path | Mapping[str, Any]]) -> tuple[NamedModel
         field = Field(f"{_WHERE}, model {number}", "", entry)
         model = _read(field)
         if model.name and any(other.name == model.name for other in models):
-            field.under("name", model.name).refuse("a name that no other model has")
+            field.under("name", model.name).refuse(OTHER_NAME)
         models.append(model)
     return tuple(models)
 
 
 def router_drafters(settings: Settings, found: Mapping[str, Checkpoint]) -> tuple[TrainedDrafter, ...]:
     """The models ``found``, as the router knows them."""
+    return tuple(map(as_drafter, held_models(settings, found)))
+
+
+def held_models(settings: Settings, found: Mapping[str, Checkpoint]) -> tuple[HeldModel, ...]:
+    """The models ``found``, as a drafter tells of them."""
     named, used = settings.drafter.models, blended(found, named=settings.drafter.models is not None)
     models = [NamedModel(folder=each.folder) for each in found.values()] if named is None else read_models(named)
     return tuple(
-        TrainedDrafter(
-            name=model.name or source,
-            source=source,
+        HeldModel(
+            kind=kind_of(source),
+            name=model.name,
             layers=checkpoint.layers,
             tenants=model.tenants,
-            when=model.when,
+            when=model.written,
             blended=source in used,
         )
         for model, (source, checkpoint) in zip(models, found.items(), strict=True)
@@ -80,11 +86,11 @@ def _read(entry: Field) -> NamedModel:
         name=_name(parts["name"]) if "name" in parts else "",
         tenants=parts["tenants"].texts() if "tenants" in parts else (),
         when=read_conditions(parts["when"]) if "when" in parts else (),
+        written=json.dumps(parts["when"].value) if "when" in parts else "",
     )
 
 
 def _name(field: Field) -> str:
-    name = field.value
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in SOURCES:
-        field.refuse("1 to 40 of the characters A-Z a-z 0-9 . _ -, beginning with a letter or digit, and no source's name")
-    return name
+    if not is_name(field.value):
+        field.refuse(NAME)
+    return str(field.value)

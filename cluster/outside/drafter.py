@@ -59,6 +59,7 @@ async def drafting(settings: Settings, model: ResolvedModel) -> AsyncIterator[st
                 own.session_silence_s,
                 tls,
                 observing.component(settings, "drafter"),
+                component_configs.drafter_card(settings, model),
             )
         begin_serving()
         try:

@@ -22,7 +22,7 @@ def outside_link(settings: Settings) -> GrpcDraftLink | None:
     async def resolve() -> str:
         return address
 
-    return GrpcDraftLink(resolve, with_token(settings).internal_token, caller_tls(settings, "verifier"))
+    return GrpcDraftLink(resolve, with_token(settings).internal_token, caller_tls(settings, "verifier"), elsewhere=True)
 
 
 def verifier_links(settings: Settings) -> list[GrpcVerifierLink]:

@@ -19,6 +19,7 @@ from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec.features import features_of, in_messages
+from services.links.codec.held_models import decode_drafter, encode_drafter
 from services.links.draft_forms import COLUMNS, READ_HERE, reads
 from services.links.draft_server import converse, encode_replies
 from services.links.internal import Guard, guard_of, serve_internal
@@ -29,6 +30,8 @@ from services.links.tls.component_files import ComponentTls
 from services.links.tls.mutual import CallerTls
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns
+from speculation.errors import InvalidArgument
+from speculation.held_models import DrafterCard
 from speculation.messages import (
     CloseSession,
     DraftingCall,
@@ -45,23 +48,36 @@ log = logging.getLogger(__name__)
 
 
 class GrpcDraftLink:
-    """Implements ``speculation.ports.DraftLink``. Reconnects for ever; while disconnected, it drops what it is told to send.
+    """Implements ``speculation.ports.DraftLink`` and ``DescribedDrafts``.
+
+    Reconnects for ever; while disconnected, it drops what it is told to send.
+
+    Attributes:
+        card: what the drafter has told of itself when it was connected last; None: nothing.
 
     Args:
         resolve: gives the drafter's "host:port" before every attempt, so that a restarted drafter is found.
         token: the token that the drafter's server asks for; None: it asks for none.
         tls: credentials for mutual TLS; None: plain text.
+        elsewhere: the drafter has settings of its own, and is asked at each connection what it holds.
     """
 
     def __init__(
-        self, resolve: Callable[[], Awaitable[str]], token: str | None = None, tls: CallerTls | None = None
+        self,
+        resolve: Callable[[], Awaitable[str]],
+        token: str | None = None,
+        tls: CallerTls | None = None,
+        *,
+        elsewhere: bool = False,
     ) -> None:
         self._resolve = resolve
+        self._elsewhere = elsewhere
         self._tls = tls
         self._metadata = bearer(token)
         self._talking: Any = None
         self._calls: CallQueue | None = None
         self._task: asyncio.Task[None] | None = None
+        self.card: DrafterCard | None = None
 
     @property
     def connected(self) -> bool:
@@ -108,10 +124,9 @@ class GrpcDraftLink:
             self.reconnect()
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
-        calls, peer = CallQueue(), _Peer()
-        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(
-            _requests(calls, peer), metadata=(*self._metadata, *READ_HERE)
-        )
+        calls, peer, drafter = CallQueue(), _Peer(), drafting_pb2_grpc.DraftingServiceStub(channel)
+        self.card = await _described(drafter, self._metadata) if self._elsewhere else None
+        replies = drafter.Draft(_requests(calls, peer), metadata=(*self._metadata, *READ_HERE))
         self._calls, self._talking = calls, replies
         try:
             receiver.on_connected()
@@ -125,6 +140,29 @@ class GrpcDraftLink:
             # gRPC goes on reading requests of a broken stream.
             calls.abandon()
             replies.cancel()
+
+
+async def _described(
+    drafter: drafting_pb2_grpc.DraftingServiceAsyncStub, metadata: tuple[tuple[str, str], ...]
+) -> DrafterCard | None:
+    """What a drafter tells of itself; None: nothing that can be used.
+
+    Raises:
+        AioRpcError: it does not answer, or refuses the call.
+    """
+    asked = drafting_pb2.DraftingServiceDescribeRequest()
+    try:
+        card = decode_drafter(await drafter.Describe(asked, timeout=limits.DESCRIBE_S, metadata=metadata))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return None
+    except InvalidArgument as error:
+        log.warning("what the drafter tells of itself is not used: %s", error)
+        return None
+    names = ", ".join(model.called for model in card.held) or "no models"
+    log.info("the drafter is Outrider %s for %s, and holds %s", card.version, card.target, names)
+    return card
 
 
 class _Peer:
@@ -145,11 +183,21 @@ async def _requests(calls: CallQueue, peer: _Peer) -> AsyncIterator[drafting_pb2
 
 
 class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
-    def __init__(self, drafter: Drafter, silence_s: float, guard: Guard) -> None:
+    def __init__(self, drafter: Drafter, silence_s: float, guard: Guard, card: DrafterCard | None = None) -> None:
         self._drafter = drafter
+        self._card = card
         self._silence_s = silence_s
         self._guard = guard
         self._streams = itertools.count()
+
+    async def Describe(
+        self, request: drafting_pb2.DraftingServiceDescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> drafting_pb2.DraftingServiceDescribeResponse:
+        async with aborting(context):
+            self._guard(context)
+        if self._card is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter holds what the settings of its service say")
+        return encode_drafter(self._card)
 
     async def Draft(
         self,
@@ -203,6 +251,7 @@ async def serve_drafter(
     silence_s: float = SILENCE_S,
     tls: ComponentTls | None = None,
     refused: RefusedComponents | None = None,
+    card: DrafterCard | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``drafter`` at "host:port" (port 0: any free one). Returns it and its port.
 
@@ -211,9 +260,10 @@ async def serve_drafter(
         silence_s: seconds without a call after which a session is closed.
         tls: the drafter's files for mutual TLS; None: plain text.
         refused: where refused calls are told; None: the log alone.
+        card: what the drafter tells of itself; None: nothing, since it has the settings of those that call.
     """
     refused = refused or RefusedComponents("drafter")
-    servicer = _DraftingServicer(drafter, silence_s, guard_of(tls, refused))
+    servicer = _DraftingServicer(drafter, silence_s, guard_of(tls, refused), card)
     return await serve_internal(
         lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server),
         address,

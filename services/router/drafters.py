@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from services.router.rules.conditions import Condition
+from services.router.rules.conditions import Condition, read_conditions
 from services.router.rules.facts import Facts
+from services.router.rules.fields import Field
+from speculation.errors import ConfigurationError
+from speculation.held_models import OTHER_NAME, HeldModel
 from speculation.sources import kind_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,61 @@ class TrainedDrafter:
 
 
 Drafters = tuple[TrainedDrafter, ...]
+
+
+def as_drafter(model: HeldModel) -> TrainedDrafter:
+    """A model that a drafter holds, as the router knows it.
+
+    Raises:
+        ConfigurationError: its conditions are wrong.
+    """
+    when: tuple[Condition, ...] = ()
+    if model.when:
+        try:
+            read = json.loads(model.when)
+        except (ValueError, RecursionError):
+            read = model.when
+        when = read_conditions(Field(f"the model {model.called}", "when", read))
+    return TrainedDrafter(
+        name=model.called,
+        source=model.source,
+        layers=model.layers,
+        tenants=model.tenants,
+        when=when,
+        blended=model.blended,
+    )
+
+
+def registered(own: Iterable[TrainedDrafter], held: Iterable[HeldModel]) -> Drafters:
+    """The models that drafters hold. Where the settings say for whom one drafts, and its drafter does, too, both count.
+
+    Args:
+        own: those of the settings; what no drafter holds is left out.
+    """
+    named, found = {each.name: each for each in own}, list[TrainedDrafter]()
+    for model in held:
+        try:
+            told = as_drafter(model)
+            found.append(told if (ours := named.get(told.name)) is None else _both(ours, told))
+        except ConfigurationError as error:
+            log.warning("the model %s of a drafter is not used: %s", model.called, error)
+    return tuple(found)
+
+
+def _both(ours: TrainedDrafter, told: TrainedDrafter) -> TrainedDrafter:
+    """A model by the settings and by its drafter.
+
+    Raises:
+        ConfigurationError: they are two of one name, or no tenant may use it by both.
+    """
+    if ours.source != told.source:
+        raise ConfigurationError(place="drafter.models", field="name", value=repr(told.name), allowed=OTHER_NAME)
+    tenants = tuple(each for each in told.tenants if not ours.tenants or each in ours.tenants) or ours.tenants
+    if told.tenants and not set(tenants) <= set(told.tenants):
+        raise ConfigurationError(
+            "name one that both have", place="drafter.models", field="tenants", value=", ".join(ours.tenants)
+        )
+    return replace(told, tenants=tenants, when=(*ours.when, *told.when))
 
 
 def usable_by(drafters: Iterable[TrainedDrafter], tenant: str | None) -> Drafters:

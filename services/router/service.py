@@ -47,6 +47,7 @@ from services.router.tokens import Tokens, length_of
 from services.tracing.log_names import log_name
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
+from speculation.held_models import HeldModel
 from speculation.messages import Finished, GenerationRequest, ServiceState, VerifierCard
 from speculation.ports import VerifierLink
 from speculation.reloads import PauseMode, RunningAnswers
@@ -57,8 +58,8 @@ log = logging.getLogger(__name__)
 
 # Tokens that are spelt out in well under a millisecond: no other thread is worth asking.
 _FEW = 256
-# Seconds for which it is known which adapters there are, where they may change.
-_ADAPTERS_S = 1.0
+# Seconds for which it is known which adapters there are, or what drafters hold, where that may change.
+_CARD_S = 1.0
 
 
 class RouterService:
@@ -77,13 +78,15 @@ class RouterService:
     ) -> None:
         check_default(config.strategy)
         self._config = config
+        self._strategy = config.strategy.with_held(None)
         self._verifier = verifier
         self._tokens = tokens or Tokens(config.model_path, generic_tools=config.generic_tools, thoughts=config.thoughts)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
         self._described_at = 0.0
+        self._held: tuple[HeldModel, ...] | None = None
         self._rules = RuleBook(config, metrics)
-        self._learning = Learning(config.learning, config.strategy, verifier, metrics) if config.learning.on else None
+        self._learning = Learning(config.learning, self._strategy, verifier, metrics) if config.learning.on else None
         # Answers under way.
         self._open = 0
         self._adapters = AdapterChanges(verifier)
@@ -108,7 +111,7 @@ class RouterService:
         self._tokens.check_length(request.input, card.max_model_len)
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
-        planned = plan_comparisons(request, self._config.strategy)
+        planned = plan_comparisons(request, self._strategy)
         inner, rule, chosen = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         before = inner.prompt if continues_text(request) else ()
 
@@ -147,7 +150,7 @@ class RouterService:
         yield completion
 
     async def models(self, tenant: str | None = None) -> list[ModelCard]:
-        card, strategy = await self._describe(), self._config.strategy.for_tenant(tenant)
+        card, strategy = await self._describe(), self._strategy.for_tenant(tenant)
         return [
             ModelCard(
                 name=self._names(card)[0],
@@ -192,16 +195,16 @@ class RouterService:
         self._card = None
 
     async def unload_adapter(self, name: str) -> None:
-        self._card = await describe(self._verifier)
-        if name not in self._card.adapters:
-            raise NotFound("lora_name", name, ", ".join(self._card.adapters) or "unset: no adapter is loaded")
+        adapters = self._learn(await describe(self._verifier)).adapters
+        if name not in adapters:
+            raise NotFound("lora_name", name, ", ".join(adapters) or "unset: no adapter is loaded")
         await self._adapters.unload(name)
         self._card = None
 
     async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> tuple[str, ...]:
         await self._reloads.reload(folder, running, within_s)
         self._card = None
-        trained = sorted(drafter.name for drafter in self._config.strategy.trained)
+        trained = sorted(drafter.name for drafter in self._strategy.trained)
         note = (
             f"drafters that were trained for the weights before ({', '.join(trained)}) go on: they can only cost speed; "
             "`outrider train canary` tries a head on the new ones"
@@ -247,23 +250,35 @@ class RouterService:
 
     async def ready(self) -> bool:
         try:
-            self._card, self._described_at = await describe(self._verifier), time.perf_counter()
+            card = self._learn(await describe(self._verifier))
         except OutriderError:
             return False
-        self._pauses.seen(self._card)
+        self._pauses.seen(card)
         return True
 
     async def service_state(self) -> ServiceState:
         return await self._verifier.service_state()
 
     async def _describe(self) -> VerifierCard:
-        # While a verifier lives, only its load changes, which is not needed here, and its adapters where some may be loaded.
-        if self._card is None or self._adapters_are_old():
-            self._card, self._described_at = await describe(self._verifier), time.perf_counter()
+        # While a verifier lives, only its load changes, which is not needed here, its adapters where some may be loaded, and
+        # what its drafters hold where they tell.
+        if self._card is None or self._is_old():
+            return self._learn(await describe(self._verifier))
         return self._card
 
-    def _adapters_are_old(self) -> bool:
-        return self._config.loads_adapters and time.perf_counter() > self._described_at + _ADAPTERS_S
+    def _is_old(self) -> bool:
+        changes = self._config.loads_adapters or self._config.strategy.registers
+        return changes and time.perf_counter() > self._described_at + _CARD_S
+
+    def _learn(self, card: VerifierCard) -> VerifierCard:
+        """Go on by what a verifier says now."""
+        self._card, self._described_at = card, time.perf_counter()
+        if card.held != self._held and self._config.strategy.registers:
+            self._held, self._strategy = card.held, self._config.strategy.with_held(card.held)
+            self._rules.follow(self._strategy)
+            if self._learning is not None:
+                self._learning.follow(self._strategy)
+        return card
 
     def _names(self, card: VerifierCard) -> tuple[str, ...]:
         return self._config.names or (card.model,)

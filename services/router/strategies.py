@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from services.api.messages import ClientRequest
-from services.router.drafters import Drafters, TrainedDrafter, suited_to, usable_by
+from services.router.drafters import Drafters, TrainedDrafter, registered, suited_to, usable_by
 from services.router.rules.facts import Facts
 from services.settings import Setting
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.held_models import HeldModel
 from speculation.sources import (
     AUTO,
     BLEND,
@@ -26,6 +27,7 @@ from speculation.sources import (
     WHERE_TRAINED,
     SourceSpec,
     kind_of,
+    runs_model,
 )
 from speculation.types import AcceptanceRule, Effort, Plan
 
@@ -49,6 +51,7 @@ class StrategyConfig:
         retrieval: whether there is an index; without one, strategies that need it are refused.
         semantic: whether the index can be searched by hidden states.
         trained: the models that draft here.
+        registers: others may draft, too: drafters outside of the service tell what they hold once they are connected.
     """
 
     strategy: Annotated[str, Setting("strategy of requests that name none, such as auto, blend or autoregressive")] = AUTO
@@ -78,6 +81,15 @@ class StrategyConfig:
     retrieval: bool = False
     semantic: bool = False
     trained: Drafters = ()
+    registers: bool = False
+
+    def with_held(self, held: Iterable[HeldModel] | None) -> StrategyConfig:
+        """What the server can do now.
+
+        Args:
+            held: what its drafters hold; None: nobody has told.
+        """
+        return replace(self, trained=self.trained if held is None else registered(self.trained, held), registers=False)
 
     def for_tenant(self, tenant: str | None) -> StrategyConfig:
         """What the server can do for a tenant."""
@@ -287,6 +299,8 @@ def listed_sources(names: Sequence[str], config: StrategyConfig) -> tuple[str, .
     if not 1 <= len(names) <= most:
         raise InvalidArgument(field, f"{len(names)} sources", f"1 to {most} sources, or unset")
     models, found = {each.source for each in config.trained}, dict[str, str]()
+    if config.registers:
+        models |= {name for name in names if name != kind_of(name) and runs_model(name)}
     for name in names:
         kind = kind_of(name) if name in models else LISTED.get(name)
         lack = None if kind is None else _source_lacks(SOURCES[kind], config)
@@ -336,7 +350,7 @@ def _source_lacks(spec: SourceSpec, config: StrategyConfig) -> _Lack | None:
         return _NO_INDEX
     if spec.retrieval and spec.layers and not config.semantic:
         return _NO_STATES
-    if spec.kind == "model" and not _models(spec.name, config):
+    if spec.kind == "model" and not _models(spec.name, config) and not config.registers:
         return _Lack(f"a checkpoint of {spec.name}", "drafter.models", f"no checkpoint of {spec.name}")
     return None
 

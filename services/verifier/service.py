@@ -26,6 +26,7 @@ from services.verifier.engine.identity import Identity, with_adapter
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.native.node_choice import measured_budget
 from services.verifier.engine.origins import Origin
+from services.verifier.engine.registered_models import RegisteredModels
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.kernels.gpu_choice import DEFINITION
@@ -83,6 +84,8 @@ class VerifierService:
             raise
         target = self._target
         self._weights = target.weights
+        drafts_itself = config.target.draft_adapter is not None
+        self._registered = RegisteredModels(origins, target.check_layers, config.tokenizer, drafts_itself)
         self._adapting = Adapting(target, config.target.lora_folders)
         named = partial(arithmetic_of, target, config.target)
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
@@ -200,6 +203,7 @@ class VerifierService:
             paused=self._reloading.paused,
             pause_id=self._reloading.pause_id,
             weights=replace(self._weights, stored=self._reloading.stored or self._weights.stored),
+            held=self._registered.held,
         )
 
 

@@ -147,6 +147,10 @@ def test_the_protos_state_the_limits_that_are_enforced() -> None:
         (limits.MAX_QUERIES, r"At most 256"),
         (limits.MAX_SUFFIX, r"At most 64"),
         (limits.MAX_CONTINUATIONS, r"At most 512"),
+        (limits.MAX_HELD_MODELS, r"At most 64, each called by another name"),
+        (limits.MAX_HELD_TENANTS, r"all may. At most 64, each at most 512 characters"),
+        (limits.MAX_TENANT_CHARACTERS, r"all may. At most 64, each at most 512 characters"),
+        (limits.MAX_WHEN_CHARACTERS, r"65,536 characters; empty: nothing"),
     ):
         assert re.search(words, text), words
         assert f"{value:,}" in words

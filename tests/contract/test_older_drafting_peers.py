@@ -59,7 +59,7 @@ async def test_an_older_drafter_gets_reports_in_its_own_form(metadata: Any, form
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_METHOD.split("/")[1], methods),))
 
     server, port = await serve_internal(add, "127.0.0.1:0", None, None, RefusedComponents("drafter"))
-    link, recorder = GrpcDraftLink(lambda: _given(f"127.0.0.1:{port}")), Recorder()
+    link, recorder = GrpcDraftLink(lambda: _given(f"127.0.0.1:{port}"), elsewhere=True), Recorder()
     await link.start(recorder)
     try:
         await until(recorder.connected.is_set)

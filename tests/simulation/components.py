@@ -32,6 +32,7 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.identity import Identity
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
+from services.verifier.engine.registered_models import RegisteredModels
 from services.verifier.service import VerifierService
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import OutriderError
@@ -178,6 +179,7 @@ class VerifierMachine(Component):
         service.loop, service._target, service._origins = self.engine, self.target, origins
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
         service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
+        service._registered = RegisteredModels(origins, self.target.check_layers, "", False)
         self.reloading = service._reloading = SimulatedReloading(
             service._target, service._config.target, self.engine, worker, (), str
         )

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from outrider.internal.v1 import drafting_pb2, tree_pb2, verification_pb2
-from services.links.codec import drafting, retrieval, trees, verification
+from outrider.internal.v1 import drafting_pb2, held_models_pb2, tree_pb2, verification_pb2
+from services.links.codec import drafting, held_models, retrieval, trees, verification
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import InvalidArgument, MalformedTree
+from speculation.held_models import DrafterCard, HeldModel
 from speculation.messages import (
     CloseSession,
     DecodingCounts,
@@ -215,7 +216,12 @@ CARD = VerifierCard(
     paused="keep",
     pause_id="p",
     weights=ServedWeights(stored="FP8", multiplied=("Q4_0", "float32"), kernels="native", rounded_inputs="FP8 of rows"),
+    held=(
+        HeldModel(kind="fspad", name="code", layers=(-1, 3), tenants=("a", "b"), when='{"sampled": true}', blended=False),
+        HeldModel(kind="medusa"),
+    ),
 )
+DRAFTER = DrafterCard(held=CARD.held or (), target="m", tokenizer="0c", version="1.2.3")
 ADAPTING = AdapterOrder(order_id="o", step="load", name="lora", folder="/adapters/lora", within_s=2.5)
 
 # Such as share a message with others; see test_columns.py.
@@ -244,6 +250,9 @@ CASES: list[tuple[Any, Any, Any]] = [
     ("digest", verification.encode_reloaded, verification.decode_reloaded),
     (CARD, verification.encode_card, verification.decode_card),
     (replace(CARD, defaults=SamplingDefaults(), processors=()), verification.encode_card, verification.decode_card),
+    # Nobody has told is another thing than that nothing is held.
+    *((replace(CARD, held=held), verification.encode_card, verification.decode_card) for held in (None, ())),
+    (DRAFTER, held_models.encode_drafter, held_models.decode_drafter),
     (TREE, trees.encode_tree, trees.decode_tree),
 ]  # fmt: skip
 
@@ -275,7 +284,7 @@ def test_every_field_of_every_message_is_used() -> None:
     for message, encode, _ in CASES:
         used_fields(encode(message), used)
     existing: set[str] = set()
-    for module in (tree_pb2, drafting_pb2, verification_pb2):
+    for module in (tree_pb2, drafting_pb2, held_models_pb2, verification_pb2):
         for descriptor in module.DESCRIPTOR.message_types_by_name.values():
             all_fields(descriptor, existing)
     assert existing - used == set()
@@ -287,6 +296,27 @@ def test_unknown_orders_are_refused() -> None:
         setattr(wire, field, "sideways")
         with refuses(InvalidArgument, field=field, value="sideways"):
             verification.decode_reload(wire)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "value"),
+    [
+        ([{"kind": "suffix"}], "kind", "suffix"),
+        ([{}], "kind", "empty"),
+        ([{"kind": "fspad", "name": "no name"}], "name", "no name"),
+        ([{"kind": "fspad", "name": "medusa"}], "name", "medusa"),
+        ([{"kind": "fspad", "name": "code"}, {"kind": "medusa", "name": "code"}], "name", "code"),
+        ([{"kind": "fspad"}, {"kind": "fspad"}], "name", "fspad"),
+        ([{"kind": "fspad", "layers": [1] * 17}], "layers", "17 long"),
+        ([{"kind": "fspad", "tenants": ["a"] * 65}], "tenants", "65 long"),
+        ([{"kind": "fspad", "tenants": ["a" * 513]}], "tenants", "513 long"),
+        ([{"kind": "fspad", "when": "x" * 65_537}], "when", "65537 long"),
+    ],
+)
+def test_what_a_drafter_holds_is_refused_where_it_is_wrong(wrong: list[dict[str, Any]], field: str, value: str) -> None:
+    wire = held_models_pb2.HeldModels(models=[held_models_pb2.HeldModel(**each) for each in wrong])
+    with refuses(InvalidArgument, field=f"models.{field}", value=value):
+        held_models.decode_held(wire)
 
 
 def test_limits_are_enforced_when_decoding() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from outrider.internal.v1 import verification_pb2
+from services.links.codec.held_models import decode_held, encode_held
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
@@ -67,7 +68,7 @@ _COUNTS = SameFields(DecodingCounts, verification_pb2.DecodingCounts, by_hand=_B
 _CARD = SameFields(
     VerifierCard,
     verification_pb2.DescribeResponse,
-    by_hand=("defaults", "processors", "counts", "drafters", "adapters", "weights"),
+    by_hand=("defaults", "processors", "counts", "drafters", "adapters", "weights", "held"),
 )
 _WEIGHTS = SameFields(ServedWeights, verification_pb2.ServedWeights)
 
@@ -292,6 +293,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         drafters=card.drafters,
         adapters=card.adapters,
         weights=_WEIGHTS.encode(card.weights),
+        held=None if card.held is None else encode_held(card.held),
     )
 
 
@@ -307,6 +309,7 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         # A map has no order.
         adapters=dict(sorted(wire.adapters.items())),
         weights=_WEIGHTS.decode(wire.weights),
+        held=decode_held(wire.held) if wire.HasField("held") else None,
     )
 
 

@@ -69,6 +69,10 @@ class Learning:
         self._shared = _shared(config, self.counts, self._lock, metrics)
         self._forgotten = 0
 
+    def follow(self, strategy: StrategyConfig) -> None:
+        """Plan by what the server can do now."""
+        self._strategy = strategy
+
     def choose(self, request: ClientRequest, facts: Facts, prompt: Sequence[int]) -> Chosen | None:
         """The plan for a request that matches no rule; None: it is not for learning to say.
 

@@ -111,5 +111,7 @@ def _sources(field: Field, strategy: Field | None, config: StrategyConfig) -> tu
 
 
 def _drafter(field: Field, config: StrategyConfig) -> str:
+    if config.registers:
+        return field.text()
     names = tuple(each.name for each in config.trained)
     return field.one_of(names) if names else field.refuse("left out: no model drafts here")

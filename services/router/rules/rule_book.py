@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from services.api.messages import ClientRequest
 from services.followed_file import FollowedFile
@@ -13,8 +15,11 @@ from services.router.rules.facts import Facts
 from services.router.rules.first_match import planned
 from services.router.rules.reading import MOST_BYTES, NO_RULE, parse_rules, read_rules, read_rules_file
 from services.router.rules.rule import Rule
+from services.router.strategies import StrategyConfig
 from speculation.errors import ConfigurationError
 from speculation.types import Plan
+
+log = logging.getLogger(__name__)
 
 
 class RuleBook:
@@ -32,7 +37,7 @@ class RuleBook:
     def __init__(
         self, config: RouterConfig, metrics: Metrics = DROPPED, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._strategy = config.strategy
+        self._config, self._strategy = config, config.strategy.with_held(None)
         self._matched = metrics.counter("router_rules_matched_total")
         reloads = metrics.counter("router_rules_reloads_total")
         self._followed: FollowedFile | None = None
@@ -41,7 +46,7 @@ class RuleBook:
                 file,
                 "rules",
                 MOST_BYTES,
-                lambda content: self._take(parse_rules(content, file, self._strategy)),
+                lambda content: self._take(parse_rules(content, file, config.strategy)),
                 lambda outcome: reloads.add(1, outcome),
                 clock=clock,
             )
@@ -58,6 +63,14 @@ class RuleBook:
         plan, rule = planned(self._rules, request, facts, self._strategy.for_request(facts))
         self._matched.add(1, rule or NO_RULE)
         return plan, rule
+
+    def follow(self, strategy: StrategyConfig) -> None:
+        """Plan by what the server can do now. Rules that ask for more are passed over, which the log says."""
+        self._strategy = strategy
+        try:
+            rules_of(replace(self._config, strategy=strategy))
+        except ConfigurationError as error:
+            log.warning("a rule is passed over: %s", error)
 
     def settle(self) -> None:
         """Wait until a changed file that has been noticed is read."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from speculation.ports import DraftLink
+from speculation.held_models import DrafterCard, HeldModel
+from speculation.ports import DescribedDrafts, DraftLink
 from speculation.sources import spec_of
 from speculation.types import Plan
 
@@ -18,17 +19,29 @@ class Origin:
         name: unique among a loop's origins; used in logs.
         trusted: whether the draft distribution q that it reports is believed. ``acceptance: walk`` needs no trust; under
             ``acceptance: rejection`` a wrong q changes the answer.
-        sources: the sources that it serves; None: all.
+        sources: the sources that it serves; None: all but those of ``others``.
+        others: sources that another origin serves.
+        models: the models that it holds by the settings; None: as its drafter tells, where it tells anything.
     """
 
     name: str
     link: DraftLink
     trusted: bool
     sources: frozenset[str] | None = None
+    others: frozenset[str] = frozenset()
+    models: tuple[HeldModel, ...] | None = None
+
+    @property
+    def card(self) -> DrafterCard | None:
+        """What it holds; None: what the settings say."""
+        if self.models is not None:
+            return DrafterCard(held=self.models)
+        return self.link.card if isinstance(self.link, DescribedDrafts) else None
 
     def serves(self, sources: Iterable[str]) -> tuple[str, ...]:
         """Those of ``sources`` that this origin serves."""
-        return tuple(sources) if self.sources is None else tuple([name for name in sources if name in self.sources])
+        served = [name for name in sources if name not in self.others] if self.others else sources
+        return tuple(served) if self.sources is None else tuple([name for name in served if name in self.sources])
 
     def wants_features(self, plan: Plan, sources: Iterable[str], *, prompt: bool = False) -> bool:
         """Whether any of ``sources`` here uses hidden states, or with ``prompt`` those of the prompt."""

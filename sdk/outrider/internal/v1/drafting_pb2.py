@@ -22,48 +22,53 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from outrider.internal.v1 import held_models_pb2 as outrider_dot_internal_dot_v1_dot_held__models__pb2
 from outrider.internal.v1 import tree_pb2 as outrider_dot_internal_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#outrider/internal/v1/drafting.proto\x12\x14outrider.internal.v1\x1a\x1foutrider/internal/v1/tree.proto\"\xd3\x02\n\x0c\x44raftRequest\x12\x31\n\x04open\x18\x01 \x01(\x0b\x32!.outrider.internal.v1.OpenSessionH\x00\x12\x30\n\x04step\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.StepReportH\x00\x12\x33\n\x05\x63lose\x18\x03 \x01(\x0b\x32\".outrider.internal.v1.CloseSessionH\x00\x12\x34\n\x06\x66orget\x18\x04 \x01(\x0b\x32\".outrider.internal.v1.ForgetTenantH\x00\x12\x36\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0b\x32\".outrider.internal.v1.FeatureChunkH\x00\x12\x32\n\x05steps\x18\x06 \x01(\x0b\x32!.outrider.internal.v1.StepReportsH\x00\x42\x07\n\x05\x65vent\"\xe3\x01\n\rDraftResponse\x12,\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x1b.outrider.internal.v1.DraftH\x00\x12\x35\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".outrider.internal.v1.DraftFailureH\x00\x12\x34\n\tforgotten\x18\x03 \x01(\x0b\x32\x1f.outrider.internal.v1.ForgottenH\x00\x12.\n\x06\x64rafts\x18\x04 \x01(\x0b\x32\x1c.outrider.internal.v1.DraftsH\x00\x42\x07\n\x05\x65vent\"G\n\nDraftNoise\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\"\xcb\x02\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x0f\n\x07sources\x18\x04 \x03(\t\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x13\n\x0btemperature\x18\x07 \x01(\x01\x12\x13\n\x06tenant\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x34\n\x05noise\x18\n \x01(\x0b\x32 .outrider.internal.v1.DraftNoiseH\x01\x88\x01\x01\x12\x0f\n\x07sampled\x18\x0b \x01(\x08\x12\x1c\n\x14prediction_token_ids\x18\x0c \x03(\r\x12\r\n\x05group\x18\r \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x14 \x01(\tB\t\n\x07_tenantB\x08\n\x06_noiseJ\x04\x08\x06\x10\x07\"\xd3\x01\n\nStepReport\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x15\n\raccepted_path\x18\x05 \x03(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x36\n\x0bobservation\x18\x07 \x01(\x0b\x32!.outrider.internal.v1.Observation\x12\x17\n\x0fmin_probability\x18\x08 \x01(\x01\"\xac\x02\n\x0bStepReports\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12\x18\n\x10\x63ommitted_counts\x18\x03 \x03(\r\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x61\x63\x63\x65pted_paths\x18\x06 \x03(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_counts\x18\x07 \x03(\r\x12\x11\n\tmax_nodes\x18\x08 \x03(\r\x12\x19\n\x11min_probabilities\x18\t \x03(\x01\x12/\n\x05trees\x18\n \x01(\x0b\x32 .outrider.internal.v1.TokenTrees\x12\x0f\n\x07top_ids\x18\x0b \x03(\r\x12\x12\n\ntop_counts\x18\x0c \x03(\r\"\x9d\x01\n\x06\x44rafts\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\x12\x14\n\x0c\x62\x61se_lengths\x18\x02 \x03(\r\x12\x13\n\x0b\x62\x61se_hashes\x18\x03 \x03(\x06\x12/\n\x05trees\x18\x04 \x01(\x0b\x32 .outrider.internal.v1.TokenTrees\x12\x12\n\ndrafting_s\x18\x05 \x03(\x01\x12\x0e\n\x06groups\x18\x06 \x03(\t\"\xe0\x01\n\x0bObservation\x12-\n\x04tree\x18\x01 \x01(\x0b\x32\x1f.outrider.internal.v1.TokenTree\x12-\n\x07top_ids\x18\x02 \x03(\x0b\x32\x1c.outrider.internal.v1.TopIds\x12/\n\tprobe_ids\x18\x03 \x03(\x0b\x32\x1c.outrider.internal.v1.TopIds\x12\x35\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.FeaturesH\x00\x88\x01\x01\x42\x0b\n\t_features\",\n\x06TopIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07\x63hances\x18\x02 \x03(\x02\"c\n\x08\x46\x65\x61tures\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x03(\x11\"T\n\x0c\x46\x65\x61tureChunk\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x30\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.Features\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"1\n\x0c\x46orgetTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tforget_id\x18\x02 \x01(\x06\"\x1e\n\tForgotten\x12\x11\n\tforget_id\x18\x01 \x01(\x06\"\xc5\x01\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x0f\n\x07\x61ssumed\x18\x04 \x03(\r\x12-\n\x04tree\x18\x05 \x01(\x0b\x32\x1f.outrider.internal.v1.TokenTree\x12\x12\n\ndrafting_s\x18\x06 \x01(\x01\x12\r\n\x05group\x18\x07 \x01(\t\x12\x0c\n\x04more\x18\x08 \x01(\x08\x12\x0f\n\x07unready\x18\t \x01(\x08\"B\n\x0c\x44raftFailure\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06reopen\x18\x03 \x01(\x08\x32g\n\x0f\x44raftingService\x12T\n\x05\x44raft\x12\".outrider.internal.v1.DraftRequest\x1a#.outrider.internal.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#outrider/internal/v1/drafting.proto\x12\x14outrider.internal.v1\x1a&outrider/internal/v1/held_models.proto\x1a\x1foutrider/internal/v1/tree.proto\" \n\x1e\x44raftingServiceDescribeRequest\"\x85\x01\n\x1f\x44raftingServiceDescribeResponse\x12.\n\x04held\x18\x01 \x01(\x0b\x32 .outrider.internal.v1.HeldModels\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\xd3\x02\n\x0c\x44raftRequest\x12\x31\n\x04open\x18\x01 \x01(\x0b\x32!.outrider.internal.v1.OpenSessionH\x00\x12\x30\n\x04step\x18\x02 \x01(\x0b\x32 .outrider.internal.v1.StepReportH\x00\x12\x33\n\x05\x63lose\x18\x03 \x01(\x0b\x32\".outrider.internal.v1.CloseSessionH\x00\x12\x34\n\x06\x66orget\x18\x04 \x01(\x0b\x32\".outrider.internal.v1.ForgetTenantH\x00\x12\x36\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0b\x32\".outrider.internal.v1.FeatureChunkH\x00\x12\x32\n\x05steps\x18\x06 \x01(\x0b\x32!.outrider.internal.v1.StepReportsH\x00\x42\x07\n\x05\x65vent\"\xe3\x01\n\rDraftResponse\x12,\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x1b.outrider.internal.v1.DraftH\x00\x12\x35\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".outrider.internal.v1.DraftFailureH\x00\x12\x34\n\tforgotten\x18\x03 \x01(\x0b\x32\x1f.outrider.internal.v1.ForgottenH\x00\x12.\n\x06\x64rafts\x18\x04 \x01(\x0b\x32\x1c.outrider.internal.v1.DraftsH\x00\x42\x07\n\x05\x65vent\"G\n\nDraftNoise\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\"\xcb\x02\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x0f\n\x07sources\x18\x04 \x03(\t\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x13\n\x0btemperature\x18\x07 \x01(\x01\x12\x13\n\x06tenant\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x34\n\x05noise\x18\n \x01(\x0b\x32 .outrider.internal.v1.DraftNoiseH\x01\x88\x01\x01\x12\x0f\n\x07sampled\x18\x0b \x01(\x08\x12\x1c\n\x14prediction_token_ids\x18\x0c \x03(\r\x12\r\n\x05group\x18\r \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x14 \x01(\tB\t\n\x07_tenantB\x08\n\x06_noiseJ\x04\x08\x06\x10\x07\"\xd3\x01\n\nStepReport\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x15\n\raccepted_path\x18\x05 \x03(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x36\n\x0bobservation\x18\x07 \x01(\x0b\x32!.outrider.internal.v1.Observation\x12\x17\n\x0fmin_probability\x18\x08 \x01(\x01\"\xac\x02\n\x0bStepReports\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12\x18\n\x10\x63ommitted_counts\x18\x03 \x03(\r\x12\x0f\n\x07lengths\x18\x04 \x03(\r\x12\x15\n\rprefix_hashes\x18\x05 \x03(\x06\x12\x16\n\x0e\x61\x63\x63\x65pted_paths\x18\x06 \x03(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_counts\x18\x07 \x03(\r\x12\x11\n\tmax_nodes\x18\x08 \x03(\r\x12\x19\n\x11min_probabilities\x18\t \x03(\x01\x12/\n\x05trees\x18\n \x01(\x0b\x32 .outrider.internal.v1.TokenTrees\x12\x0f\n\x07top_ids\x18\x0b \x03(\r\x12\x12\n\ntop_counts\x18\x0c \x03(\r\"\x9d\x01\n\x06\x44rafts\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\x12\x14\n\x0c\x62\x61se_lengths\x18\x02 \x03(\r\x12\x13\n\x0b\x62\x61se_hashes\x18\x03 \x03(\x06\x12/\n\x05trees\x18\x04 \x01(\x0b\x32 .outrider.internal.v1.TokenTrees\x12\x12\n\ndrafting_s\x18\x05 \x03(\x01\x12\x0e\n\x06groups\x18\x06 \x03(\t\"\xe0\x01\n\x0bObservation\x12-\n\x04tree\x18\x01 \x01(\x0b\x32\x1f.outrider.internal.v1.TokenTree\x12-\n\x07top_ids\x18\x02 \x03(\x0b\x32\x1c.outrider.internal.v1.TopIds\x12/\n\tprobe_ids\x18\x03 \x03(\x0b\x32\x1c.outrider.internal.v1.TopIds\x12\x35\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.FeaturesH\x00\x88\x01\x01\x42\x0b\n\t_features\",\n\x06TopIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07\x63hances\x18\x02 \x03(\x02\"c\n\x08\x46\x65\x61tures\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x03(\x11\"T\n\x0c\x46\x65\x61tureChunk\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x30\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.Features\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"1\n\x0c\x46orgetTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tforget_id\x18\x02 \x01(\x06\"\x1e\n\tForgotten\x12\x11\n\tforget_id\x18\x01 \x01(\x06\"\xc5\x01\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x0f\n\x07\x61ssumed\x18\x04 \x03(\r\x12-\n\x04tree\x18\x05 \x01(\x0b\x32\x1f.outrider.internal.v1.TokenTree\x12\x12\n\ndrafting_s\x18\x06 \x01(\x01\x12\r\n\x05group\x18\x07 \x01(\t\x12\x0c\n\x04more\x18\x08 \x01(\x08\x12\x0f\n\x07unready\x18\t \x01(\x08\"B\n\x0c\x44raftFailure\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06reopen\x18\x03 \x01(\x08\x32\xe0\x01\n\x0f\x44raftingService\x12T\n\x05\x44raft\x12\".outrider.internal.v1.DraftRequest\x1a#.outrider.internal.v1.DraftResponse(\x01\x30\x01\x12w\n\x08\x44\x65scribe\x12\x34.outrider.internal.v1.DraftingServiceDescribeRequest\x1a\x35.outrider.internal.v1.DraftingServiceDescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.internal.v1.drafting_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTREQUEST']._serialized_start=95
-  _globals['_DRAFTREQUEST']._serialized_end=434
-  _globals['_DRAFTRESPONSE']._serialized_start=437
-  _globals['_DRAFTRESPONSE']._serialized_end=664
-  _globals['_DRAFTNOISE']._serialized_start=666
-  _globals['_DRAFTNOISE']._serialized_end=737
-  _globals['_OPENSESSION']._serialized_start=740
-  _globals['_OPENSESSION']._serialized_end=1071
-  _globals['_STEPREPORT']._serialized_start=1074
-  _globals['_STEPREPORT']._serialized_end=1285
-  _globals['_STEPREPORTS']._serialized_start=1288
-  _globals['_STEPREPORTS']._serialized_end=1588
-  _globals['_DRAFTS']._serialized_start=1591
-  _globals['_DRAFTS']._serialized_end=1748
-  _globals['_OBSERVATION']._serialized_start=1751
-  _globals['_OBSERVATION']._serialized_end=1975
-  _globals['_TOPIDS']._serialized_start=1977
-  _globals['_TOPIDS']._serialized_end=2021
-  _globals['_FEATURES']._serialized_start=2023
-  _globals['_FEATURES']._serialized_end=2122
-  _globals['_FEATURECHUNK']._serialized_start=2124
-  _globals['_FEATURECHUNK']._serialized_end=2208
-  _globals['_CLOSESESSION']._serialized_start=2210
-  _globals['_CLOSESESSION']._serialized_end=2244
-  _globals['_FORGETTENANT']._serialized_start=2246
-  _globals['_FORGETTENANT']._serialized_end=2295
-  _globals['_FORGOTTEN']._serialized_start=2297
-  _globals['_FORGOTTEN']._serialized_end=2327
-  _globals['_DRAFT']._serialized_start=2330
-  _globals['_DRAFT']._serialized_end=2527
-  _globals['_DRAFTFAILURE']._serialized_start=2529
-  _globals['_DRAFTFAILURE']._serialized_end=2595
-  _globals['_DRAFTINGSERVICE']._serialized_start=2597
-  _globals['_DRAFTINGSERVICE']._serialized_end=2700
+  _globals['_DRAFTINGSERVICEDESCRIBEREQUEST']._serialized_start=134
+  _globals['_DRAFTINGSERVICEDESCRIBEREQUEST']._serialized_end=166
+  _globals['_DRAFTINGSERVICEDESCRIBERESPONSE']._serialized_start=169
+  _globals['_DRAFTINGSERVICEDESCRIBERESPONSE']._serialized_end=302
+  _globals['_DRAFTREQUEST']._serialized_start=305
+  _globals['_DRAFTREQUEST']._serialized_end=644
+  _globals['_DRAFTRESPONSE']._serialized_start=647
+  _globals['_DRAFTRESPONSE']._serialized_end=874
+  _globals['_DRAFTNOISE']._serialized_start=876
+  _globals['_DRAFTNOISE']._serialized_end=947
+  _globals['_OPENSESSION']._serialized_start=950
+  _globals['_OPENSESSION']._serialized_end=1281
+  _globals['_STEPREPORT']._serialized_start=1284
+  _globals['_STEPREPORT']._serialized_end=1495
+  _globals['_STEPREPORTS']._serialized_start=1498
+  _globals['_STEPREPORTS']._serialized_end=1798
+  _globals['_DRAFTS']._serialized_start=1801
+  _globals['_DRAFTS']._serialized_end=1958
+  _globals['_OBSERVATION']._serialized_start=1961
+  _globals['_OBSERVATION']._serialized_end=2185
+  _globals['_TOPIDS']._serialized_start=2187
+  _globals['_TOPIDS']._serialized_end=2231
+  _globals['_FEATURES']._serialized_start=2233
+  _globals['_FEATURES']._serialized_end=2332
+  _globals['_FEATURECHUNK']._serialized_start=2334
+  _globals['_FEATURECHUNK']._serialized_end=2418
+  _globals['_CLOSESESSION']._serialized_start=2420
+  _globals['_CLOSESESSION']._serialized_end=2454
+  _globals['_FORGETTENANT']._serialized_start=2456
+  _globals['_FORGETTENANT']._serialized_end=2505
+  _globals['_FORGOTTEN']._serialized_start=2507
+  _globals['_FORGOTTEN']._serialized_end=2537
+  _globals['_DRAFT']._serialized_start=2540
+  _globals['_DRAFT']._serialized_end=2737
+  _globals['_DRAFTFAILURE']._serialized_start=2739
+  _globals['_DRAFTFAILURE']._serialized_end=2805
+  _globals['_DRAFTINGSERVICE']._serialized_start=2808
+  _globals['_DRAFTINGSERVICE']._serialized_end=3032
 # @@protoc_insertion_point(module_scope)

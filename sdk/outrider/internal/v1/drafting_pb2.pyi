@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from outrider.internal.v1 import held_models_pb2 as _held_models_pb2
 from outrider.internal.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,53 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class DraftingServiceDescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftingServiceDescribeRequest: _TypeAlias = DraftingServiceDescribeRequest  # noqa: Y015
+
+@_typing.final
+class DraftingServiceDescribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    target: _builtins.str
+    """What its operator calls the target that all of them were made for."""
+    tokenizer: _builtins.str
+    """Digest of that target's tokenizer; empty: not known."""
+    version: _builtins.str
+    """Of Outrider."""
+    @_builtins.property
+    def held(self) -> _held_models_pb2.HeldModels: ...
+    def __init__(
+        self,
+        *,
+        held: _held_models_pb2.HeldModels | None = ...,
+        target: _builtins.str = ...,
+        tokenizer: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "target", b"target", "tokenizer", b"tokenizer", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftingServiceDescribeResponse: _TypeAlias = DraftingServiceDescribeResponse  # noqa: Y015
 
 @_typing.final
 class DraftRequest(_message.Message):

@@ -40,6 +40,11 @@ class DraftingServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftResponse.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/outrider.internal.v1.DraftingService/Describe',
+                request_serializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeResponse.FromString,
+                _registered_method=True)
 
 
 class DraftingServiceServicer:
@@ -57,6 +62,13 @@ class DraftingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """What the drafter holds, asked before each stream. UNIMPLEMENTED: what the settings of the caller say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -64,6 +76,11 @@ def add_DraftingServiceServicer_to_server(servicer, server):
                     servicer.Draft,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +111,33 @@ class DraftingService:
             '/outrider.internal.v1.DraftingService/Draft',
             outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.DraftingService/Describe',
+            outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_drafting__pb2.DraftingServiceDescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class DraftingServiceStub:
     Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
     begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
     """
+    Describe: _grpc.UnaryUnaryMultiCallable[_drafting_pb2.DraftingServiceDescribeRequest, _drafting_pb2.DraftingServiceDescribeResponse]
+    """What the drafter holds, asked before each stream. UNIMPLEMENTED: what the settings of the caller say."""
 
 @_typing.type_check_only
 class DraftingServiceAsyncStub(DraftingServiceStub):
@@ -53,6 +55,8 @@ class DraftingServiceAsyncStub(DraftingServiceStub):
     Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
     begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
     """
+    Describe: _aio.UnaryUnaryMultiCallable[_drafting_pb2.DraftingServiceDescribeRequest, _drafting_pb2.DraftingServiceDescribeResponse]  # type: ignore[assignment]
+    """What the drafter holds, asked before each stream. UNIMPLEMENTED: what the settings of the caller say."""
 
 class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Proposes token trees. One stream per verifier-drafter pair carries all of that verifier's sessions."""
@@ -69,5 +73,13 @@ class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
         Sides may be of different versions. `steps` and `drafts` are sent only to a peer that reads them, and says so when the stream
         begins: metadata "outrider-drafting-forms: columns", of the call and of its answer.
         """
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _drafting_pb2.DraftingServiceDescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_drafting_pb2.DraftingServiceDescribeResponse, _abc.Awaitable[_drafting_pb2.DraftingServiceDescribeResponse]]:
+        """What the drafter holds, asked before each stream. UNIMPLEMENTED: what the settings of the caller say."""
 
 def add_DraftingServiceServicer_to_server(servicer: DraftingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

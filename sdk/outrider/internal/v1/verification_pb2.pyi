@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from outrider.internal.v1 import held_models_pb2 as _held_models_pb2
 from outrider.internal.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
@@ -707,6 +708,7 @@ class DescribeResponse(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     PAUSE_ID_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -737,6 +739,10 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def weights(self) -> Global___ServedWeights: ...
+    @_builtins.property
+    def held(self) -> _held_models_pb2.HeldModels:
+        """The models that draft for it, where a drafter outside of the service has told which; unset: those of the settings."""
+
     def __init__(
         self,
         *,
@@ -757,10 +763,11 @@ class DescribeResponse(_message.Message):
         paused: _builtins.str | None = ...,
         weights: Global___ServedWeights | None = ...,
         pause_id: _builtins.str = ...,
+        held: _held_models_pb2.HeldModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "paused", b"paused", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "counts", b"counts", "defaults", b"defaults", "held", b"held", "paused", b"paused", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "pause_id", b"pause_id", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "adapters", b"adapters", "arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "counts", b"counts", "defaults", b"defaults", "drafters", b"drafters", "free_blocks", b"free_blocks", "held", b"held", "max_model_len", b"max_model_len", "model", b"model", "pause_id", b"pause_id", "paused", b"paused", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
     _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
