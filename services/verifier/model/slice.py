@@ -99,8 +99,8 @@ class ModelSlice:
         self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
-        self.model: PreTrainedModel = load_whole(config) if config.processes == 1 else load_layers(config, layers, self.shards)
-        self.model.eval().requires_grad_(False)
+        made = load_whole(config) if config.processes == 1 else load_layers(config, layers, self.shards)
+        self.model: PreTrainedModel = made.eval().requires_grad_(False)
         if outputs is not None:
             cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
