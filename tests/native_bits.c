@@ -3,7 +3,10 @@
 #include <stdlib.h>
 
 #include "choose.h"
+#include "convolved_rows.h"
+#include "keyed_states.h"
 #include "layer.c"
+#include "vector_steps.h"
 
 int outrider_check(void);
 void outrider_pack(const struct linear *, const unsigned char *, int64_t, int64_t, char *);
@@ -181,10 +184,47 @@ static void choices(void) {
     printf("noise %016llx\n", (unsigned long long)hash(noise, WORDS));
 }
 
+/* A chain of three rows, and a tree of three nodes behind it. */
+static void states(void) {
+    enum { WIDTH = 304, ROWS_OF_ALL = 6, TAPS = 4, KEYS = 16, HEADS = 2, VALUES = 48 };
+    static const int64_t first[] = {0, ROWS_OF_ALL}, chain[] = {3}, row[] = {0, 1, 2, 3, 4, 5}, parent[] = {-1, -1, -1, -1, 0, -1};
+    static const int64_t slot[] = {0}, end[] = {2};
+    static const int64_t window[] = {0, 1, 2, 1, 2, 3, 2, 3, 4, 3, 4, 5, 4, 5, 6, 3, 4, 5};
+    const struct row_paths paths = {ROWS_OF_ALL, 1, first, chain, row, parent, slot};
+    state = 55;
+    float *made = many(ROWS_OF_ALL * WIDTH), *held = many(TAPS * WIDTH), *given = many(2 * ROWS_OF_ALL * WIDTH);
+    const struct convolved_rows convolved = {
+        .rows = ROWS_OF_ALL, .requests = 1, .channels = WIDTH, .taps = TAPS, .threads = 1, .apart = WIDTH, .slot = slot, .end = end,
+        .window = window, .given = given, .weight = many(TAPS * WIDTH), .bias = many(WIDTH), .state = held, .made = made};
+    outrider_convolve(&convolved);
+    printf("convolved %016llx", (unsigned long long)hash(made, ROWS_OF_ALL * WIDTH));
+    printf(" %016llx\n", (unsigned long long)hash(held, (TAPS - 1) * WIDTH));
+    const struct gated_rows gated = {
+        .paths = paths, .width = WIDTH, .threads = 1, .apart = 2 * WIDTH, .factor = given, .added = given + WIDTH, .state = held,
+        .made = made};
+    outrider_step_gated(&gated);
+    printf("gated %016llx %016llx\n", (unsigned long long)hash(made, ROWS_OF_ALL * WIDTH), (unsigned long long)hash(held, WIDTH));
+    memset(held, 0, 3 * WIDTH * sizeof(float));
+    const struct averaged_rows averaged = {
+        .paths = paths, .width = WIDTH, .threads = 1, .apart = 2 * WIDTH, .key = given, .value = given + WIDTH, .decay = many(WIDTH),
+        .bonus = many(WIDTH), .state = held, .made = made, .scratch = many(4 * 3 * 256)};
+    outrider_step_mean(&averaged);
+    printf("mean %016llx", (unsigned long long)hash(made, ROWS_OF_ALL * WIDTH));
+    printf(" %016llx\n", (unsigned long long)hash(held, 3 * WIDTH));
+    const struct keyed_rows keyed = {
+        .paths = paths, .heads = HEADS, .key_heads = 1, .keys = KEYS, .values = VALUES, .threads = 1, .per_key = 1,
+        .key = many(ROWS_OF_ALL * KEYS), .query = many(ROWS_OF_ALL * KEYS), .value = many(HEADS * ROWS_OF_ALL * VALUES),
+        .factor = many(HEADS * ROWS_OF_ALL * KEYS), .part = many(HEADS * ROWS_OF_ALL), .state = many(HEADS * KEYS * VALUES),
+        .made = made, .scratch = many(4 * KEYS * PANEL)};
+    outrider_step_keyed(&keyed);
+    printf("keyed %016llx\n", (unsigned long long)hash(made, HEADS * ROWS_OF_ALL * VALUES));
+}
+
 int main(void) {
     printf("check %d\n", outrider_check());
     for (int type = 0; type < 21; type++) linears(type);
     layers();
     choices();
+    states();
     return 0;
 }

@@ -121,8 +121,9 @@ What would be needed for the others:
   (`verifier.mamba_block_size`). xLSTM and ZAYA need steps of their own; Inkling's layers add a bias to their scores that depends on the query. Of Zamba2 and Nemotron-H,
   transformers holds time steps above `time_step_min` in prompts, and not in what it decodes after them; here they always are.
 - *Stages*: models that are not split call their parts otherwise than stages know (the families of GPT-2, BERT and OPT, which also
-  add positions to embeddings), or have layers that read more than the hidden states before them: Zamba's read the embeddings, those
-  of Gemma 3n and 4 inputs of each layer, or other layers' keys. Of weights that transformers splits (LARA mini) no part can be read.
+  add positions to embeddings), or have layers that read more than the hidden states before them: those of Gemma 3n and 4 inputs of
+  each layer, or other layers' keys. Zamba's read the embeddings of the tokens, so every stage of theirs holds that matrix, and its own
+  copy of the block that layers share. Of weights that transformers splits (LARA mini) no part can be read.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
   would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
 

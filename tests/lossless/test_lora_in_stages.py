@@ -23,6 +23,7 @@ from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
 from services.verifier.model import slice as model_slice
+from services.verifier.model.embedded_rows import EmbeddedRows
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
@@ -30,6 +31,7 @@ from services.verifier.stages import split_adapters
 from speculation.errors import ConfigurationError
 from tests.lora import CONFIG, WEIGHTS, WITH_ENDS, make_adapter, read_config, write_config
 from tests.lossless import architectures
+from tests.lossless.hybrids import make_hybrid
 from tests.lossless.test_target_is_exact import tree_around
 from tests.refusals import refuses
 from tests.stage_threads import launch_thread, parts_noted
@@ -144,6 +146,29 @@ def passes(target: TransformersTarget, *names: str) -> dict[str, torch.Tensor]:
 
 def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@contextmanager
+def _not_adapted(rows: EmbeddedRows, tokens: torch.Tensor) -> Iterator[None]:
+    """Without what an adapter adds to a module, which is added by a hook."""
+    rows._embedded = rows._embeddings.forward(tokens)
+    yield
+
+
+@pytest.mark.parametrize("fault", [None, pytest.param(_not_adapted, marks=pytest.mark.exhaustive)])
+def test_layers_that_read_embeddings_read_adapted_ones_in_every_stage(
+    tmp_path: Path, make: Callable[..., TransformersTarget], fault: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_hybrid("zamba", tmp_path / "zamba")
+    adapter = make_adapter(tmp_path / "adapter", folder, targets=("embed_tokens", "q_proj", "linear"))
+    named = {"lora_modules": {"one": str(adapter)}, "max_model_len": 256}
+    wanted, split = passes(TransformersTarget(config(folder, 1, **named)), "", "one"), make(2, folder, **named)
+    assert not torch.equal(*wanted.values())
+    if fault is not None:
+        monkeypatch.setattr(EmbeddedRows, "of", fault)
+    found = passes(split, "", "one")
+    assert torch.equal(found[""], wanted[""])
+    assert torch.equal(found["one"], wanted["one"]) == (fault is None)
 
 
 @pytest.mark.examples(2)

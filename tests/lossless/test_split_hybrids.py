@@ -1,20 +1,24 @@
 """Models whose layers have states, a stage for each layer: the bits of one process.
 
 What every stage has to know of its place is left out in turn, and must be seen: the kinds of its layers, what was scaled
-before it, and what their files call their weights.
+before it, what rows were embedded as, and what their files call their weights.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedConfig
 
 from services.verifier.config import TargetConfig
 from services.verifier.loading import decoder_parts
 from services.verifier.loading.decoder_parts import DecoderParts
+from services.verifier.model import embedded_rows
+from services.verifier.model.embedded_rows import EmbeddedRows
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
@@ -38,13 +42,31 @@ def split(folder: Path) -> str:
 @pytest.mark.examples(2)
 # Names of their own; kinds that follow from a layer's number; experts and filters that files have apart; layers that
 # neither attend nor have a state. The others are in test_architectures.py.
-@pytest.mark.parametrize("model_type", ["mamba2", "jamba", "kimi_linear", "nemotron_h"])
+@pytest.mark.parametrize("model_type", ["mamba2", "jamba", "kimi_linear", "nemotron_h", "zamba", "zamba2"])
 def test_a_stage_for_each_layer(model_type: str, tmp_path: Path) -> None:
     assert split(make_hybrid(model_type, tmp_path / "model")) == ""
 
 
 def _scaled_again(parts: DecoderParts) -> None:
     """What is handed on is multiplied as embeddings are."""
+
+
+def _not_embedded(rows: EmbeddedRows, tokens: torch.Tensor) -> AbstractContextManager[None]:
+    """Layers get what the stage before made in the place of embeddings."""
+    return nullcontext()
+
+
+def _others_embedded(rows: EmbeddedRows, tokens: torch.Tensor) -> AbstractContextManager[None]:
+    """They get those of the rows before."""
+    return _of(rows, tokens.roll(1, dims=1))
+
+
+_of = EmbeddedRows.of
+
+
+def _numbered_anew(parts: DecoderParts, layers: range) -> EmbeddedRows:
+    """Layers are told their numbers in their stage."""
+    return EmbeddedRows(parts, range(len(layers)))
 
 
 def _of_the_first(text: PreTrainedConfig, layers: range) -> None:
@@ -58,6 +80,9 @@ def _of_the_first(text: PreTrainedConfig, layers: range) -> None:
     [
         ("granitemoehybrid", DecoderParts, "_leave_scale", _scaled_again),
         ("olmo_hybrid", decoder_parts, "_keep_kinds", _of_the_first),
+        ("zamba", EmbeddedRows, "of", _not_embedded),
+        ("zamba", EmbeddedRows, "of", _others_embedded),
+        ("zamba2", embedded_rows, "EmbeddedRows", _numbered_anew),
     ],
 )
 def test_planted_faults_are_seen_here(
@@ -73,7 +98,7 @@ def test_planted_faults_are_seen_here(
     assert found
 
 
-@pytest.mark.parametrize("model_type", ["zamba2", "lara_mini"])
+@pytest.mark.parametrize("model_type", ["lara_mini"])
 def test_what_is_not_split_says_why(model_type: str, tmp_path: Path) -> None:
     folder = make_hybrid(model_type, tmp_path / "model")
     with refuses(ConfigurationError, field="verifier.stages", value=2):

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from services.model_files.weights.rounded_inputs import unrounded
 from services.verifier.attention.calls import computing_by
 from services.verifier.loading.adapters import exact_attention
-from services.verifier.loading.decoder_parts import DecoderParts
+from services.verifier.loading.decoder_parts import EMBEDDED, DecoderParts
+from services.verifier.model.embedded_rows import embedding
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, OutriderError
 
@@ -48,8 +49,8 @@ _ROUNDINGS = 6
 # The share of a part's rows, from the best to the worst, that must be right. In half precision one row is enough: others may
 # be routed to other experts, or attend to such rows. A wrong computation gets none right.
 _RIGHT = {torch.float32: 1.0, torch.float16: 0.0, torch.bfloat16: 0.0}
-# What layers may be given besides hidden states: it follows from positions alone, so every stage can compute it.
-_FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position", "causal_mask"}
+# What layers may be given besides hidden states: it follows from positions, or tokens, so every stage can compute it.
+_COMPUTED = {"attention_mask", "position_ids", "position_embeddings", "cache_position", "causal_mask", EMBEDDED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +102,19 @@ def _name(model: PreTrainedModel) -> str:
 @torch.inference_mode()
 def _inputs(part: ModelSlice) -> torch.Tensor:
     """[3, rows] token ids for the first slice, else [3, rows, hidden size] hidden states."""
-    generator = torch.Generator().manual_seed(0)
     if part.is_first:
-        text = part.model.config.get_text_config()
-        given = torch.randint(1, text.vocab_size, (3, _ROWS), generator=generator)
-    else:
-        given = torch.randn(3, _ROWS, part.hidden_size, generator=generator).to(part.dtype)
+        return _tokens(part)
+    generator = torch.Generator().manual_seed(0)
+    return _forked(torch.randn(3, _ROWS, part.hidden_size, generator=generator).to(part.dtype))
+
+
+def _tokens(part: ModelSlice) -> torch.Tensor:
+    """[3, rows] token ids; only a few models read them in later slices."""
+    generator = torch.Generator().manual_seed(0)
+    return _forked(torch.randint(1, part.model.config.get_text_config().vocab_size, (3, _ROWS), generator=generator))
+
+
+def _forked(given: torch.Tensor) -> torch.Tensor:
     given[_BRANCH, : _FORK + 1] = given[_TEXT, : _FORK + 1]
     return given
 
@@ -127,7 +135,8 @@ def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> tor
         if stretched > 1:
             # Without a mask, transformers would take gaps between positions for borders between packed texts.
             named["attention_mask"] = torch.ones(given.shape[:2], dtype=torch.int64, device=part.device)
-    with _as_transformers_has_it(part.model):
+    tokens = _tokens(part)[:, : given.shape[1]].to(part.device)
+    with _as_transformers_has_it(part.model), embedding(part.embedded, tokens):
         made = module(**named)
     result: torch.Tensor = made.logits if part.is_last else made.last_hidden_state
     return result.float().cpu()
@@ -183,15 +192,12 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
 
 def _pass(part: ModelSlice, given: torch.Tensor, pieces: Sequence[_Piece]) -> list[tuple[_Part, torch.Tensor]]:
     """One pass over ``pieces``; a tree has the nodes of ``_BRANCHES``."""
-    batch, inputs = [], []
+    batch, inputs, ids = [], [], _tokens(part)
     for piece, request, nodes in pieces:
-        own = given[piece.sequence, list(piece.positions)]
-        if nodes:
-            own = torch.cat([own, torch.stack([given[place] for place in _BRANCHES])])
-        # Later slices get hidden states and ignore token ids.
-        tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
-        batch.append(Rows(request_id=request, context=piece.positions[0], tokens=tokens, parents=nodes, logits=len(own)))
-        inputs.append(own)
+        places = [*((piece.sequence, position) for position in piece.positions), *(_BRANCHES if nodes else ())]
+        tokens = tuple(int(ids[place]) for place in places)
+        batch.append(Rows(request_id=request, context=piece.positions[0], tokens=tokens, parents=nodes, logits=len(tokens)))
+        inputs.append(torch.stack([given[place] for place in places]))
     # On a CPU, as the reference.
     made = part.run(batch, None if part.is_first else torch.cat(inputs)).float().cpu()
     results: list[tuple[_Part, torch.Tensor]] = []
@@ -315,7 +321,7 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
         reason = "it changes what enters its first layer"
     elif not part.is_last and not torch.equal(left[0], made):
         reason = "it changes what leaves its last layer"
-    elif others := sorted(extra - _FROM_POSITIONS):
+    elif others := sorted(extra - _COMPUTED):
         reason = f"its layers are also given {', '.join(others)}"
     if reason:
         raise ConfigurationError(

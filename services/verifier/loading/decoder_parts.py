@@ -24,8 +24,8 @@ _ROTARY = ("rotary_emb", "pos_emb")
 _HEADS = ("lm_head", "head")
 # By what decoders multiply what enters their first layer, be it embedded by them or given.
 _SCALES = ("embedding_multiplier", "normalizer")
-# What some layers are given of the first stage alone.
-_EMBEDDED = "original_hidden_states"
+# What some layers read beside hidden states: what the first layer is given.
+EMBEDDED = "original_hidden_states"
 # The lists in a configuration that say a layer's kind by its place.
 _KINDS = ("layer_types", "layers_block_type")
 
@@ -74,21 +74,27 @@ class DecoderParts:
         found: nn.Module = getattr(self.decoder, self.norm_name)
         return found
 
+    @property
+    def read_embeddings(self) -> bool:
+        """Whether layers also read what rows are embedded as."""
+        return any(EMBEDDED in inspect.signature(layer.forward).parameters for layer in self.layers)
+
     def keep(self, layers: range) -> None:
         """Cut the whole model, without weights, down to ``layers``, and to the embeddings and output layer next to them.
 
+        The embeddings also stay where layers read them.
+
         Raises:
-            NotImplementedError: layers need more than what the stage before hands on.
             AttributeError: the kinds of its layers cannot be set.
         """
-        if any(_EMBEDDED in inspect.signature(layer.forward).parameters for layer in self.layers):
-            raise NotImplementedError("its layers also read the embeddings, which the first stage alone has")
+        embeds = self.read_embeddings
         first, last = layers.start == 0, layers.stop == len(self.layers)
         text = self.model.config.get_text_config()
         _keep_kinds(text, layers)
         setattr(self.decoder, self.layers_name, nn.ModuleList(self.layers[layers.start : layers.stop]))
         if not first:
-            setattr(self.decoder, self.embeddings_name, nn.Identity())
+            if not embeds:
+                setattr(self.decoder, self.embeddings_name, nn.Identity())
             self._leave_scale()
         if not last:
             setattr(self.decoder, self.norm_name, nn.Identity())

@@ -216,8 +216,6 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
     except AttributeError as error:
         named = "the types of its layers follow from other settings"
         raise _not_split(config, f"{type(model).__name__} cannot be split, {named}") from error
-    except NotImplementedError as error:
-        raise _not_split(config, f"{type(model).__name__} cannot be split: {error}; use stages: 1") from error
     if shards is not None:
         shards.cuts = cut_layers(model, shards)
     _read(model, config, LayerNames.of(model, layers), _WHOLE if shards is None else shards.cuts)

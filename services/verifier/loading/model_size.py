@@ -77,9 +77,11 @@ def shape_of(config: TargetConfig) -> Shape:
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
     in_layers = sum(parameter.numel() for parameter in layers.parameters())
+    # What layers share, each stage has of its own.
+    apart = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
     return Shape(
         layers=max(1, len(layers)),
-        per_layer=in_layers // max(1, len(layers)),
+        per_layer=(in_layers if config.stages == 1 else apart) // max(1, len(layers)),
         # A tied output layer is packed separately from the embeddings.
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,

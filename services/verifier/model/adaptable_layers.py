@@ -54,7 +54,7 @@ def _multiplying(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 def described(
     model: PreTrainedModel, modules: Mapping[str, nn.Module], cuts: Mapping[str, Cut]
 ) -> dict[str, AdaptableLayer]:
-    """What adapters of the whole layers have to fit, by the names of the modules.
+    """What adapters of the whole layers have to fit, by the names of the modules in the whole model.
 
     Args:
         cuts: of those that ranks share, the part that this one holds, likewise.

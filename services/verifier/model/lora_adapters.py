@@ -108,9 +108,7 @@ class LoraAdapters:
         cuts = {name: weights[f"{name}.weight"] for name in modules if f"{name}.weight" in weights}
         self._modules = {named(name): module for name, module in modules.items()}
         self._cuts: dict[str, Cut] = {named(name): cut for name, cut in cuts.items()}
-        self.layers: Mapping[str, AdaptableLayer] = {
-            named(name): one for name, one in described(model, modules, cuts).items()
-        }
+        self.layers: Mapping[str, AdaptableLayer] = described(model, self._modules, self._cuts)
         self._head = own_part(model.get_output_embeddings())
         self._add = AddLowRank(kernels)
         self._whole = {

@@ -34,6 +34,7 @@ from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.adaptable_layers import noting_layers
+from services.verifier.model.embedded_rows import embedded_rows, embedding
 from services.verifier.model.graphs import Graphs, Keep, Made, Replay
 from services.verifier.model.hidden_states import HiddenStates
 from services.verifier.model.lora_adapters import LoraAdapters
@@ -72,6 +73,7 @@ class ModelSlice:
     Attributes:
         shards: the stage's ranks, which must be connected before a pass; None: this is the only one.
         adapters: those that rows may have; None: they may have none.
+        embedded: gives its layers what rows are embedded as; None: they need not be given it.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
     """
@@ -97,9 +99,8 @@ class ModelSlice:
         self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
-        whole = config.processes == 1
-        self.model: PreTrainedModel = load_whole(config) if whole else load_layers(config, layers, self.shards)
-        self.model.eval().requires_grad_(False)
+        made = load_whole(config) if config.processes == 1 else load_layers(config, layers, self.shards)
+        self.model: PreTrainedModel = made.eval().requires_grad_(False)
         if outputs is not None:
             cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
@@ -116,6 +117,7 @@ class ModelSlice:
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
                     parameter.data = parameter.data.to(self.dtype)
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
+        self.embedded = embedded_rows(self.model, layers)
         head = self.model.get_output_embeddings() if self.is_last else None
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
@@ -155,7 +157,8 @@ class ModelSlice:
     def _capture(self) -> None:
         """Graphs of an earlier exchange end with it."""
         self._graphs = None
-        if self.device.type == "cuda" and self.dtype != torch.float32:
+        # What is embedded anew lies elsewhere in each pass.
+        if self.device.type == "cuda" and self.dtype != torch.float32 and self.embedded is None:
             self._graphs = self._captured(self._config)
 
     @property
@@ -169,14 +172,15 @@ class ModelSlice:
             torch.cuda.set_device(self.device)
 
     def _recorded(self, longest: int) -> Recorded:
-        entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
+        entering = tokens = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
         if not self.is_first:
             entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
         # Without an output layer, what follows the decoder may fail.
         model = self.model if self.is_last else self.model.get_decoder()
         part = not (self.is_first and self.is_last)
         try:
-            return self.hidden_states.find_layers(lambda: record(model, entering, longest, part=part), _TRIAL_ROWS)
+            with embedding(self.embedded, tokens):
+                return self.hidden_states.find_layers(lambda: record(model, entering, longest, part=part), _TRIAL_ROWS)
         except Exception as error:
             # Architectures that were never tested may fail in any way.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
@@ -303,11 +307,9 @@ class ModelSlice:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = len(running.laid_out.positions) - len(tokens)
-        if hidden is None:
-            entering = torch.tensor(tokens + [0] * padding, device=self.device)
-        else:
-            entering = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
-        with nullcontext() if self.adapters is None else self.adapters.within(batch):
+        ids = torch.tensor(tokens + [0] * padding, device=self.device)
+        entering = ids if hidden is None else nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
+        with nullcontext() if self.adapters is None else self.adapters.within(batch), embedding(self.embedded, ids[None]):
             if self.is_last:
                 return self._logits(running, entering, batch, earlier)
             with self.hidden_states.kept(batch, 0, earlier):

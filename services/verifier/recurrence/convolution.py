@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers.activations import ACT2FN
 
+from services.verifier.kernels.native.vector_kernel import convolved, fits_convolution
 from services.verifier.recurrence.order import Order
 
 
@@ -36,10 +37,12 @@ class ShortConvolution:
         return self.weight.shape[0]
 
     def compute(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        if order.steps is None:
-            made = self._by_torch(order, states, given)
-        else:
+        if order.steps is not None:
             made = order.steps.convolved(order.walk, states, given, self.weight, self.bias)
+        elif order.library is not None and fits_convolution(states):
+            made = convolved(order.library, order, states, given, self.weight, self.bias)
+        else:
+            made = self._by_torch(order, states, given)
         return made if self.activation is None else ACT2FN[self.activation](made)
 
     def _by_torch(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
@@ -48,7 +51,8 @@ class ShortConvolution:
         inputs = torch.cat([states[order.slots].flatten(0, 1), given])
         windows = order.windows(before)
         own = windows[order.accepted :]
-        # Products and sums of whole rows, one after the other: no number depends on how many rows there are.
+        # Products and sums of whole rows, one after the other: no number depends on how many rows there are. Our kernel has
+        # the same bits.
         made = torch.zeros_like(given[order.accepted :])
         for tap in range(before):
             made = made + inputs[own[:, tap]] * taps[tap]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.verifier.kernels.native.vector_kernel import fits, scanned
 from services.verifier.recurrence.levels import stepped
 from services.verifier.recurrence.order import Order
 
@@ -24,9 +25,11 @@ class GatedScan:
         return (self.width,)
 
     def compute(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        factors, added = torch.split(given, self.width, dim=1)
+        factors, added = torch.split(given.contiguous(), self.width, dim=1)
         if order.steps is not None:
             return order.steps.scanned(order.walk, states, factors, added)
+        if order.library is not None and fits(states):
+            return scanned(order.library, order, states, factors, added)
 
         def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             state = decayed(state, factors[rows], added[rows])
@@ -36,5 +39,5 @@ class GatedScan:
 
 
 def decayed(state: torch.Tensor, factors: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-    """The states after rows: they decay, then something is added."""
+    """The states after rows: they decay, then something is added. Our kernel has the same bits."""
     return state * factors + added

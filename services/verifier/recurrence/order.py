@@ -175,5 +175,5 @@ class Order:
                 else:
                     found[row] = [*found[parent], first + parent][1:]
             every = [found[row] for row in range(len(found))] + [[0] * size] * self.padding
-            self._windows[size] = torch.tensor(every, device=self.device).view(len(every), size)
+            self._windows[size] = torch.tensor(every, dtype=torch.int64, device=self.device).view(len(every), size)
         return self._windows[size]

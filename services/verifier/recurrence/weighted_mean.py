@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.verifier.kernels.native.vector_kernel import averaged, fits
 from services.verifier.kernels.whole_vectors import filled
 from services.verifier.recurrence.levels import stepped
 from services.verifier.recurrence.order import Order
@@ -37,10 +38,13 @@ class WeightedMean:
         return self.decay.shape[0]
 
     def compute(self, order: Order, states: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        keys, values = torch.split(given, self.width, dim=1)
+        keys, values = torch.split(given.contiguous(), self.width, dim=1)
         decay, first = self.decay.float(), self.first.float()
         if order.steps is not None:
             return order.steps.averaged(order.walk, states, keys, values, decay, first)
+        if order.library is not None and fits(states):
+            # The same sums; e^x is rounded otherwise in its last place than by torch.
+            return averaged(order.library, order, states, keys, values, decay, first)
 
         def step(state: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             total, weight, largest = state.unbind(1)

@@ -27,8 +27,8 @@ INLINE vec sum_of_parts(vec (*sums)[PANEL_VECS], int v) { return (sums[0][v] + s
 /* One row over `vecs` vectors of a head's values. from and to: [keys, PANEL], may be the same. */
 INLINE void step_as(const struct keyed_rows *all, const int vecs, const enum decays by, int64_t at, int64_t head,
                     int64_t column, const float *from, float *to) {
-    const int64_t heads = all->heads, values = all->values, keys = all->keys, of_head = head * all->rows + at;
-    const int64_t of_key_head = head / (heads / all->key_heads) * all->rows + at;
+    const int64_t heads = all->heads, values = all->values, keys = all->keys, of_head = head * all->paths.rows + at;
+    const int64_t of_key_head = head / (heads / all->key_heads) * all->paths.rows + at;
     struct numbers row = {.key = all->key + of_key_head * keys, .query = all->query + of_key_head * keys};
     row.keys = keys, row.values = values;
     if (by == BY_NUMBER) row.decay = all->decay + head * keys * values + column;
@@ -76,15 +76,16 @@ INLINE void step(const struct keyed_rows *all, const int vecs, int64_t at, int64
 INLINE void step_panel(const struct keyed_rows *all, const int vecs, int64_t request, int64_t head, int64_t column,
                        float *scratch) {
     const int64_t keys = all->keys, values = all->values, room = keys * PANEL, bytes = vecs * LANES * sizeof(float);
-    const int64_t first = all->first[request], nodes = first + all->chain[request], end = all->first[request + 1];
-    float *state = all->state + (all->slot[request] * all->heads + head) * keys * values + column;
+    const struct row_paths *paths = &all->paths;
+    const int64_t first = paths->first[request], nodes = first + paths->chain[request], end = paths->first[request + 1];
+    float *state = all->state + (paths->slot[request] * all->heads + head) * keys * values + column;
     for (int64_t key = 0; key < keys; key++) memcpy(scratch + key * PANEL, state + key * values, bytes);
-    for (int64_t at = first; at < nodes; at++) step(all, vecs, all->row[at], head, column, scratch, scratch);
+    for (int64_t at = first; at < nodes; at++) step(all, vecs, paths->row[at], head, column, scratch, scratch);
     for (int64_t key = 0; key < keys; key++) memcpy(state + key * values, scratch + key * PANEL, bytes);
     for (int64_t at = nodes; at < end; at++) {
-        const int64_t parent = all->parent[at];
+        const int64_t parent = paths->parent[at];
         const float *from = scratch + (parent < 0 ? 0 : 1 + parent) * room;
-        step(all, vecs, all->row[at], head, column, from, scratch + (1 + at - nodes) * room);
+        step(all, vecs, paths->row[at], head, column, from, scratch + (1 + at - nodes) * room);
     }
 }
 
@@ -94,7 +95,7 @@ void outrider_step_keyed(const struct keyed_rows *all) {
     {
         float *scratch = all->scratch + omp_get_thread_num() * all->scratch_per_thread;
 #pragma omp for collapse(2) schedule(static)
-        for (int64_t request = 0; request < all->requests; request++)
+        for (int64_t request = 0; request < all->paths.requests; request++)
             for (int64_t panel = 0; panel < all->heads * panels; panel++) {
                 const int64_t head = panel / panels, column = panel % panels * PANEL;
                 if (column + PANEL <= all->values) step_panel(all, PANEL_VECS, request, head, column, scratch);

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 _SHIPPED = _HERE / "shipped"
 _SOURCES = (
-    "linear.c", "packing.c", "low_rank.c", "layer.c", "tree_attention.c", "keyed_states.c", "choose.c", "likeliest.c",
-    "pass_meta.c", "check.c",
+    "linear.c", "packing.c", "low_rank.c", "layer.c", "tree_attention.c", "keyed_states.c", "convolved_rows.c",
+    "vector_steps.c", "choose.c", "likeliest.c", "pass_meta.c", "check.c",
 )  # fmt: skip
 # Contraction is off: fused multiply-adds are written explicitly, or compilers and processors would round differently.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC")

@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from services.verifier.kernels.native.library import Library
+from services.verifier.kernels.native.path_struct import RowPaths, row_paths
 from services.verifier.recurrence.keyed_rows import KeyedRows
 from services.verifier.recurrence.order import Order
 
@@ -15,15 +16,18 @@ _APART, _COLUMNS, _PANEL = 4, 16, 32
 # Fewer numbers than these are stepped by one thread.
 _ALONE = 2**15
 
-_INTEGERS = ("rows", "requests", "heads", "key_heads", "keys", "values", "scratch_per_thread", "threads", "per_key")
-_PLACES = ("first", "chain", "row", "parent", "slot")
+_INTEGERS = ("heads", "key_heads", "keys", "values", "scratch_per_thread", "threads", "per_key")
 _NUMBERS = ("key", "query", "value", "factor", "time", "decay", "part", "state", "made", "scratch")
 
 
 class _KeyedRows(ctypes.Structure):
     """The struct in keyed_states.h."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in _INTEGERS] + [(name, ctypes.c_void_p) for name in (*_PLACES, *_NUMBERS)]
+    _fields_ = [
+        ("paths", RowPaths),
+        *[(name, ctypes.c_int64) for name in _INTEGERS],
+        *[(name, ctypes.c_void_p) for name in _NUMBERS],
+    ]
 
 
 def fits(states: torch.Tensor) -> bool:
@@ -53,10 +57,9 @@ def step_keyed(library: Library, order: Order, states: torch.Tensor, rows: Keyed
     # Rows of a head side by side: at a distance of all heads they would share the same few places of a cache.
     held = {name: tensor.transpose(0, 1).contiguous() for name, tensor in given.items() if tensor is not None}
     held |= {} if rows.decay is None else {"decay": rows.decay.contiguous()}
-    held |= {"first": paths.first, "chain": paths.chain, "row": paths.row, "parent": paths.parent, "slot": order.slots}
     held |= {"state": states, "made": made, "scratch": scratch}
     arguments = _KeyedRows(
-        rows=made.shape[1], requests=len(order.lines), heads=heads, key_heads=rows.keys.shape[1], keys=keys, values=values,
+        paths=row_paths(order), heads=heads, key_heads=rows.keys.shape[1], keys=keys, values=values,
         scratch_per_thread=scratch.shape[1], threads=threads, per_key=rows.factors is not None and rows.factors.shape[2] > 1,
         **{name: tensor.data_ptr() for name, tensor in held.items()},
     )  # fmt: skip
