@@ -5,6 +5,7 @@ how a draft says where it belongs), ``room`` (how long an answer may be), ``sour
 (the target's own next token; ``philox``: its numbers), ``tree`` (drafts merged), ``acceptance`` and ``rejection``
 (which drafted tokens are kept; ``acceptance_rates``: how likely that was; ``replay``: of an answer that is known),
 ``costs`` and ``budget`` (how many are checked), ``estimators`` (how that is learnt), ``ports`` (who talks to whom).
-Then ``adapters`` and ``reloads`` (other weights), ``successor_table`` and ``colours``, and what all share: ``errors``,
-``limits``, ``files``, ``records``. ``services/verifier/engine`` runs it.
+Then ``adapters`` and ``reloads`` (other weights), ``held_models`` (what a drafter elsewhere holds), ``successor_table``
+and ``colours``, and what all share: ``errors``, ``limits``, ``files``, ``records``. ``services/verifier/engine`` runs
+it.
 """
