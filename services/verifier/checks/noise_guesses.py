@@ -55,17 +55,16 @@ def guess_behind_noise(
         for at in range(0, end, _TOKENS):
             own = tokens[at : min(at + _TOKENS, end)]
             behind = [noise[place - start] if place >= start else () for place in range(at, at + len(own))]
-            rows = _with_noise(at, own, behind, adapted)
-            logits = target.forward([rows])[0]
+            logits = target.forward([_with_noise(at, own, behind, adapted)])[0]
             target.keep(_NAME, at, range(len(own)))
-            found.append(logits[len(own) :].argmax(-1))
+            found.append(logits.argmax(-1))
     finally:
         target.close(_NAME)
     return torch.cat(found).view(len(noise), -1)
 
 
 def _with_noise(context: int, text: Sequence[int], noise: Sequence[Sequence[int]], adapted: bool) -> Rows:
-    """A pass over tokens of a text, as nodes of a chain, with the noise behind each of them."""
+    """A pass over tokens of a text, as nodes of a chain, with the noise behind each of them, which alone is read."""
     tokens, parents = list(text), [node - 1 for node in range(len(text) - 1)]
     for place, own in enumerate(noise):
         parent = place - 1
@@ -79,6 +78,6 @@ def _with_noise(context: int, text: Sequence[int], noise: Sequence[Sequence[int]
         context=context,
         tokens=tuple(tokens),
         parents=tuple(parents),
-        logits=len(tokens),
+        logits=len(tokens) - len(text),
         noise=tuple(rows),
     )
