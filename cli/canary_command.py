@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -113,7 +114,7 @@ def _passes_over_noise(folder: Path, target: ResolvedModel, length: int) -> Iter
     # Room for the noise as well.
     room = f"verifier.kv_cache_tokens={length + 128}"
     alone = ("verifier.stages=1", "verifier.tensor_parallel_size=1", "verifier.max_model_len=null")
-    settings = load(flags=[f"model={target.name}", f"drafter.models=[{folder}]", room, *alone])
+    settings = load(flags=[f"model={target.name}", f"drafter.models={json.dumps([str(folder)])}", room, *alone])
     passes = TransformersTarget(verifier_config(settings, target).target)
     try:
         yield partial(guess_behind_noise, passes)
