@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.component_configs import drafter_beside_config, drafter_config, retrieval_config, router_config, verifier_config
-from cluster.models.drafters import draft_models, stream_weights
+from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.named_models import held_models
 from cluster.models.target import ResolvedModel, before_products
 from cluster.settings.config import Settings
@@ -76,7 +76,12 @@ async def in_process(
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
     verifier = VerifierService(
-        verifier_config(settings, model), drafts, launch_child, metrics, stream_weights(settings, model)
+        verifier_config(settings, model),
+        drafts,
+        launch_child,
+        metrics,
+        stream_weights(settings, model),
+        noise_trial(settings, model),
     )
     try:
         router = RouterService(routing, InProcessVerifierLink(observing.verifier(verifier)), metrics)

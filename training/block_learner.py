@@ -2,6 +2,7 @@
 
 Level i (from 0) of position t guesses token t + 2 + i. The tokens before are the text's, as in DSpark (arXiv 2607.05147):
 how far a path is right is learnt by the confidence head, from the chance that the target accepts a draft of this level.
+A plain DFlash (2602.06036) has neither head: its loss is the divergence alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from services.drafter.heads.blocks.drafter import BlockDrafter
+from services.drafter.heads.blocks.sequential import ConfidenceHead
 from services.drafter.heads.blocks.whole_texts import blocks_of
 from training.learner import Prediction, Tally
 from training.losses import OverVocabulary, TargetChoices, compare
@@ -26,7 +28,7 @@ class BlockLearner(OverVocabulary):
     """Implements ``Learner``. Guesses count as in ``HeadLearner``.
 
     Args:
-        module: with a Markov head that keeps no state, and a confidence head.
+        module: with a Markov head that keeps no state, and a confidence head, or with neither.
         output: [V, h] all of the target's output rows.
         ids: int64 [V_d].
         columns: of the sequences' states.
@@ -41,9 +43,9 @@ class BlockLearner(OverVocabulary):
         self._columns = columns
 
     @property
-    def own_rows(self) -> torch.Tensor:
-        assert self.module.markov_head is not None
-        return self.module.markov_head.markov_w2.weight
+    def own_rows(self) -> torch.Tensor | None:
+        markov = self.module.markov_head
+        return None if markov is None else markov.markov_w2.weight
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device
@@ -66,12 +68,15 @@ class BlockLearner(OverVocabulary):
             found = compare(
                 recipe.divergence, self._corrected(own, previous), target[held], self._product_rows, own=self.own_rows
             )
-            doubt = self._doubt(own, previous, found.overlap)
-            loss = found.value.sum() + recipe.confidence_weight * doubt
-            total = total + recipe.level_decay**level * loss
+            loss = found.value.sum()
             if level == 0:
                 counted, overlap = int(held.sum()), float(found.overlap.sum())
-                parts = {"divergence": float(found.value.detach().sum()), "confidence": float(doubt.detach())}
+            if (head := self.module.confidence_head) is not None:
+                doubt = self._doubt(head, own, previous, found.overlap)
+                if level == 0:
+                    parts = {"divergence": float(loss.detach()), "confidence": float(doubt.detach())}
+                loss = loss + recipe.confidence_weight * doubt
+            total = total + recipe.level_decay**level * loss
         return Tally(total, counted, overlap, parts)
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
@@ -88,14 +93,16 @@ class BlockLearner(OverVocabulary):
         return blocks_of(self.module, text.tokens, text.states[..., self._columns.read], anchors, text.known)
 
     def _corrected(self, rows: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """[n, h + rank]: rows, and behind them what the Markov head makes of the tokens before."""
-        assert self.module.markov_head is not None
+        """[n, h + rank]: rows, and behind them what the Markov head, if there is one, makes of the tokens before."""
+        if self.module.markov_head is None:
+            return rows
         weighed, _ = self.module.markov_head.weighed(rows, previous, rows[:, :0])
         return torch.cat((rows, weighed), dim=-1)
 
-    def _doubt(self, rows: torch.Tensor, previous: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
+    def _doubt(
+        self, head: ConfidenceHead, rows: torch.Tensor, previous: torch.Tensor, overlap: torch.Tensor
+    ) -> torch.Tensor:
         """The confidence head's loss, summed. It changes neither the rows nor what the Markov head knows of tokens."""
         with torch.no_grad():
             read = self.module.confidence_read(rows, previous)
-        assert self.module.confidence_head is not None
-        return functional.binary_cross_entropy(self.module.confidence_head(read), overlap.clamp(0, 1), reduction="sum")
+        return functional.binary_cross_entropy(head(read), overlap.clamp(0, 1), reduction="sum")

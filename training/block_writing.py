@@ -33,7 +33,7 @@ def save_blocks(
     vocabulary.
 
     Args:
-        drafter: with DSpark's heads.
+        drafter: with DSpark's heads, which makes it DSpark's, or without them, which makes it DFlash's.
         training: for training.json: how the drafter was made.
         target_layers: how many layers the target has.
 
@@ -52,7 +52,7 @@ def save_blocks(
 
 def _fields(config: BlockConfig) -> dict[str, Any]:
     """What both layouts say."""
-    return {
+    of_blocks = {
         "vocab_size": config.layer.vocab_size,
         "draft_vocab_size": config.layer.draft_vocab_size,
         "block_size": config.block_size,
@@ -60,6 +60,10 @@ def _fields(config: BlockConfig) -> dict[str, Any]:
         "sample_from_anchor": config.from_anchor,
         "is_causal": all(config.causal),
         "output_multiplier": config.logit_scale,
+    }
+    if not config.markov_rank:
+        return of_blocks
+    return of_blocks | {
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov_kind,
         "enable_confidence_head": config.confidence,
@@ -70,15 +74,15 @@ def _fields(config: BlockConfig) -> dict[str, Any]:
 def _authors_fields(config: BlockConfig, target_layers: int) -> dict[str, Any]:
     """Layers count from 0; the last one stands for the state behind the final norm."""
     layers = [target_layers - 1 if layer == FINAL else layer for layer in config.layer.state_layers]
-    return {
-        "architectures": ["Qwen3DSparkModel"],
-        "model_type": "qwen3",
-        "num_target_layers": target_layers,
-        "target_layer_ids": layers,
-    }
+    common = {"model_type": "qwen3", "num_target_layers": target_layers}
+    if not config.markov_rank:
+        own = {"mask_token_id": config.mask_token_id, "target_layer_ids": layers}
+        return {**common, "architectures": ["DFlashDraftModel"], "dflash_config": own}
+    return {**common, "architectures": ["Qwen3DSparkModel"], "target_layer_ids": layers}
 
 
 def _speculators_fields(config: BlockConfig, target_name: str, target_layers: int) -> dict[str, Any]:
+    kind, name = ("dspark", "DSparkSpeculator") if config.markov_rank else ("dflash", "DFlashSpeculator")
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": config.levels,
@@ -86,12 +90,12 @@ def _speculators_fields(config: BlockConfig, target_name: str, target_layers: in
         "accept_tolerance": 0.0,
     }
     return {
-        "architectures": ["DSparkSpeculator"],
-        "speculators_model_type": "dspark",
+        "architectures": [name],
+        "speculators_model_type": kind,
         "transformer_layer_config": public_fields(config.layer) | {"model_type": "qwen3"},
         "aux_hidden_state_layer_ids": hidden_state_ids(config.layer.state_layers, target_layers),
         "speculators_config": {
-            "algorithm": "dspark",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": target_name},

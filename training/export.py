@@ -84,9 +84,9 @@ def export_run(
     """Write the best checkpoint of a run, or the one that ``folder`` is, to the new folder ``out``.
 
     A head is written in EAGLE's, EAGLE-3's, FSPAD's or Medusa's layout, without the target's own rows; streams without its
-    layers; a block drafter in DSpark's layout or the speculators library's; a draft model in transformers' layout, whole,
-    with the target's tokenizer and the draft vocabulary. ``training.json`` says how it was made. int8 keeps matrices in
-    blocks of 32 numbers with a scale each, which only Outrider reads.
+    layers; a block drafter in DSpark's or DFlash's layout, or the speculators library's; a draft model in transformers'
+    layout, whole, with the target's tokenizer and the draft vocabulary. ``training.json`` says how it was made. int8 keeps
+    matrices in blocks of 32 numbers with a scale each, which only Outrider reads.
 
     Args:
         own_weights: of a draft model, leave out what is the target's own; only Outrider reads that.

@@ -85,7 +85,7 @@ def new_block_drafter(
     layers: tuple[int, ...],
     ends: Sequence[int],
 ) -> BlockDrafter:
-    """An untrained block drafter. Nothing comes of the token before at first.
+    """An untrained block drafter. Where it has a head for the token before, nothing comes of that at first.
 
     Args:
         layers: whose states it reads.
@@ -114,22 +114,24 @@ def new_block_drafter(
         fc_bias=False,
         **flags,
     )
+    has_heads = recipe.markov_rank > 0
     config = BlockConfig(
         layer=layer,
         block_size=recipe.block_size,
         mask_token_id=mask,
-        from_anchor=True,
+        from_anchor=has_heads,
         causal=(recipe.causal,) * recipe.layers,
         windows=(None,) * recipe.layers,
         logit_scale=rows.scale,
         markov_rank=recipe.markov_rank,
         markov_kind=recipe.markov_head,
-        confidence=True,
-        confidence_with_markov=True,
+        confidence=has_heads,
+        confidence_with_markov=has_heads,
     )
     drafter = BlockDrafter(config, rows, draft_ids)
     fill_with_noise(drafter, recipe.seed)
-    assert drafter.markov_head is not None
+    if drafter.markov_head is None:
+        return drafter
     with torch.no_grad():
         # Vectors of length 1, so that what follows from a token is learnt as fast as the rest.
         drafter.markov_head.markov_w1.weight.div_(_SPREAD * recipe.markov_rank**0.5)

@@ -195,7 +195,11 @@ class MedusaRecipe(LevelsRecipe):
 
 
 class BlockRecipe(LevelsRecipe):
-    """A block drafter: DFlash's layers, and DSpark's heads that know the token before and how sure a row is."""
+    """A block drafter: DFlash's layers, and DSpark's heads that know the token before and how sure a row is.
+
+    Without these heads (``markov_rank: 0``) it is DFlash's as its authors have it: each row guesses the token of its own
+    position, and the last token's guesses nothing.
+    """
 
     kind: Literal["block"]
     state_layers: tuple[int, ...] | None = Field(
@@ -210,7 +214,12 @@ class BlockRecipe(LevelsRecipe):
         None, ge=0, description="the token that stands where one is guessed; null: the first that ends a turn"
     )
     causal: bool = Field(True, description="a row sees the rows of its block before it alone")
-    markov_rank: int = Field(64, ge=1, description="of the matrix by which the token before changes a row's logits")
+    markov_rank: int = Field(
+        64,
+        ge=0,
+        description="of the matrix by which the token before changes a row's logits; 0: a plain DFlash, without it, without "
+        "a head that says how sure a row is, and with one token ahead less",
+    )
     markov_head: Literal["vanilla", "gated"] = Field(
         "vanilla", description="gated: the row weighs what the token before says"
     )
@@ -220,6 +229,12 @@ class BlockRecipe(LevelsRecipe):
     divergence: Divergence = Field("ce_tv", description="between the target's and the drafter's next-token distributions")
     anchors: float = Field(0.25, gt=0, le=1, description="share of an answer's positions that a step guesses from")
     level_decay: float = Field(0.8, gt=0, le=1, description="weight of each further token ahead")
+
+    @model_validator(mode="after")
+    def _of_the_heads(self) -> BlockRecipe:
+        if not self.markov_rank and self.markov_head != "vanilla":
+            raise ValueError(f"markov_head is {self.markov_head}, but markov_rank is 0: must be above 0")
+        return self
 
 
 AnyRecipe = HeadRecipe | Eagle3Recipe | LayersRecipe | StreamsRecipe | MedusaRecipe | BlockRecipe

@@ -14,7 +14,7 @@ from benchmarks.bench.records import Request
 from benchmarks.papers.changing_drafter import ChangingDrafter
 from benchmarks.papers.labelled_guesses import LabelledGuesses
 from cluster.component_configs import drafter_config, verifier_config
-from cluster.models.drafters import draft_models, stream_weights
+from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.drafter.config import DrafterConfig
@@ -102,7 +102,8 @@ class PaperEngine:
         self._labels: LabelledGuesses | None = None
         self._drafter = ChangingDrafter(DrafterService(DrafterConfig()))
         origin = Origin(name="the drafter", link=InProcessDraftLink(self._drafter), trusted=True)
-        self._verifier = VerifierService(verifier_config(settings, model), [origin], streams=stream_weights(settings, model))
+        streams, noise = stream_weights(settings, model), noise_trial(settings, model)
+        self._verifier = VerifierService(verifier_config(settings, model), [origin], streams=streams, try_noise=noise)
         self._runner.run(self._verifier.start())
         self.max_model_len = self._runner.run(self._verifier.describe()).max_model_len
 

@@ -21,6 +21,7 @@ from speculation.sources import kind_of, source_of
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
+    from services.drafter.heads.canary.noise import NoiseTrial
     from services.drafter.heads.products import MakeProduct
     from services.verifier.model.stream_rows import StreamWeights
 
@@ -173,6 +174,19 @@ def uno_folder(settings: Settings, model: ResolvedModel) -> Path | None:
         return None
     found = draft_models(settings, model)
     return next((each.folder for source, each in found.items() if kind_of(source) == _UNO), None)
+
+
+def noise_trial(settings: Settings, model: ResolvedModel) -> NoiseTrial | None:
+    """What tries that adapter where the target is; None: there is none.
+
+    Raises:
+        ConfigurationError: as ``draft_models``.
+    """
+    if (folder := uno_folder(settings, model)) is None:
+        return None
+    from services.drafter.heads.canary.noise import NoiseTrial
+
+    return NoiseTrial(folder, model.path)
 
 
 def observed_layers(settings: Settings, model: ResolvedModel) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build, component_configs
-from cluster.models.drafters import stream_weights
+from cluster.models.drafters import noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
 from cluster.outside.chosen_verifier import ChosenVerifier
@@ -205,7 +205,8 @@ class VerifierDeployment(_Process):
             # It has no server to refuse anybody at, but shows its certificate.
             observing.component(settings, "verifier")
             origins = await build.origins(settings, model, link)
-            self._verifier = VerifierService(config, origins, launch, observing.metrics, stream_weights(settings, model))
+            streams, noise = stream_weights(settings, model), noise_trial(settings, model)
+            self._verifier = VerifierService(config, origins, launch, observing.metrics, streams, noise)
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
             await take_weights_of_others(self._verifier.take_weights)

@@ -17,6 +17,7 @@ from services.tracing.log_names import log_name
 from services.verifier.changing.adapting import Adapting
 from services.verifier.changing.reloading import Reloading
 from services.verifier.checks.kept_measurements import Kept
+from services.verifier.checks.noise_guesses import TryNoise, guess_behind_noise
 from services.verifier.checks.pass_costs import costs_of, machine_and_model
 from services.verifier.checks.self_check import SelfCheck
 from services.verifier.comparing.comparing import Comparing
@@ -54,9 +55,10 @@ class VerifierService:
         launch: starts the processes of the target's further pipeline stages; needed only if there are any.
         metrics: where its numbers go.
         streams: streams that the target's passes may hold.
+        try_noise: tries the adapter of rows of noise in passes of the target, and refuses a useless one.
 
     Raises:
-        ConfigurationError: the model cannot be served; says why.
+        ConfigurationError: the model, or that adapter, cannot be served; says why.
         TargetLost: a pipeline stage died while it was loading.
     """
 
@@ -67,6 +69,7 @@ class VerifierService:
         launch: Launch | None = None,
         metrics: Metrics = DROPPED,
         streams: StreamWeights | None = None,
+        try_noise: TryNoise | None = None,
     ) -> None:
         self._config = config
         self._origins = origins
@@ -77,6 +80,8 @@ class VerifierService:
         weights = _named_weights(config.target)
         self._target = loading.result()
         try:
+            if try_noise is not None:
+                worker.submit(try_noise, partial(guess_behind_noise, self._target)).result()
             budget = worker.submit(_budget, self._target, config).result()
             self._learnt = worker.submit(_kept_contest, self._target, config).result()
         except BaseException:

@@ -86,12 +86,13 @@ def computed(target: TransformersTarget, rows: Rows, adapter: str = "") -> torch
 
 
 class Formulas:
-    """Llama's forward pass, from its formulas, over one row for each of the tokens, in float64."""
+    """Llama's forward pass, from its formulas, over one row for each of the tokens."""
 
-    def __init__(self, model: Path, adapter: Path) -> None:
+    def __init__(self, model: Path, adapter: Path, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
         self.config = json.loads((model / "config.json").read_text())
-        self.weights = {name: each.double() for name, each in load_file(model / "model.safetensors").items()}
-        self.adapter = {name: each.double() for name, each in load_file(adapter / WEIGHTS).items()}
+        self.weights = {name: each.to(dtype) for name, each in load_file(model / "model.safetensors").items()}
+        self.adapter = {name: each.to(dtype) for name, each in load_file(adapter / WEIGHTS).items()}
         fields = json.loads((adapter / "adapter_config.json").read_text())
         self.scale = fields["lora_alpha"] / fields["r"]
 
@@ -110,9 +111,9 @@ class Formulas:
         epsilon: float = config["rms_norm_eps"]
         turned: float = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
         angles = torch.tensor(positions).double()[:, None] * turned ** (-torch.arange(0, width, 2).double() / width)
-        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        mask = torch.where(sees, 0.0, -torch.inf).double()
-        own = torch.tensor(adapted)[:, None].double()
+        cos, sin = (each.repeat(1, 2).to(self.dtype) for each in (angles.cos(), angles.sin()))
+        mask = torch.where(sees, 0.0, -torch.inf).to(self.dtype)
+        own = torch.tensor(adapted)[:, None].to(self.dtype)
 
         def linear(name: str, rows: torch.Tensor) -> torch.Tensor:
             part = f"base_model.model.{name}"

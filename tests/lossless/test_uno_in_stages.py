@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.verifier.checks.noise_guesses import guess_behind_noise
 from services.verifier.kernels.native.library import library
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
@@ -84,6 +85,12 @@ def test_the_same_bits_as_in_one_process(
     wanted = said(whole)
     split = make(ranks, stages, draft_adapter=adapter, lora_modules=billing)
     assert same(said(split), wanted)
+    # The canary's guesses, too.
+    noise = [(200, 13), (77, 150)] * 12
+    assert all(
+        torch.equal(*(guess_behind_noise(each, range(5, 40), 3, noise, adapted) for each in (split, whole)))
+        for adapted in (True, False)
+    )
     # Requests may not have the adapter of noise.
     assert split.adapters == whole.adapters and list(split.adapters) == ["billing"]
     # And again, from stages that take the place of lost ones.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.source import BlockSource
 from services.drafter.heads.blocks.whole_texts import blocks_of
@@ -49,33 +53,46 @@ SMALL = {
     "anchors": 1.0,
 }
 
+# A plain DFlash: without heads on its rows, which see each other.
+PLAIN = {"markov_rank": 0, "causal": False, "divergence": "lk", "muon_rate": 0.01}
+
 
 def opened(target: Path, data: tuple[Path, DataManifest], **changed: object) -> OpenedModel:
     return open_tiny(load_recipe("block", **{**SMALL, **changed}), target, *data)[0]
 
 
-@pytest.mark.parametrize("markov", ["vanilla", "gated"])
-def test_what_is_learnt_is_what_is_drafted(markov: str, deep_target: Path, deep_data: tuple[Path, DataManifest]) -> None:
-    model = opened(deep_target, deep_data, markov_head=markov)
+@pytest.mark.parametrize("form", [{"markov_head": "vanilla"}, {"markov_head": "gated"}, PLAIN], ids=str)
+def test_what_is_learnt_is_what_is_drafted(
+    form: dict[str, Any], deep_target: Path, deep_data: tuple[Path, DataManifest]
+) -> None:
+    model = opened(deep_target, deep_data, **form)
     drafter = model.learner.module
+    assert isinstance(drafter, BlockDrafter)
+    assert (drafter.config.markov_rank, drafter.config.levels) == ((0, 3) if form is PLAIN else (8, 4))
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    sequence = next(iter(read_shards(deep_data[0], "train", layers=model.columns.layers)))
+    check_same(model, drafter, deep_data)
+
+
+def check_same(model: OpenedModel, drafter: BlockDrafter, data: tuple[Path, DataManifest]) -> None:
+    """Check that the learner predicts what the drafter says."""
+    sequence = next(iter(read_shards(data[0], "train", layers=model.columns.layers)))
+    rank, levels = drafter.config.markov_rank, drafter.config.levels
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     states = torch.from_numpy(sequence.states.astype(np.float32))[:, model.columns.read]
     everywhere = torch.arange(len(tokens))
     with torch.no_grad():
         learnt = list(model.learner.predict([sequence], 4))
         hidden = blocks_of(drafter, tokens[None], states[None], everywhere[None])[0]
-    assert len(learnt) == 4
+    assert len(learnt) == levels
     for level, prediction in enumerate(learnt):
         at = everywhere[sequence.prompt_length - 1 : len(tokens) - 2 - level]
         rows = hidden[at, level]
         with torch.no_grad():
             logits = drafter.logits(rows, drafter.vocabulary)
             expected, _ = drafter.corrected(logits, rows, tokens[at + 1 + level], torch.full_like(at, level), rows[:, :0])
-            found = prediction.hidden @ output_rows(model.learner.rows, model.learner.own_rows, 64 + 8).T
+            found = prediction.hidden @ output_rows(model.learner.rows, model.learner.own_rows, 64 + rank).T
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -96,22 +113,40 @@ def test_confidence_learns_beside_the_rest(deep_target: Path, deep_data: tuple[P
         torch.testing.assert_close(gradient, gradients[1][name], rtol=0, atol=0)
 
 
+Run = Callable[[bool], Path]
+
+
 @pytest.fixture(scope="module")
-def run(deep_target: Path, deep_data: tuple[Path, DataManifest], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    found = smoke_run(opened(deep_target, deep_data), deep_data, folder)
-    assert sum(found.losses[-5:]) < 0.7 * sum(found.losses[:5])
-    assert found.after - 1 > 1.5 * (found.before - 1)
-    return folder
+def run_of(deep_target: Path, deep_data: tuple[Path, DataManifest], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of a run, with DSpark's heads or without."""
+
+    @cache
+    def of(plain: bool) -> Path:
+        folder = tmp_path_factory.mktemp("trained") / "run"
+        found = smoke_run(opened(deep_target, deep_data, **(PLAIN if plain else {})), deep_data, folder)
+        assert sum(found.losses[-5:]) < 0.7 * sum(found.losses[:5])
+        assert found.after - 1 > 1.5 * (found.before - 1)
+        return folder
+
+    return of
 
 
+@pytest.fixture
+def run(run_of: Run) -> Path:
+    return run_of(False)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["DSpark", "DFlash"])
 @pytest.mark.parametrize("layout", ["authors", "speculators"])
 def test_what_is_exported_drafts(
-    layout: BlockLayout, run: Path, deep_target: Path, deep_data: tuple[Path, DataManifest], tmp_path: Path
+    layout: BlockLayout, plain: bool, run_of: Run, deep_target: Path, deep_data: tuple[Path, DataManifest], tmp_path: Path
 ) -> None:
-    folder = exported(run, deep_target, tmp_path / "out", layout)
+    folder = exported(run_of(plain), deep_target, tmp_path / "out", layout)
     drafter = load_blocks(folder, deep_target)
-    assert drafter.config == opened(deep_target, deep_data).learner.module.config
+    learnt = opened(deep_target, deep_data, **(PLAIN if plain else {}))
+    assert drafter.config == learnt.learner.module.config
+    start_from(folder, learnt, deep_target)
+    check_same(learnt, drafter, deep_data)
     sequences = list(read_shards(deep_data[0], "train", layers=LAYERS))[:8]
     tokens = sum(len(each.tokens) - each.prompt_length - 1 for each in sequences)
     passes = sum(passes_of(BlockSource(drafter, window=512), sequences, 4, LAYERS))
@@ -125,7 +160,11 @@ def test_what_is_exported_drafts(
     found = trial.check(texts)
     assert found.first > USELESS and found.likely_fault is None
     fields = json.loads((folder / "config.json").read_text())
-    assert fields["draft_vocab_size"] == 128 and fields["is_causal"] is True
+    assert fields["draft_vocab_size"] == 128 and fields["is_causal"] is not plain
+    assert fields["sample_from_anchor"] is not plain and ("markov_rank" in fields) is not plain
+    named = {"authors": ("Qwen3DSparkModel", "DFlashDraftModel"), "speculators": ("DSparkSpeculator", "DFlashSpeculator")}
+    assert fields["architectures"] == [named[layout][plain]]
+    assert fields.get("speculators_model_type") in (None, ("dspark", "dflash")[plain])
 
 
 def test_a_run_can_begin_with_it(run: Path, deep_target: Path, deep_data: tuple[Path, DataManifest], tmp_path: Path) -> None:
@@ -153,3 +192,5 @@ def test_wrong_combinations_are_refused(deep_target: Path, deep_data: tuple[Path
         opened(deep_target, deep_data, mask_token_id=99999)
     with refuses(ConfigurationError, says="unroll_steps"):
         opened(deep_target, deep_data, unroll_steps=2)
+    with refuses(ConfigurationError, says="markov_rank is 0"):
+        opened(deep_target, deep_data, markov_rank=0, markov_head="gated")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,8 @@ DOUBTFUL, USELESS = 0.3, 0.05
 LEAST = 64
 # A fault explains what was measured if the head does so much better without it.
 _BETTER, _BY = 1.3, 0.15
+# Shares that differ by no more say as much.
+ALIKE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +300,19 @@ def _explain_second(head: StateHead, texts: Sequence[CanaryText], target: Target
         if stands_out(share, second):
             return f"{said} ({share:.0%} of the second guesses that way)"
     return None
+
+
+def explanation(first: float, tried: Iterable[tuple[str, float]]) -> str | None:
+    """What explains a low share of first guesses, in words. Of two that explain as much, the earlier one.
+
+    Args:
+        tried: what would be wrong, and the share if it were so.
+    """
+    best, words = first, None
+    for said, share in tried:
+        if share > best + ALIKE and stands_out(share, first):
+            best, words = share, said
+    return None if words is None else f"{words} ({best:.0%} that way)"
 
 
 def stands_out(share: float, before: float) -> bool:

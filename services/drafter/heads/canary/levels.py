@@ -16,6 +16,7 @@ from services.drafter.heads.canary.heads import (
     LEAST,
     CanaryResult,
     check_at,
+    explanation,
     held_states,
     judge,
     shown_layers,
@@ -31,8 +32,6 @@ from speculation.errors import ConfigurationError
 
 # Of a block's guesses, those that are judged.
 _JUDGED = 2
-# Shares that differ by no more say as much.
-_ALIKE = 0.05
 
 LevelModel = Streams | MedusaHeads | BlockDrafter
 
@@ -125,25 +124,14 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
         raise ConfigurationError(
             f"the canary's texts hold {tokens} tokens to guess: must be {LEAST} at least", about="the canary's texts"
         )
-    fault = _explained(trial, texts, target, first) if first < DOUBTFUL else _spoiled(trial, texts, target, second)
+    low = first < DOUBTFUL
+    fault = explanation(first, _tried(trial, texts, target)) if low else _spoiled(trial, texts, target, second)
     return judge(CanaryResult(guesses=tokens, first=first, second=second, likely_fault=fault), where)
 
 
 def check_levels_at(model: LevelModel, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
     """``check_levels`` on the texts in a checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
     return check_at(folder, target, functools.partial(check_levels, LevelTrial.of(model)), asked_for=asked_for)
-
-
-def _explained(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
-    """What explains a low share, in words: a flag, labels shifted by one, or other layers.
-
-    A block's rows at another place guess the token further on, too. Of two that explain as much, the flag comes first.
-    """
-    best, words = first, None
-    for tried, share in _tried(trial, texts, target):
-        if share > best + _ALIKE and stands_out(share, first):
-            best, words = share, tried
-    return None if words is None else f"{words} ({best:.0%} that way)"
 
 
 def _spoiled(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, second: float) -> str | None:
@@ -156,7 +144,10 @@ def _spoiled(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape
 
 
 def _tried(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape) -> Iterator[tuple[str, float]]:
-    """With one thing changed at a time: what would be wrong, and the share that way."""
+    """With one thing changed at a time: what would be wrong (a flag, labels shifted by one, other layers), and the share.
+
+    A block's rows at another place guess the token further on, too, so the flag comes first.
+    """
     alternatives = [*trial.others(target), *([trial.uncorrected] if trial.uncorrected is not None else [])]
     for words, other in alternatives:
         yield words, _shares(other, texts, target, other.layers)[1]
