@@ -54,7 +54,10 @@ class BestOfRanks:
 
 
 def best_of_ranks(output: nn.Module | None, library: Library | None) -> BestOfRanks | None:
-    """For a stage with this output layer; None: it has none that ranks share, or there are no native kernels."""
+    """For a stage with this output layer; None: it has none that ranks share, or there are no native kernels.
+
+    Captured passes of GPUs gather whole rows, within their graphs.
+    """
     if library is None or not isinstance(output, ShardedOutput):
         return None
     return BestOfRanks(output, LikeliestKernel(library))

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.attention import calls as attention
@@ -99,8 +98,7 @@ class ModelSlice:
         self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
-        whole = config.processes == 1
-        self.model: PreTrainedModel = load_whole(config) if whole else load_layers(config, layers, self.shards)
+        self.model = load_whole(config) if config.processes == 1 else load_layers(config, layers, self.shards)
         self.model.eval().requires_grad_(False)
         if outputs is not None:
             cut_output(self.model, outputs)
@@ -136,7 +134,6 @@ class ModelSlice:
         self._prepared: tuple[Sequence[Rows], _Run] | None = None
         self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
-        # Within graphs, ranks gather whole rows.
         self.best = best_of_ranks(head, self.library if self.device.type == "cpu" else None)
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
