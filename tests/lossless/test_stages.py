@@ -132,7 +132,7 @@ def test_orders_survive_the_way() -> None:
         Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2, noise=(2,)),
         Rows(request_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
     )
-    orders.run(batch)
+    orders.run(batch, 8)
     orders.close("b")
     orders.close("unknown")
     orders.beat()
@@ -142,13 +142,13 @@ def test_orders_survive_the_way() -> None:
         Op.CLOSE, Op.BEAT,
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in read] == [
-        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), (), (1,), ()
+        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), (8,), (1,), ()
     ]  # fmt: skip
     assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers, rows.noise) for rows in read[9][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), (), (2,)),
         ("0", 64, (8,), (), (2, -1), ()),
     ]
-    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
+    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 0, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
         with pytest.raises(ValueError):
             list(read_orders(broken))
 
@@ -164,8 +164,8 @@ def passes(target: TransformersTarget) -> torch.Tensor:
     made = []
     assert target.open("a", 200)
     assert target.open("b", 200)
-    target.begin([Rows(request_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
-    target.begin([Rows(request_id="b", context=0, tokens=tuple(range(90, 30, -1)), logits=1)])
+    target.begin([Rows(request_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)], whole=True)
+    target.begin([Rows(request_id="b", context=0, tokens=tuple(range(90, 30, -1)), logits=1)], whole=True)
     made += [target.end_pass(), target.end_pass()]
     target.keep("a", 0, range(70))
     target.keep("b", 0, range(60))

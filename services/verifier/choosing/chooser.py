@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
+from services.verifier.choosing.best_of_shards import LikeliestIds
 from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
@@ -107,9 +108,7 @@ class Chooser:
             return plain
         walks, end = [], 0
         for rows in batch:
-            choices = rows.logits
-            if choices and choices != 1 + len(rows.parents):
-                raise ValueError(f"choices after {choices} rows: after the chain and all {len(rows.parents)} nodes, or none")
+            choices = _choices(rows)
             request = self._requests[rows.request_id]
             if request.follows:
                 request.advance(rows.context, rows.tokens[: rows.chain])
@@ -123,6 +122,31 @@ class Chooser:
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
+
+    def likeliest_that_suffice(self, batch: Sequence[Rows]) -> int:
+        """How many of the likeliest ids of each row say all that ``outcomes`` would; 0: whole rows are needed."""
+        most = 1
+        for rows in batch:
+            if rows.scored or rows.noise or rows.tried is not None or not self._requests[rows.request_id].plain:
+                return 0
+            most = max(most, rows.top_k)
+        return most
+
+    def outcomes_of_likeliest(self, batch: Sequence[Rows], ids: LikeliestIds) -> list[Outcome]:
+        """As ``outcomes``, by as many of the likeliest ids of each row as suffice.
+
+        Raises:
+            ValueError: see there.
+        """
+        found, firsts, end = [], [own[0] for own in ids], 0
+        for rows in batch:
+            walk = Walk(rows, self._requests[rows.request_id], end, [NOT_CHOSEN] * _choices(rows))
+            end += rows.logits
+            if rows.logits:
+                walk.follow(firsts)
+            tops = tuple([own[: rows.top_k] for own in ids[walk.first_row : end]]) if rows.top_k else ()
+            found.append(_make_outcome(choices=tuple(walk.choices), top_ids=tops))
+        return found
 
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
@@ -308,6 +332,17 @@ class Chooser:
             p[choose(row, params, params.seed, point.position)] = 1.0
             return p
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
+
+
+def _choices(rows: Rows) -> int:
+    """After how many rows a token is chosen.
+
+    Raises:
+        ValueError: they are neither none nor the chain's last row and all nodes.
+    """
+    if rows.logits and rows.logits != 1 + len(rows.parents):
+        raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
+    return rows.logits
 
 
 def _allowed(point: ChoicePoint) -> PackedBits | None:

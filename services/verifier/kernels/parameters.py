@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from services.model_files.weights.stacked_blocks import StackedBlocks
@@ -66,6 +67,13 @@ def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked)
     for numbers in blocks:
         numbers.make = make
     return len(made) + len(blocks)
+
+
+def round_the_rest(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round parameters that are not packed to ``dtype``; computed buffers (rotary frequencies) keep their precision."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
+            parameter.data = parameter.data.to(dtype)
 
 
 def inexact(model: nn.Module) -> list[str]:

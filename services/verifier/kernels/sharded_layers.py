@@ -33,6 +33,24 @@ class ShardedLinear(nn.Module):
         return self.shards.columns(self.own(self.shards.columns(rows) if self._gathers else rows))
 
 
+class ShardedOutput(ShardedLinear):
+    """The output layer, of which a rank holds its part of the vocabulary.
+
+    Attributes:
+        whole: whether rows behind it are; else they have this rank's logits alone.
+    """
+
+    whole = True
+
+    def __init__(self, own: nn.Linear | StoredLinear | RoundedLinear, shards: StageRanks) -> None:
+        super().__init__(own, shards, gathers=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features], or to this rank's part of them."""
+        made: torch.Tensor = super().forward(rows) if self.whole else self.own(rows)
+        return made
+
+
 class ShardedEmbedding(nn.Module):
     """Embeddings of which a rank holds those of its part of the vocabulary."""
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from services.model_files.weights.rounded_inputs import RoundedLinear
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.kernels.experts import chosen_by_row
-from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear, share_experts
+from services.verifier.kernels.sharded_layers import ShardedEmbedding, ShardedLinear, ShardedOutput, share_experts
 from services.verifier.loading.part_sizes import Exchanged, Uncut
 from services.verifier.loading.rank_sizes import check_rank_sizes
 from services.verifier.stages.stage_ranks import Cut, StageRanks
@@ -113,7 +113,7 @@ def gather_between(model: PreTrainedModel, shards: StageRanks) -> None:
     if isinstance(decoder.embed_tokens, nn.Embedding):
         decoder.embed_tokens = ShardedEmbedding(decoder.embed_tokens, shards)
     if isinstance(model.lm_head, (nn.Linear, StoredLinear, RoundedLinear)):
-        model.lm_head = ShardedLinear(model.lm_head, shards, gathers=False)
+        model.lm_head = ShardedOutput(model.lm_head, shards)
 
 
 def gathers_of(model: PreTrainedModel) -> Exchanged:

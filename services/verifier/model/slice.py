@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.attention import calls as attention
@@ -22,11 +21,13 @@ from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
+from services.verifier.choosing.best_of_shards import best_of_ranks
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native import attention_kernel as native_attention
 from services.verifier.kernels.native.attention_kernel import PlacedRows
 from services.verifier.kernels.native.layer_kernel import TOLERANCE, FusedLayer
 from services.verifier.kernels.native.library import library
+from services.verifier.kernels.parameters import round_the_rest
 from services.verifier.kernels.whole_layers import fuse
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
@@ -76,6 +77,7 @@ class ModelSlice:
         embedded: gives its layers what rows are embedded as; None: they need not be given it.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
+        best: finds the likeliest ids of rows that ranks share; None: they are whole in any case.
     """
 
     def __init__(
@@ -112,10 +114,7 @@ class ModelSlice:
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8" and self.device.type == "cpu":
-            # Parameters that are not quantised; computed buffers (rotary frequencies) keep their precision.
-            for parameter in self.model.parameters():
-                if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
-                    parameter.data = parameter.data.to(self.dtype)
+            round_the_rest(self.model, self.dtype)
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         self.embedded = embedded_rows(self.model, layers)
         head = self.model.get_output_embeddings() if self.is_last else None
@@ -136,6 +135,7 @@ class ModelSlice:
         self._prepared: tuple[Sequence[Rows], _Run] | None = None
         self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
+        self.best = best_of_ranks(head, self.library if self.device.type == "cpu" else None)
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if config.adapts:
@@ -219,16 +219,19 @@ class ModelSlice:
         log.info("%d whole layers run in our kernels%s", done, f"; the others do not: {reason}" if reason else "")
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
+    def run(
+        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None, *, ids: int = 0
+    ) -> torch.Tensor:
         """One pass through the stage's layers.
 
         Args:
             hidden: [rows, hidden size], the output of the stage before; None for the first stage.
             earlier: see ``HiddenStates.kept``.
+            ids: how many of the likeliest ids suffice of each row read, see ``best``; 0: whole rows are needed.
 
         Returns:
             On the stage's device: [rows, hidden size] for the next stage; from the last one [rows read, vocabulary],
-            logits in float32.
+            logits in float32; of this rank's part of the vocabulary alone where ``best`` has the ids.
 
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
@@ -236,8 +239,8 @@ class ModelSlice:
         if self._prepared is None or self._prepared[0] is not batch:
             self.prepare(batch)
         assert self._prepared is not None
-        runs, self._prepared, self.likeliest = self._prepared[1], None, None
-        made = runs(hidden, earlier)
+        runs, self._prepared, self.likeliest = partial(self._prepared[1], hidden, earlier), None, None
+        made = runs() if self.best is None else self.best.rows_of(runs, ids)
         return made.float() if self.is_last else made
 
     @torch.inference_mode()
@@ -294,7 +297,7 @@ class ModelSlice:
         chosen = rows_read(batch)
         if made.likeliest is not None:
             # Before anything else is launched, so that whoever needs no more waits for no more.
-            self.likeliest = partial(_at_rows, on_the_way(made.likeliest), chosen)
+            self.likeliest = on_the_way(made.likeliest, chosen)
         if any(rows.layers for rows in batch):
             self.hidden_states.keep(batch, made.seen, earlier)
         if not self.is_last or len(chosen) == len(made.rows):
@@ -392,8 +395,3 @@ class ModelSlice:
                 laid_out.adapted = self.adapters.rows_of(batch, stream_rows)
             return laid_out
         return TiledPass(self.pool, batch, padding, stream_rows)
-
-
-def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:
-    of_all = numbers()
-    return [of_all[row] for row in rows]

@@ -110,7 +110,7 @@ class TransformersTarget:
         self._config = config
         self._launch = launch
         self._streams = streams
-        self._under_way: deque[Sequence[Rows]] = deque()
+        self._under_way: deque[tuple[Sequence[Rows], int]] = deque()
         # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
@@ -282,11 +282,13 @@ class TransformersTarget:
             tokens += kept
             self.blocks.seal(request_id, tokens)
 
-    def begin(self, batch: Sequence[Rows]) -> None:
+    def begin(self, batch: Sequence[Rows], *, whole: bool = False) -> None:
+        """As ``Target.begin``; ``whole``: whole rows are needed, whatever the choices need."""
+        ids = 0 if whole or self._part.best is None else self._chooser.likeliest_that_suffice(batch)
         if self._has_states:
             self._save_states(batch)
-        self._earlier.begin(batch)
-        self._under_way.append(batch)
+        self._earlier.begin(batch, ids)
+        self._under_way.append((batch, ids))
         self._rows.update((rows.request_id, rows) for rows in batch)
 
     def _save_states(self, batch: Sequence[Rows]) -> None:
@@ -296,17 +298,22 @@ class TransformersTarget:
                 self._earlier.save_state(rows.request_id, length, kept)
 
     def finish(self) -> list[Outcome]:
-        batch = self._under_way[0]
+        batch, _ = self._under_way[0]
         logits = self.end_pass()
         start = time.perf_counter()
         try:
+            if self._part.best is not None and (ids := self._part.best.ids) is not None:
+                return self._chooser.outcomes_of_likeliest(batch, ids)
             return self._chooser.outcomes(batch, logits, self._part.likeliest)
         finally:
             self.choosing_s = time.perf_counter() - start
 
     def end_pass(self) -> torch.Tensor:
-        """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32."""
-        batch = self._under_way.popleft()
+        """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32.
+
+        Where ranks share them, and they need not be whole (``begin``), those of a part of the vocabulary.
+        """
+        batch, ids = self._under_way.popleft()
         part = self._part
         try:
             try:
@@ -314,7 +321,7 @@ class TransformersTarget:
                 part.prepare(batch)
             finally:
                 entering = self._earlier.finish(part)
-            return part.run(batch, *entering)
+            return part.run(batch, *entering, ids=ids)
         except OutriderError:
             raise
         except Exception as error:
@@ -337,7 +344,7 @@ class TransformersTarget:
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """A whole pass. Returns the logits of each entry: [``read``, vocabulary], float32, on the CPU."""
-        self.begin(batch)
+        self.begin(batch, whole=True)
         return list(torch.split(self.end_pass().cpu(), [rows.read for rows in batch]))
 
     def beat(self) -> None:

@@ -23,11 +23,17 @@ def to_device(
     return made.pin_memory().to(device, non_blocking=True)
 
 
-def on_the_way(numbers: torch.Tensor) -> Callable[[], list[Any]]:
+def on_the_way(numbers: torch.Tensor, rows: Sequence[int] | None = None) -> Callable[[], list[Any]]:
     """Send numbers to the host behind what is launched by now; the function waits for them, and for nothing launched later.
 
     From a CPU nothing is sent: it must be called before they change.
+
+    Args:
+        rows: those that the function gives; None: all.
     """
+    if rows is not None:
+        of_all = on_the_way(numbers)
+        return lambda: [found[row] for found in (of_all(),) for row in rows]
     if numbers.device.type != "cuda":
         return numbers.tolist
     # To pinned memory, which torch takes for such a copy.

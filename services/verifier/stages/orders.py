@@ -79,9 +79,9 @@ class Orders:
         """Compute rows of noise with the adapter of that number, which every stage has loaded."""
         self.numbers += (Op.DRAFT_BY, adapter)
 
-    def run(self, batch: Sequence[Rows]) -> None:
-        """Run a pass."""
-        self.numbers += (Op.PASS, len(batch))
+    def run(self, batch: Sequence[Rows], ids: int = 0) -> None:
+        """Run a pass; ``ids`` as in ``ModelSlice.run``."""
+        self.numbers += (Op.PASS, ids, len(batch))
         for rows in batch:
             self.numbers += (self._requests[rows.request_id], rows.context)
             self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers), len(rows.noise), rows.read)
@@ -118,7 +118,8 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         op = Op(number)
         if op is Op.PASS:
             batch = []
-            for _ in range(some(1)[0]):
+            ids, entries = some(2)
+            for _ in range(entries):
                 request, context, tokens, parents, layers, noise, read = some(7)
                 batch.append(
                     Rows(
@@ -131,7 +132,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
                         noise=some(noise),
                     )
                 )
-            yield op, (), tuple(batch)
+            yield op, (ids,), tuple(batch)
         elif op in (Op.OPEN, Op.KEEP):
             request, number, count = some(3)
             yield op, (request, number, *some(count)), ()

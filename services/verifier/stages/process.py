@@ -60,7 +60,7 @@ class Stage:
 
     def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
         if op is Op.PASS:
-            self._pass(batch)
+            self._pass(batch, *arguments)
             return
         if op is Op.BEAT:
             if not self._part.is_first:
@@ -105,7 +105,7 @@ class Stage:
             if adapters is not None:
                 adapters.forget(request)
 
-    def _pass(self, batch: tuple[Rows, ...]) -> None:
+    def _pass(self, batch: tuple[Rows, ...], ids: int) -> None:
         """Run one pass; in any case the next stage is told how it went.
 
         Raises:
@@ -114,7 +114,7 @@ class Stage:
         health, made = Health.FINE, Activations()
         try:
             entering = self._entering(batch)
-            hidden = self._part.run(batch, *entering)
+            hidden = self._part.run(batch, *entering, ids=ids)
             if self._part.is_last:
                 return
             kept = self._part.hidden_states.handed_on(batch)

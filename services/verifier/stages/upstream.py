@@ -152,8 +152,8 @@ class EarlierStages(Protocol):
         """Have the adapter of rows of noise loaded, and wait for it; as ``load_adapter``."""
         ...
 
-    def begin(self, batch: Sequence[Rows]) -> None:
-        """Start a pass."""
+    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None:
+        """Start a pass; ``ids`` as in ``ModelSlice.run``."""
         ...
 
     def finish(self, part: ModelSlice) -> Activations:
@@ -210,7 +210,7 @@ class NoStages:
 
     def draft_by(self, folder: str, digest: str) -> None: ...
 
-    def begin(self, batch: Sequence[Rows]) -> None: ...
+    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None: ...
 
     def finish(self, part: ModelSlice) -> Activations:
         return Activations()
@@ -302,8 +302,8 @@ class Upstream:
         self._adapters.load(_OF_NOISE, folder, digest)
         self._orders.draft_by(self._adapters.number_of(_OF_NOISE))
 
-    def begin(self, batch: Sequence[Rows]) -> None:
-        self._orders.run(batch)
+    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None:
+        self._orders.run(batch, ids)
         # Not waited for: a stage does not listen while it is sending something that the verifier has not received yet.
         self._under_way.append((batch, self._tell()))
 
