@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.plan_command import split
 from cluster.checks.offered import amount, in_manifests, read_offer
 from cluster.checks.pods import preflight_in_pods
 from cluster.checks.preflight import preflight
@@ -99,6 +100,26 @@ def test_pods_follow_from_the_settings() -> None:
         "eight-h100-tp8": "127.0.0.1",
         "multi-node": "0.0.0.0",
     }
+
+
+@needs_helm
+@pytest.mark.exhaustive
+def test_a_model_whose_layers_have_states_fits_four_gpus(tmp_path: Path) -> None:
+    """Qwen3-Next-80B, a stage for each GPU: how often states are kept arrives, and counts among what its pods must hold."""
+    sizes = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "max_position_embeddings": 262144}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "dtype": "bfloat16"}))
+    kept = []
+    for every in (512, 256):
+        stages = {"tensor_parallel_size": 1, "stages": 4, "kv_cache_tokens": 65536, "mamba_block_size": every}
+        values = {"settings": {"verifier": stages}, "groups": {"verifier": {"gpus": 4}}}
+        over, offer = in_manifests(text("eight-h100-tp8", values), "-")
+        rendered = load(over=over, environ={})
+        preflight_in_pods(rendered, offer)
+        (only,), _, _ = split(rendered.model_copy(update={"model": str(tmp_path)}), "4xH100")
+        assert only.plan.free > 0
+        kept.append(only.plan.states)
+    # In each of 36 layers, 128 states more: a delta rule's, and a convolution's.
+    assert kept[1] - kept[0] == pytest.approx(128 * 36 * 4 * (32 * 128 * 128 + 3 * 8192) / 4, rel=1e-6)
 
 
 def test_no_profile_on_gpus_is_served_by_kernels_that_are_not_exact() -> None:
