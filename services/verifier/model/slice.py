@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.attention import calls as attention
