@@ -133,9 +133,9 @@ async def test_trees_of_128_nodes_of_a_block(
 ) -> None:
     sizes, begin = [0], TransformersTarget.begin
 
-    def noting(target: TransformersTarget, batch: Sequence[Rows]) -> None:
+    def noting(target: TransformersTarget, batch: Sequence[Rows], *, whole: bool = False) -> None:
         sizes.extend(len(rows.parents) for rows in batch)
-        begin(target, batch)
+        begin(target, batch, whole=whole)
 
     block = {"dflash": make_blocks(tiny_model, tmp_path / "block", kind=kind)}
     plan = replace(plan_of(("dflash",)), max_nodes=128)

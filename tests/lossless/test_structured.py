@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,10 +139,11 @@ _SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": ANSWER,
 
 async def accepted(running: VerifierService, names: Sequence[str]) -> None:
     """Answer in letters by each of the sources until drafts of it have been accepted: always as plain decoding does."""
-    taken = running.loop.stats.accepted_by_source
+    taken, numbers = running.loop.stats.accepted_by_source, itertools.count()
 
     async def said(plan: Plan) -> list[list[int]]:
-        wanted = [request(f"r{at}", prompt, plan, **_SAMPLED) for at, prompt in enumerate(test_strategies.PROMPTS)]
+        # Names of their own: a draft that comes late for an answer before would be none for this one.
+        wanted = [request(f"r{next(numbers)}", prompt, plan, **_SAMPLED) for prompt in test_strategies.PROMPTS]
         return [tokens for tokens, _, _ in await asyncio.gather(*(collect(running.loop, one) for one in wanted))]
 
     plain = await said(PLAIN)

@@ -122,9 +122,9 @@ async def test_the_targets_rows_of_noise_are_the_drafts_probes(tmp_path: Path, m
     passes: list[Rows] = []
     begin = TransformersTarget.begin
 
-    def noting(target: TransformersTarget, batch: Sequence[Rows]) -> None:
+    def noting(target: TransformersTarget, batch: Sequence[Rows], *, whole: bool = False) -> None:
         passes.extend(batch)
-        begin(target, batch)
+        begin(target, batch, whole=whole)
 
     monkeypatch.setattr(TransformersTarget, "begin", noting)
     model = flat_model(tmp_path / "model")

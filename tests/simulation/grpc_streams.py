@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import grpc
 import grpc.aio
@@ -96,6 +96,14 @@ class Channel:
     ) -> Callable[..., Call]:
         """As gRPC's."""
         return lambda requests, metadata=(): Call(self, path, requests, request_serializer, response_deserializer, metadata)
+
+    def unary_unary(self, path: str, *_: object, **__: object) -> Callable[..., Never]:
+        """As gRPC's, for stubs that want one for each method. Nothing here is asked in this way."""
+
+        def call(*_: object, **__: object) -> Never:
+            raise NotImplementedError(f"{path} in a simulation")
+
+        return call
 
     def connect(self, server: Server) -> Connection:
         """A connection to the server."""
