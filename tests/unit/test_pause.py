@@ -17,7 +17,8 @@ class _Line(list[Any]):
 
 
 @pytest.mark.parametrize(
-    ("running", "said"), [(2, "answers were under way still (2 of them)"), (0, "a pass was running still")]
+    ("running", "said"),
+    [(2, "answers were under way still after 0.01 s (2 of them)"), (0, "a pass was running still after 0.01 s")],
 )
 async def test_it_says_what_did_not_end(running: int, said: str) -> None:
     requests = SimpleNamespace(waiting=_Line(), running={number: object() for number in range(running)})

@@ -65,9 +65,9 @@ class Pause:
             if not isinstance(error, TimeoutError):
                 raise
             # Answers that nobody waits for any more end at once, but for the pass that they are in.
-            what = f"answers were under way still ({left} of them)" if left else "a pass was running still"
+            what, many = ("answers were under way", f" ({left} of them)") if left else ("a pass was running", "")
             raise Unavailable(
-                f"{what} after {within_s:g} s, so that nothing has changed: try again, with more time"
+                f"{what} still after {within_s:g} s{many}, so that nothing has changed: try again, with more time"
             ) from None
 
     def end(self) -> None:
