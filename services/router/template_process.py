@@ -24,6 +24,8 @@ from services.router.template_program import MOST_CHARACTERS, receive, send
 from speculation.errors import ResourceExhausted
 
 MOST_SECONDS = 5.0
+# For a process to start, which takes a tenth of a second on a machine that has nothing else to do.
+_START_S = 60.0
 # A character is written as up to twelve bytes, in JSON.
 _MOST_ANSWER_BYTES = 12 * MOST_CHARACTERS + 1024
 # The program sees the same modules as this process, and no file or variable of its user says otherwise.
@@ -107,6 +109,7 @@ class _Process:
             ) from error
         self._socket = own
         self._end = weakref.finalize(self, _end, child, own)
+        self._started = False
         self._source: str | None = None
         self._variables: frozenset[str] = frozenset()
 
@@ -131,7 +134,22 @@ class _Process:
             raise jinja2.TemplateError(answer["error"])
         return str(answer["text"])
 
+    def _wait_for_start(self) -> None:
+        """Wait until it has started: that is no time of the template's."""
+        self._socket.settimeout(_START_S)
+        try:
+            self._started = receive(self._socket, 0) is not None
+        except OSError:
+            self._started = False
+        if not self._started:
+            self._end()
+            raise ResourceExhausted(
+                f"the process for the chat template has not started within {_START_S:g} seconds, or has ended; try again"
+            )
+
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._started:
+            self._wait_for_start()
         self._socket.settimeout(MOST_SECONDS)
         ends_at = time.monotonic() + MOST_SECONDS
         try:

@@ -32,7 +32,7 @@ _LENGTH_BYTES = 4
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests until the other end closes the connection.
+    """Say by an empty message that it has started, then answer requests until the other end closes the connection.
 
     A request is ``{"source": ...}``, which is compiled and becomes the current template, or ``{"given": ...}``, its
     variables. The answer is ``{"variables": [...]}``, ``{"text": ...}``, or ``{"error": ..., "line": ...}``.
@@ -40,6 +40,7 @@ def serve(connection: socket.socket) -> None:
     template: jinja2.Template | None = None
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    send(connection, b"")
     while (message := receive(connection, None)) is not None:
         _allow_seconds()
         asked = json.loads(message)

@@ -13,7 +13,7 @@ from services.api.messages import ChatMessage
 from services.router import template_process
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
-from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.errors import ConfigurationError, InvalidArgument, ResourceExhausted
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
@@ -127,6 +127,20 @@ def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPat
         assert [*pool.map(template.render, [[{"role": "user", "content": "1"}]] * 20)] == ["x"] * 20
         with pytest.raises(jinja2.TemplateError, match="seconds"):
             slow.result()
+
+
+def test_a_process_that_starts_slowly_costs_no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "_PROGRAM", "import time; time.sleep(1.2)\n" + template_process._PROGRAM)
+    monkeypatch.setattr(template_process, "MOST_SECONDS", 1.0)
+    processes = template_process.TemplateProcesses()
+    assert processes.render("{{ messages[0].content }}", {"messages": MESSAGES}) == "hi"
+
+
+def test_a_process_that_never_starts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "_PROGRAM", "import time; time.sleep(60)\n" + template_process._PROGRAM)
+    monkeypatch.setattr(template_process, "_START_S", 0.3)
+    with pytest.raises(ResourceExhausted, match="chat template"):
+        template_process.TemplateProcesses().variables("")
 
 
 def test_nothing_is_learnt_from_a_rendering_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
