@@ -141,14 +141,17 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
         whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
         if name is None:
             # It is in ``entered``.
-            apart |= kind in KEPT
-            unpacked |= set() if floats or kind in KEPT else {kind}
+            if kind in KEPT:
+                apart = True
+            elif not floats:
+                unpacked.add(kind)
             continue
         if name not in names and not np.array_equal(whole, np.ones_like(whole)):
             raise ValueError(f"it holds {name}, {_UNREAD}")
         if name in names:
             found[names[name]] = torch.from_numpy(np.array(whole))
-            unpacked |= set() if floats else {kind}
+            if not floats:
+                unpacked.add(kind)
     found.update({name: value.clone() for name, value in entered["tensors"].items()})
     if apart:
         say("experts whose gates and ups are of different types become float32")
