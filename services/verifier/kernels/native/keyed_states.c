@@ -89,14 +89,15 @@ INLINE void step_panel(const struct keyed_rows *all, const int vecs, int64_t req
     }
 }
 
+/* Panels before requests: threads get equal numbers of neighbours, and one request may have a prompt's rows, the others one. */
 void outrider_step_keyed(const struct keyed_rows *all) {
     const int64_t panels = (all->values + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads((int)all->threads) if (all->threads > 1)
     {
         float *scratch = all->scratch + omp_get_thread_num() * all->scratch_per_thread;
 #pragma omp for collapse(2) schedule(static)
-        for (int64_t request = 0; request < all->paths.requests; request++)
-            for (int64_t panel = 0; panel < all->heads * panels; panel++) {
+        for (int64_t panel = 0; panel < all->heads * panels; panel++)
+            for (int64_t request = 0; request < all->paths.requests; request++) {
                 const int64_t head = panel / panels, column = panel % panels * PANEL;
                 if (column + PANEL <= all->values) step_panel(all, PANEL_VECS, request, head, column, scratch);
                 else step_panel(all, COLUMN_VECS, request, head, column, scratch);

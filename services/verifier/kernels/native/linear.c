@@ -156,11 +156,11 @@ struct product {
     float *out;
 };
 
-/* A panel's outputs for GROUP rows or fewer, from row `row` on. */
-INLINE void one_panel(int width, const struct linear *layer, const struct product *asked, int64_t number, int64_t row) {
+/* A panel's outputs for `rows` rows, GROUP at most, from row `row` on. */
+INLINE void one_panel(int width, const struct linear *layer, const struct product *asked, int64_t number, int64_t row,
+                      int64_t rows) {
     const enum weights type = (enum weights)layer->type;
     const int64_t inputs = layer->inputs;
-    const int64_t rows = asked->rows - row < GROUP ? asked->rows - row : GROUP;
     _Alignas(64) float sums[GROUP * PANEL];
     const char *panel = (const char *)layer->weights + number * panel_bytes(type, inputs);
     multiply_all(width, type, rows, asked->in + row * inputs, inputs, panel, sums);
@@ -174,17 +174,22 @@ INLINE void one_panel(int width, const struct linear *layer, const struct produc
         }
 }
 
+/* Groups are of equal size, since threads get equal numbers of panels: of 96 and 32 rows one thread would have the 96. */
 void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out,
                      int64_t out_row) {
     const struct product asked = {.rows = rows, .out_row = out_row, .in = in, .add = add, .out = out};
+    const int64_t groups = (rows + GROUP - 1) / GROUP;
 #pragma omp parallel for collapse(2) schedule(static)
-    for (int64_t row = 0; row < rows; row += GROUP)
-        for (int64_t number = 0; number < layer->panels; number++) switch (width_of((enum weights)layer->type)) {
-                case 32: one_panel(32, layer, &asked, number, row); break;
-                case 16: one_panel(16, layer, &asked, number, row); break;
-                case FLOATS8: one_panel(FLOATS8, layer, &asked, number, row); break;
-                case TABLED: one_panel(TABLED, layer, &asked, number, row); break;
-                case 8: one_panel(8, layer, &asked, number, row); break;
-                case 4: one_panel(4, layer, &asked, number, row); break;
+    for (int64_t group = 0; group < groups; group++)
+        for (int64_t number = 0; number < layer->panels; number++) {
+            const int64_t row = group * rows / groups, count = (group + 1) * rows / groups - row;
+            switch (width_of((enum weights)layer->type)) {
+                case 32: one_panel(32, layer, &asked, number, row, count); break;
+                case 16: one_panel(16, layer, &asked, number, row, count); break;
+                case FLOATS8: one_panel(FLOATS8, layer, &asked, number, row, count); break;
+                case TABLED: one_panel(TABLED, layer, &asked, number, row, count); break;
+                case 8: one_panel(8, layer, &asked, number, row, count); break;
+                case 4: one_panel(4, layer, &asked, number, row, count); break;
             }
+        }
 }

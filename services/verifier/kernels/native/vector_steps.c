@@ -72,10 +72,11 @@ static void step_mean_channels(const struct averaged_rows *all, int64_t request,
 
 INLINE int64_t channels_from(int64_t first, int64_t width) { return width - first < CHANNELS ? width - first : CHANNELS; }
 
+/* Channels before requests: threads get equal numbers of neighbours, and one request may have a prompt's rows, the others one. */
 void outrider_step_gated(const struct gated_rows *all) {
 #pragma omp parallel for collapse(2) num_threads((int)all->threads) if (all->threads > 1) schedule(static)
-    for (int64_t request = 0; request < all->paths.requests; request++)
-        for (int64_t first = 0; first < all->width; first += CHANNELS)
+    for (int64_t first = 0; first < all->width; first += CHANNELS)
+        for (int64_t request = 0; request < all->paths.requests; request++)
             step_gated_channels(all, request, first, channels_from(first, all->width));
 }
 
@@ -84,8 +85,8 @@ void outrider_step_mean(const struct averaged_rows *all) {
     {
         float *scratch = all->scratch + omp_get_thread_num() * all->scratch_per_thread;
 #pragma omp for collapse(2) schedule(static)
-        for (int64_t request = 0; request < all->paths.requests; request++)
-            for (int64_t first = 0; first < all->width; first += CHANNELS)
+        for (int64_t first = 0; first < all->width; first += CHANNELS)
+            for (int64_t request = 0; request < all->paths.requests; request++)
                 step_mean_channels(all, request, first, channels_from(first, all->width), scratch);
     }
 }
