@@ -27,16 +27,27 @@ class Schedule:
     def rounds(self, requests: Sequence[Request]) -> Iterator[Round]:
         """All rounds in the order of measurement."""
         tasks = list(dict.fromkeys(request.task for request in requests))
-        for repeat, concurrency in itertools.product(range(self.repeats), self.concurrency):
-            for task in tasks if concurrency == 1 else [ALL_TASKS]:
-                yield Round(repeat=repeat, concurrency=concurrency, task=task, requests=tuple(requests_of(requests, task)))
+        loads = [(at_once, task) for at_once in self.concurrency for task in (tasks if at_once == 1 else [ALL_TASKS])]
+        for repeat, (number, (concurrency, task)) in itertools.product(range(self.repeats), enumerate(loads)):
+            yield Round(
+                repeat=repeat,
+                number=number,
+                concurrency=concurrency,
+                task=task,
+                requests=tuple(requests_of(requests, task)),
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """Requests that all contestants answer once, by turns."""
+    """Requests that all contestants answer once, by turns.
+
+    Attributes:
+        number: counted from 0 within the repeat.
+    """
 
     repeat: int
+    number: int
     concurrency: int
     task: str
     requests: tuple[Request, ...]
@@ -69,14 +80,15 @@ def measure(
 ) -> None:
     """Add measurements to ``into``.
 
-    The contestants take turns, and each round starts with another one, so that disturbances on the machine affect all of
-    them. A contestant that fails is left out from then on.
+    The contestants take turns, and each round starts with another one, the same load in the next repeat, too: on a machine
+    that becomes faster while it is measured, who always comes second looks faster. A contestant that fails is left out from
+    then on.
 
     Args:
         on_cell: called with the contestant's name after every measurement, also after a failed or skipped one.
     """
-    for number, current in enumerate(schedule.rounds(requests)):
-        first = number % len(contestants)
+    for current in schedule.rounds(requests):
+        first = (current.number + current.repeat) % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
             if able(contestant, current.concurrency) and contestant.name not in into.failures:
                 try:

@@ -218,6 +218,14 @@ def test_contestants_take_turns_and_another_one_is_first_each_round() -> None:
     assert [(c.contestant, c.task) for c in measured.cells[4:6]] == [("A", ALL_TASKS), ("B", ALL_TASKS)]
 
 
+def test_no_load_is_always_measured_in_the_same_order() -> None:
+    """As many loads as contestants: with an order by rounds alone the same one would come first at a load in every repeat."""
+    log: list[str] = []
+    schedule = Schedule(concurrency=(8, 24), repeats=2, max_tokens=8, temperature=0.0)
+    measure([Scripted("A", log), Scripted("B", log)], REQUESTS, schedule, Measurements())
+    assert log == ["A", "B", "B", "A"] + ["B", "A", "A", "B"]
+
+
 def test_who_fails_is_left_out_and_the_others_go_on() -> None:
     log: list[str] = []
     measured, told = Measurements(), []
