@@ -45,7 +45,7 @@ from cli.printed_answer import print_answer
 from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with, prepare_streams, stderr
-from services.clean_logs import clean_logs
+from services.logs.clean import clean_logs
 from speculation.errors import ConfigurationError, OutriderError
 
 if TYPE_CHECKING:

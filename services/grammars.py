@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits
 
 from services.json_schemas import without_vacuous
-from services.printable import printable_line
+from services.logs.printable import printable_line
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cluster.settings.operating import LoggingSettings
-from services.clean_logs import clean_logs
-from services.printable import escaped
+from services.logs.clean import clean_logs
+from services.logs.printable import escaped
 from services.tracing.log_names import UsersName
 from speculation.errors import InvalidArgument, OutriderError
 

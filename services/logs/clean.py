@@ -9,7 +9,7 @@ import logging
 import traceback
 from typing import Any
 
-from services.printable import escaped
+from services.logs.printable import escaped
 
 _INDENT = "    "
 
