@@ -33,7 +33,7 @@ from cluster.models.target import BUILT_IN
 from cluster.ray.address import check_ray_answers, foreign_ray, ray_is_here
 from cluster.settings.config import Settings
 from services.api.sockets import bind_ops, check_http, check_server
-from services.machine import cores, free_memory, processor
+from services.machine.processor import cores, free_memory, processor
 from services.verifier.kernels.native.library import instruction_sets
 from speculation.errors import OutriderError
 

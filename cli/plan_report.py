@@ -25,7 +25,7 @@ from cluster.settings.placement import Placed
 from retrieval_index.urls import without_password
 from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.heads.files.target_shape import read_target_shape
-from services.machine import processor
+from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import digest_of, latest
 
 

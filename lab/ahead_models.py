@@ -38,7 +38,7 @@ from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.heads.streams.whole_texts import streams_of
 from services.drafter.interfaces import ModelSource
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError

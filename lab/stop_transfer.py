@@ -17,7 +17,7 @@ from cluster.models.target import BUILT_IN, resolve
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.draft_model.source import NAME, make
 from services.drafter.stopping.classifier import Classifier
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from training.disco import DiscoRecipe, choose, quality, train_classifier
 from training.shards import read_shards
 from training.stop_examples import KnownAnswer, ProbedAnswer, chain_examples, judged_examples, probe

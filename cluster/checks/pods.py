@@ -16,7 +16,7 @@ from cluster.models.drafters import memory_here, trained_config
 from cluster.models.named_models import read_models
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.config import Settings
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.model_files.weights.headers import check_weights
 from speculation.errors import ConfigurationError
 from speculation.sources import AUTO, STRATEGIES

@@ -23,7 +23,7 @@ from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
 from services.api.descriptors import check_room
 from services.api.sockets import bind_ops, check_http, check_server
-from services.machine import free_memory
+from services.machine.processor import free_memory
 from services.model_files import gguf_header
 from services.model_files.folder import reading, text_config
 from services.model_files.generation_config import GenerationConfig, read_generation_config

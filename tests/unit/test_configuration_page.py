@@ -21,7 +21,7 @@ from cluster.settings.server import ServerSettings
 from cluster.settings.unknown import section_in
 from services.api.config import HttpConfig
 from services.drafter.config import DrafterConfig
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.settings import filled, settings_of

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.machine import cache_folder, processor, processor_flags
+from services.machine.processor import cache_folder, processor, processor_flags
 
 log = logging.getLogger(__name__)
 
