@@ -10,7 +10,7 @@ from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_grammar import SPACE, TEXT
 from services.api.messages import ChatMessage, RequestedSampling, RouterPort
 from services.api.model_card import ModelCard
-from services.grammars import form_rule
+from services.structured_outputs.grammars import form_rule
 from services.tool_formats import harmony
 from services.tool_formats.thoughts import THOUGHTS
 from speculation.types import StructuredOutputs

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.api.http.openai.mark_rules import MarkRules, literal
 from services.api.http.openai.tagged_grammar import tagged_rules
-from services.grammars import schema_rule
+from services.structured_outputs.grammars import schema_rule
 from services.tool_formats import harmony
 from services.tool_formats.call_shape import CallShape, Slot, Step, json_object
 

@@ -1,6 +1,6 @@
 """The form of a constrained answer in llguidance's notation: JSON schema, any JSON object, regex, choice, Lark grammar.
 
-Router and verifier both use it: the router refuses what the engine cannot hold an answer to, in the engine's own words; the
+Router and verifier both use it: the router refuses what the engine cannot hold an answer to (checks.py), in its words; the
 verifier compiles the same text. Nothing that a grammar asks for is left out: a keyword that the engine does not implement,
 and an attribute that the decoding loop does not honour, are refused (https://github.com/guidance-ai/llguidance).
 """
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
 
-from services.json_schemas import without_vacuous
 from services.logs.printable import printable_line
+from services.structured_outputs.json_schemas import without_vacuous
 from speculation.errors import InvalidArgument
-from speculation.types import SamplingParams, StructuredOutputs
+from speculation.types import StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -36,8 +36,6 @@ _ATTRIBUTE = re.compile(
 )
 # A slash, or the end of a line, would end a regular expression in a grammar.
 _ENDS_REGEX = re.compile(r"\\.|[/\n]", re.DOTALL)
-# Only a tokenizer can tell whether such tokens exist, and the verifier has it.
-_FOR_THE_VERIFIER = "no tokenizer - can't validate"
 
 
 def limits() -> LLParserLimits:
@@ -138,44 +136,6 @@ def form_rule(structured: StructuredOutputs) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return r"\/" if found[0] == "/" else r"\n" if found[0].endswith("\n") else found[0]
-
-
-def check_sampling(params: SamplingParams) -> None:
-    """Check that a request's constraint can be honoured, together with its other parameters. Takes up to a second.
-
-    Raises:
-        InvalidArgument: names the field.
-    """
-    structured = params.structured_outputs
-    if structured is None:
-        return
-    check_companions(params, structured)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(engine_text(structured), limits=limits())
-    check_messages(structured, messages)
-    if failed:
-        raise refusal(structured, "it is not valid")
-
-
-def check_companions(params: SamplingParams, structured: StructuredOutputs) -> None:
-    """Refuse parameters that would have an answer go on where its grammar ends.
-
-    Raises:
-        InvalidArgument: names the field.
-    """
-    for name, neutral in (("min_tokens", 0), ("ignore_eos", False)):
-        if (value := getattr(params, name)) != neutral:
-            why = "an answer ends where its grammar does"
-            raise InvalidArgument(name, value, f"{str(neutral).lower()} with {field_of(structured)}: {why}")
-
-
-def check_messages(structured: StructuredOutputs, messages: list[str]) -> None:
-    """Refuse a constraint for the engine's errors and warnings: a warning says that part of it would be ignored.
-
-    Raises:
-        InvalidArgument: there are some that matter.
-    """
-    if found := [message for message in messages if not message.startswith(_FOR_THE_VERIFIER)]:
-        raise refusal(structured, found[0])
 
 
 def _json_grammar(schema: str, own: Mapping[str, Any] | None = None) -> str:
