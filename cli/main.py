@@ -105,8 +105,8 @@ def serve(
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
     from cluster.component_configs import http_config
+    from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-    from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
 
     stop_on_signals(STOPPED_AT_ONCE)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from cluster import build
 from cluster.checks.host import check_gpus
 from cluster.checks.preflight import preflight
+from cluster.entry.public import Addresses, opened_entry
 from cluster.models.target import ResolvedModel
 from cluster.outside.routing import routing
-from cluster.public_entry import Addresses, opened_entry
 from cluster.settings.config import Settings
 from speculation.ports import DraftLink
 

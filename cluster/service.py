@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from cluster.checks.preflight import preflight
+from cluster.entry.public import Addresses
 from cluster.models.target import resolve
 from cluster.process.logs import quiet_libraries, start_logging
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.process.terminal import stderr
-from cluster.public_entry import Addresses
 from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings.config import Settings
 

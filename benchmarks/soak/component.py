@@ -116,8 +116,8 @@ async def _verifier(place: _Place) -> object:
 
 
 async def _router(place: _Place) -> object:
+    from cluster.entry.public import open_entry
     from cluster.outside.chosen_verifier import ChosenVerifier
-    from cluster.public_entry import open_entry
     from services.links.grpc_verifier import GrpcVerifierLink
     from services.router.service import RouterService
 

@@ -55,7 +55,7 @@ from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
-    from cluster.public_entry import Addresses
+    from cluster.entry.public import Addresses
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class RouterDeployment(_Process):
     ) -> None:
         with _telling_why(settings):
             # Imported here because other components start faster without the API's servers.
-            from cluster.public_entry import open_entry
+            from cluster.entry.public import open_entry
             from services.router.service import RouterService
 
             observing = Observing(settings, on_ray=True, component="router")

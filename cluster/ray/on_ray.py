@@ -10,11 +10,11 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from cluster.checks.preflight import preflight
+from cluster.entry.public import Addresses
 from cluster.models.target import ResolvedModel
 from cluster.observing import export_of
 from cluster.process.logs import take_over
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-from cluster.public_entry import Addresses
 from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
 from cluster.ray.disconnecting import disconnect
 from cluster.ray.internal_token import with_token

@@ -30,7 +30,7 @@ async def start():
     RouterService(component_configs.router_config(settings, model), None, DROPPED)
 
 asyncio.run(start())
-print(sorted({"torch", "transformers", "scipy", "cluster.public_entry", "services.api.http.server"} & sys.modules.keys()))
+print(sorted({"torch", "transformers", "scipy", "cluster.entry.public", "services.api.http.server"} & sys.modules.keys()))
 """
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cluster import component_configs
+from cluster.entry.ops import OpsEntry
+from cluster.entry.port_claims import claim_port
 from cluster.observing import Observing
-from cluster.ops_entry import OpsEntry
 from cluster.process.garbage import begin_serving, end_serving
-from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.descriptors import make_room
