@@ -117,7 +117,7 @@ async def _verifier(place: _Place) -> object:
 
 async def _router(place: _Place) -> object:
     from cluster.entry.public import open_entry
-    from cluster.outside.chosen_verifier import ChosenVerifier
+    from cluster.verifiers.chosen_verifier import ChosenVerifier
     from services.links.grpc_verifier import GrpcVerifierLink
     from services.router.service import RouterService
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from cluster import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import verifier_links
 from cluster.settings.config import Settings
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import RouterPort
 from services.router.service import RouterService
 

@@ -29,7 +29,6 @@ from cluster import build, component_configs
 from cluster.models.drafters import noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import outside_link, verifier_links
 from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
@@ -42,6 +41,7 @@ from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from cluster.ray.starting import START_FAILED
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from cluster.ray.verifier_choice import attempt_of, choices, place_of, session_of
-from cluster.same_answer import same_adapter, same_weights
+from cluster.verifiers.choice import attempt_of, choices, place_of, session_of
+from cluster.verifiers.same_answer import same_adapter, same_weights
 from speculation.adapters import AdapterOrder
 from speculation.errors import NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, ServiceState, VerifierCard
