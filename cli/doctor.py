@@ -25,12 +25,12 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.markup import escape
 
-from cluster import component_configs
 from cluster.checks import host
 from cluster.checks.preflight import model_folder, preflight
 from cluster.models.drafters import trained_config
 from cluster.models.target import BUILT_IN
 from cluster.ray.address import check_ray_answers, foreign_ray, ray_is_here
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.sockets import bind_ops, check_http, check_server
 from services.machine.processor import cores, free_memory, processor

@@ -104,10 +104,10 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.component_configs import http_config
     from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
     from cluster.service import serving, wait_for_interrupt
+    from cluster.settings.component_configs import http_config
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
@@ -336,8 +336,8 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     Raises:
         InvalidArgument: names the field, its value and what is allowed.
     """
-    from cluster import component_configs
     from cluster.models.target import ResolvedModel
+    from cluster.settings import component_configs
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
     from services.router.comparisons import plan_comparisons

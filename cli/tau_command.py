@@ -47,9 +47,9 @@ def tau(
     the requests' noise, which the data do not hold; a server's drafters know it, and do better there. A domain is a file of
     prompts (see outrider train data); passes over prompts are not counted.
     """
-    from cluster.component_configs import drafter_config
     from cluster.models.drafters import draft_models
     from cluster.models.target import resolve
+    from cluster.settings.component_configs import drafter_config
     from cluster.settings.config import load
     from services.drafter.catalogue import make_source
     from training.data_folder import weights_digest

@@ -7,10 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.component_configs import drafter_beside_config, drafter_config, retrieval_config, router_config, verifier_config
 from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.named_models import held_models
 from cluster.models.target import ResolvedModel, before_products
+from cluster.settings.component_configs import (
+    drafter_beside_config,
+    drafter_config,
+    retrieval_config,
+    router_config,
+    verifier_config,
+)
 from cluster.settings.config import Settings
 from services.verifier.engine.origins import Origin
 from speculation.ports import DraftLink

@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from cluster.component_configs import router_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import router_config
 from cluster.settings.config import load
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk

@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.bench.records import Request
 from benchmarks.papers.changing_drafter import ChangingDrafter
 from benchmarks.papers.labelled_guesses import LabelledGuesses
-from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config, verifier_config
 from cluster.settings.config import Settings
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.model_files.peft_config import read_peft_config
 from speculation.adapters import check_name

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cluster import component_configs
 from cluster.checks import model_files
 from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
 from cluster.checks.offered import GroupOffer, Offer, amount
@@ -15,6 +14,7 @@ from cluster.checks.preflight import BUILT_IN_BYTES, check_model, check_settings
 from cluster.models.drafters import memory_here, trained_config
 from cluster.models.named_models import read_models
 from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.machine.processor import cache_folder
 from services.model_files.weights.headers import check_weights

@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from cluster import component_configs
 from cluster.checks import host, model_files
 from cluster.checks.adapters import check_adapters
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import draft_models, memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
 from services.api.descriptors import check_room

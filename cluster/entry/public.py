@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from cluster import component_configs
 from cluster.entry.ops import OpsEntry
 from cluster.entry.port_claims import claim_port
 from cluster.observing import Observing
 from cluster.process.garbage import begin_serving, end_serving
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.descriptors import make_room

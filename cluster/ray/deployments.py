@@ -25,7 +25,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
-from cluster import build, component_configs
+from cluster import build
 from cluster.models.drafters import noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
@@ -39,6 +39,7 @@ from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
 from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from cluster.ray.starting import START_FAILED
+from cluster.settings import component_configs
 from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings
 from cluster.verifiers.chosen_verifier import ChosenVerifier

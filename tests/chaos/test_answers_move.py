@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk

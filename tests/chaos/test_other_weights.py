@@ -16,7 +16,8 @@ import grpc.aio
 import pytest
 
 import outrider
-from cluster import build, component_configs
+from cluster import build
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.config import PublicServerConfig

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel
-from cluster.settings import reference
+from cluster.settings import component_configs, reference
 from cluster.settings.components import DrafterSettings, RetrievalSettings, RouterSettings, VerifierSettings
 from cluster.settings.config import Settings, load
 from cluster.settings.server import ServerSettings

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from cluster.component_configs import drafter_config
 from cluster.models.drafters import linear_kernels
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config
 from cluster.settings.config import Settings
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig

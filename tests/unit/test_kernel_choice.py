@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from cli.plan_report import examined_here, print_examined
-from cluster.component_configs import verifier_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import verifier_config
 from cluster.settings.config import load
 from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import Kept, digest_of, latest

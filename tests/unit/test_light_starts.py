@@ -16,7 +16,7 @@ import asyncio, sys
 from pathlib import Path
 
 import cluster.app, cluster.ray.deployments
-from cluster import component_configs
+from cluster.settings import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.drafter.service import DrafterService

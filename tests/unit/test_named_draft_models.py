@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
 from cluster.models import drafters as draft_models
 from cluster.models.drafters import bundled
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.catalogue import make_source

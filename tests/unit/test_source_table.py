@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from cluster import component_configs
 from cluster.models.drafters import by_kernels, linear_kernels
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.components import DrafterSettings
 from cluster.settings.config import load
 from services.drafter.catalogue import check_names, make_source

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config, verifier_config
 from services.drafter.catalogue import make_source
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
