@@ -22,7 +22,7 @@ from services.verifier.engine.origins import Origin
 from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
-    from cluster.observing import Observing
+    from cluster.process.observing import Observing
     from services.api.messages import RouterPort
     from services.drafter.service import DrafterService
     from services.retrieval.service import RetrievalService
@@ -57,8 +57,8 @@ async def in_process(
         ConfigurationError: the settings or the model cannot be used; says why.
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
-    from cluster.observing import Observing
     from cluster.outside.links import outside_link
+    from cluster.process.observing import Observing
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink

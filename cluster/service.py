@@ -35,7 +35,7 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
     model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
-            from cluster.local_service import running_in_process
+            from cluster.process.local_service import running_in_process
 
             with _telling("Loading the model"):
                 addresses = stack.enter_context(running_in_process(settings, model))

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import build
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.process.starting import begin_starting
 from cluster.settings import component_configs
 from cluster.settings.component_tls import caller_tls, server_tls

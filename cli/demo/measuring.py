@@ -11,8 +11,8 @@ import outrider
 from cli.demo.lying import LyingLink
 from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
-from cluster.local_service import running_in_process
 from cluster.models.target import resolve
+from cluster.process.local_service import running_in_process
 from cluster.process.logs import quiet_libraries
 from cluster.settings.config import load
 from speculation.ports import DraftLink

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from cluster.entry.ops import OpsEntry
 from cluster.entry.port_claims import claim_port
-from cluster.observing import Observing
 from cluster.process.garbage import begin_serving, end_serving
+from cluster.process.observing import Observing
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses

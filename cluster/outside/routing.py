@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
 from cluster.outside.links import verifier_links
+from cluster.process.observing import Observing
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from cluster.verifiers.chosen_verifier import ChosenVerifier

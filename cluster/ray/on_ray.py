@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from cluster.checks.preflight import preflight
 from cluster.entry.public import Addresses
 from cluster.models.target import ResolvedModel
-from cluster.observing import export_of
 from cluster.process.logs import take_over
+from cluster.process.observing import export_of
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
 from cluster.ray.disconnecting import disconnect

@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 import trustme
 
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import load
 from outrider.internal.v1 import drafting_pb2_grpc

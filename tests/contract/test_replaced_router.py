@@ -12,7 +12,7 @@ import pytest
 
 from cluster.entry import ops
 from cluster.entry.public import PublicEntry, open_entry
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.settings.config import Settings, load
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError

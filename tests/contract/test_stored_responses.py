@@ -14,7 +14,7 @@ import pytest
 
 import outrider
 from cluster.entry.public import opened_entry
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.access.gate import open_gate
