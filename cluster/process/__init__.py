@@ -1,1 +1,1 @@
-"""What concerns the process itself: its logs and numbers, signals and garbage, the terminal, and the service that it holds."""
+"""What concerns the process: its logs and numbers, signals and garbage, the terminal, and the whole service within it."""
