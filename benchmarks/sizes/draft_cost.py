@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.replay import AnswerReplay
 from speculation.tree import chain

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
-from services.drafter.interfaces import PathSession
 from services.drafter.sessions.tree_walk import TreeWalk
+from services.drafter.sources.interfaces import PathSession
 from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted, ModelSource, SourceSession
 from speculation.replay import AnswerReplay
 from speculation.types import EMPTY_TREE, Features, TokenTree
 

@@ -12,7 +12,7 @@ import pytest
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
-from services.drafter.interfaces import PathSession
+from services.drafter.sources.interfaces import PathSession
 from services.drafter.sources.recycling import Recycling
 from services.drafter.sources.suffix import Suffix, SuffixSession
 from speculation import successor_table as successors

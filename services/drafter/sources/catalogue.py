@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import ModelSource, TextSource
+from services.drafter.sources.interfaces import ModelSource, TextSource
 from speculation.errors import InvalidArgument
 from speculation.sources import SOURCES, kind_of
 
