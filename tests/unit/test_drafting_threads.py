@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.service import DrafterService
 from services.drafter.sessions.thread import DraftingThread
 from services.drafter.sources.catalogue import MAKERS

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from services.drafter.blend import BlendSession, Places
-from services.drafter.calibrator import Calibrator
+from services.drafter.merging.blend import BlendSession, Places
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import Held
 from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.blend import is_compiled
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import drafting_library

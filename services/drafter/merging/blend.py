@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.drafter.calibrator import Calibrator, Candidate
+from services.drafter.merging.calibrator import Calibrator, Candidate
 from services.drafter.sessions.tree_walk import TreeWalk
 from services.drafter.sources.interfaces import PathSession
 from speculation.messages import StepReport
