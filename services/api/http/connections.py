@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.api.seats import sharer
+from services.api.call_slots import sharer
 
 
 class ConnectionPlace:

@@ -12,11 +12,11 @@ from speculation.errors import ResourceExhausted
 
 # Who has one address of version 6 has a network of so many bits.
 _NETWORK_BITS = 64
-# The part that is kept, of more than so few seats.
+# The part that is kept, of more than so few slots.
 _KEPT_PART = 8
 
 
-class Seats:
+class CallSlots:
     """So many calls at once, and no more. An address may have all but an eighth; of that, none has more than the half.
 
     Args:
@@ -33,7 +33,7 @@ class Seats:
 
     @contextmanager
     def taken(self, address: str) -> Iterator[None]:
-        """A seat, while the block runs.
+        """A slot, while the block runs.
 
         Args:
             address: where the call comes from, with its port, as gRPC or HTTP have it.
