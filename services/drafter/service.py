@@ -25,7 +25,7 @@ from services.drafter.sessions.together import drafted_together
 from services.drafter.sources.catalogue import check_names, make_source
 from services.drafter.sources.interfaces import Ahead, ModelSource
 from services.drafter.sources.suffix import NAME as SUFFIX
-from services.tracing.log_names import log_name
+from services.logs.names import log_name
 from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import OutriderError
 from speculation.messages import (
