@@ -14,9 +14,9 @@ import typer
 
 from benchmarks.bench.measures import FORMULAS
 from cli import host_command, never_slower_command, sizes_command, soak_command, stopping_command
-from cli.answer_options import EffortName
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
+from cli.options import EffortName
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 

@@ -204,8 +204,8 @@ def _index(name: str, settings: Settings) -> Iterator[Finding]:
     if not retrieval.enabled:
         yield Finding(check=name, status="ok", found="none is set; strategies that look up are refused")
     elif retrieval.redis_url is not None:
+        from retrieval_index.access import without_password
         from retrieval_index.store import IndexStore
-        from retrieval_index.urls import without_password
 
         with IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password) as store:
             live = store.live()

@@ -25,7 +25,11 @@ from cli import (
     train_commands,
     train_run_commands,
 )
-from cli.answer_options import (
+from cli.bench_options import read_names
+from cli.options import (
+    Address,
+    ApiKey,
+    ConfigFile,
     DrafterName,
     DraftSources,
     EffortName,
@@ -33,16 +37,19 @@ from cli.answer_options import (
     MinP,
     Nodes,
     Seed,
+    Set,
     Sources,
     Stop,
     Strategy,
     Temperature,
+    Tls,
+    TlsRoot,
     TopK,
     TopP,
+    credentials,
+    default_address,
 )
-from cli.bench_options import read_names
 from cli.printed_answer import print_answer
-from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with, prepare_streams, stderr
 from services.logs.clean import clean_logs

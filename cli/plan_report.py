@@ -22,7 +22,7 @@ from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from cluster.settings.placement import Placed
-from retrieval_index.urls import without_password
+from retrieval_index.access import without_password
 from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.heads.files.target_shape import read_target_shape
 from services.machine.processor import processor

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
+from cli.options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 
 
 def reload(

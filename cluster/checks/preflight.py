@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from cluster.checks import host, model_files
-from cluster.checks.adapters import check_adapters
+from cluster.checks.model_files import check_adapters
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import draft_models, memory_here, trained_config

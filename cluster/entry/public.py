@@ -11,16 +11,15 @@ from typing import NamedTuple
 
 from cluster.entry.ops import OpsEntry
 from cluster.entry.port_claims import claim_port
-from cluster.process.garbage import begin_serving, end_serving
 from cluster.process.observing import Observing
+from cluster.process.starting import begin_serving, end_serving
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.descriptors import make_room
 from services.api.grpc.server import PublicServer, serve_public
-from services.api.http.responses.forgetting import ForgettingRouter
 from services.api.http.responses.responses_in_redis import ResponsesInRedis
-from services.api.http.responses.stored_responses import ResponsesInMemory, ResponseStore
+from services.api.http.responses.stored_responses import ForgettingRouter, ResponsesInMemory, ResponseStore
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, check_server

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from cluster.checks.host import refused_port
 from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
-from cluster.process.garbage import begin_serving, end_serving
 from cluster.process.observing import Observing
+from cluster.process.starting import begin_serving, end_serving
 from cluster.ray.internal_token import with_token
 from cluster.settings import component_configs
 from cluster.settings.component_tls import server_tls

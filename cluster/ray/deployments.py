@@ -29,10 +29,9 @@ from cluster import build
 from cluster.models.drafters import noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
 from cluster.outside.links import outside_link, verifier_links
-from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
 from cluster.process.observing import Observing
-from cluster.process.starting import begin_starting
+from cluster.process.starting import begin_serving, begin_starting
 from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag

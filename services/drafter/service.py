@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from services.drafter.config import DrafterConfig
 from services.drafter.sessions.known_states import BoundedStates
 from services.drafter.sessions.model_group import ModelGroup
-from services.drafter.sessions.outcome_ranks import OutcomeRanks
+from services.drafter.sessions.outcomes import OutcomeRanks
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
 from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TextGroup, TextSession

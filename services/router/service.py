@@ -42,7 +42,7 @@ from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, served
 from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
-from services.router.tokenizer_info import tokenizer_info
+from services.router.tokenizer_file import tokenizer_info
 from services.router.tokens import Tokens, length_of
 from services.structured_outputs.checks import check_sampling
 from speculation.adapters import check_name

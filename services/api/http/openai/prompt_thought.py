@@ -12,7 +12,7 @@ from services.api.messages import ChatMessage, RequestedSampling, RouterPort
 from services.api.model_card import ModelCard
 from services.structured_outputs.grammars import form_rule
 from services.tool_formats import harmony
-from services.tool_formats.thoughts import THOUGHTS
+from services.tool_formats.catalogue import THOUGHTS
 from speculation.types import StructuredOutputs
 
 # Tokens of a prompt's end in which a mark shows.
