@@ -24,8 +24,8 @@ from cluster.models.target import ResolvedModel
 from cluster.process.observing import Observing
 from cluster.process.starting import begin_starting
 from cluster.settings import component_configs
-from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings, load
+from cluster.settings.recognition import caller_tls, server_tls
 
 # Between components of one run; they serve on loopback alone.
 TOKEN = "a shared secret of ours"

@@ -19,8 +19,8 @@ from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import draft_models, memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings import component_configs
-from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
+from cluster.settings.recognition import check_tls_files
 from services.api.descriptors import check_room
 from services.api.sockets import bind_ops, check_http, check_server
 from services.machine.processor import free_memory

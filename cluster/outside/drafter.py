@@ -13,10 +13,9 @@ from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
 from cluster.process.observing import Observing
 from cluster.process.starting import begin_serving, end_serving
-from cluster.ray.internal_token import with_token
 from cluster.settings import component_configs
-from cluster.settings.component_tls import server_tls
 from cluster.settings.config import Settings
+from cluster.settings.recognition import server_tls, with_token
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import serve_drafter
 from services.links.in_process import InProcessRetrievalLink

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cluster.settings.component_tls import server_tls
 from cluster.settings.config import Settings
+from cluster.settings.recognition import server_tls
 from services.access.audit import AuditLog
 from services.access.gate import Gate, open_gate
 from services.access.refused_components import RefusedComponents

@@ -39,8 +39,8 @@ from cluster.ray.serve_link import ServeVerifierLink, translate
 from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from cluster.ray.starting import START_FAILED
 from cluster.settings import component_configs
-from cluster.settings.component_tls import caller_tls, server_tls
 from cluster.settings.config import Settings
+from cluster.settings.recognition import caller_tls, server_tls
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import RouterPort
 from services.drafter.service import DrafterService

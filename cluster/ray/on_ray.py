@@ -16,13 +16,13 @@ from cluster.process.logs import take_over
 from cluster.process.observing import export_of
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
-from cluster.ray.internal_token import with_token
 from cluster.ray.leaving import disconnect
 from cluster.ray.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
 from cluster.ray.session_folder import session_folder
 from cluster.ray.starting import wait_until_running
 from cluster.ray.watch import watching_ray
 from cluster.settings.config import Settings
+from cluster.settings.recognition import with_token
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def _text_of(token: object) -> str | None:
 
 
 def tokenizer_info(folder: Path) -> dict[str, Any]:
-    """The settings of tokenizer_config.json, with the chat template that counts, for those who set the tokenizer up elsewhere.
+    """The settings of tokenizer_config.json, with the chat template that counts: what others set it up with.
 
     Raises:
         ConfigurationError: a file is damaged; names it.

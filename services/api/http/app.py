@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from services.access.gate import Gate
 from services.api.call_slots import CallSlots
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
-from services.api.http.adapter_endpoints import AdapterEndpoints
 from services.api.http.call import HttpCall
 from services.api.http.door import OPENAI
 from services.api.http.endpoints import Endpoints
@@ -26,7 +25,7 @@ from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
-from services.api.http.pause_endpoints import PauseEndpoints
+from services.api.http.operator_endpoints import AdapterEndpoints, PauseEndpoints
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore

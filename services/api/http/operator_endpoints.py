@@ -1,7 +1,8 @@
-"""Pauses decoding and resumes it, as vLLM's and SGLang's APIs have it."""
+"""What operators ask, as vLLM's and SGLang's APIs have it: to pause decoding and resume it, to load and unload adapters."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -9,7 +10,13 @@ from services.api.http.call import HttpCall
 from services.api.http.declared import Declared, read_declared
 from services.api.http.endpoints import EndpointsBeside
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.protocol.pause_bodies import PauseBody, PauseGenerationBody, ResumeBody
+from services.api.http.openai.protocol.operator_bodies import (
+    LoadAdapterBody,
+    PauseBody,
+    PauseGenerationBody,
+    ResumeBody,
+    UnloadAdapterBody,
+)
 from speculation import limits
 from speculation.reloads import PauseMode
 
@@ -76,3 +83,19 @@ def _value(text: str) -> object:
         return float(text)
     except ValueError:
         return text
+
+
+class AdapterEndpoints(EndpointsBeside):
+    """Answers calls that change which adapters there are."""
+
+    async def load(self, call: HttpCall) -> None:
+        """POST /v1/load_lora_adapter"""
+        asked = await self._endpoints.read(call, partial(read_declared, LoadAdapterBody))
+        await call.unless_gone(self._router.load_adapter(asked.lora_name, asked.lora_path))
+        await call.answer({"id": asked.lora_name, "object": "model", "deleted": False})
+
+    async def unload(self, call: HttpCall) -> None:
+        """POST /v1/unload_lora_adapter"""
+        asked = await self._endpoints.read(call, partial(read_declared, UnloadAdapterBody))
+        await call.unless_gone(self._router.unload_adapter(asked.lora_name))
+        await call.answer({"id": asked.lora_name, "object": "model", "deleted": True})
