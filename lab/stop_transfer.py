@@ -1,4 +1,4 @@
-"""Where DISCO's classifier holds that learnt from other prompts (arXiv 2405.04304): F1 by kind of prompt, and between kinds.
+"""Whether DISCO's classifier (arXiv 2405.04304) holds for other prompts than it learnt from: F1 by kind, and between kinds.
 
     python -m lab.stop_transfer --data DATA --draft FOLDER --group code=mbpp,functions,code --group maths=gsm8k
 

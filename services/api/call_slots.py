@@ -1,4 +1,4 @@
-"""Calls that are answered at once, over gRPC and over HTTP: so many, the last of which are for addresses that have few."""
+"""Slots for calls over gRPC and HTTP: how many are answered at once. The last ones are kept for addresses that hold few."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Lines of logs: texts of others in them, the names of requests, and lines that would be too many."""
+"""Lines of logs: other people's texts in them, the names of requests, and lines that would be too many."""

@@ -1,4 +1,4 @@
-"""Texts of others in logs: none can look like a line of its own, and no terminal obeys one.
+"""Other people's texts in logs: none can pass for a line of ours, and none can control a terminal.
 
 They are cleaned where a record is made. So whoever logs need not think of it, nor any handler, a library's own included.
 """

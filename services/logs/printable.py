@@ -1,4 +1,4 @@
-"""Texts of others in messages and logs of ours: without control characters, and in messages not longer than one may be."""
+"""Other people's texts in our messages and logs: without control characters, and cut to a length in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that a misbehaving peer could repeat a thousand times a second: one now and then says it, and how often."""
+"""Lines that a misbehaving peer could cause a thousand times a second: one is written now and then, with their number."""
 
 from __future__ import annotations
 

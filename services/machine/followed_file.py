@@ -1,4 +1,4 @@
-"""Notices that a file has changed, and has it read again while what it held before goes on to count."""
+"""Notices that a file has changed and has it read again. Until that is done, its earlier content counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that this process runs on."""
+"""What this process may use of the machine: cores, memory, the cache folder, features of the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JSON schema says in keywords that change nothing, left out: the grammar engine does not know all of them."""
+"""Leaves out keywords of a JSON schema that change nothing: the grammar engine does not know all of them."""
 
 from __future__ import annotations
 

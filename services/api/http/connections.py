@@ -1,4 +1,4 @@
-"""The connections of a server: so many at once, shared out between the addresses that they come from.
+"""The connections of a server: how many may be open at once, and how they are shared out between addresses.
 
 A proxy may have them all, while there is room. When there is none, a connection of another address takes the place of one
 that waits for a request and comes from the address with the most.

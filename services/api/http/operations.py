@@ -1,4 +1,4 @@
-"""What each path takes and answers, as it is declared: /openapi.json and /docs tell of these."""
+"""What each path takes and answers, declared once for /openapi.json and /docs."""
 
 from __future__ import annotations
 

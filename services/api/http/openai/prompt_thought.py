@@ -1,4 +1,4 @@
-"""Prompts that begin a thought, and an answer's form behind one: it does not hold for the thought, as in vLLM."""
+"""Prompts that begin a thought. The answer's form holds behind the thought, not within it, as in vLLM."""
 
 from __future__ import annotations
 
