@@ -21,9 +21,9 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.experts import chosen_by_row, use_noting
 from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
-from services.verifier.loading.by_shapes import ByShapes
 from services.verifier.loading.cut_layers import gathers_of, uncut_of
 from services.verifier.loading.decoder_parts import DecoderParts
+from services.verifier.loading.hollow import ByShapes
 from services.verifier.loading.load_model import (
     has_own_names,
     hollow_model,

@@ -14,7 +14,7 @@ from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.experts import use_noting
 from services.verifier.loading import adapters
-from services.verifier.loading.by_shapes import ByShapes
+from services.verifier.loading.hollow import ByShapes
 from services.verifier.loading.load_model import hollow_model
 from services.verifier.recurrence import functions
 from tests.lossless.architectures import TYPES
