@@ -20,7 +20,6 @@ from cli import (
     outside_commands,
     paper_command,
     plan_command,
-    reload_command,
     tau_command,
     train_commands,
     train_run_commands,
@@ -269,7 +268,7 @@ def forget(
 for _panel, _commands in (
     (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
-    (_OPERATE, (reload_command.reload,)),
+    (_OPERATE, (operator_commands.reload,)),
     (_MEASURE, (bench_commands.replay,)),
 ):
     for _command in _commands:

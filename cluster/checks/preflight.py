@@ -14,13 +14,12 @@ from pathlib import Path
 
 from cluster.checks import host, model_files
 from cluster.checks.model_files import check_adapters
-from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import draft_models, memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
-from cluster.settings.recognition import check_tls_files
+from cluster.settings.recognition import check_shared_secrets, check_tls_files
 from services.api.descriptors import check_room
 from services.api.sockets import bind_ops, check_http, check_server
 from services.machine.processor import free_memory

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cluster.checks.host import refused_port
-from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
 from cluster.process.observing import Observing
 from cluster.process.starting import begin_serving, end_serving
 from cluster.settings import component_configs
 from cluster.settings.config import Settings
-from cluster.settings.recognition import server_tls, with_token
+from cluster.settings.recognition import check_shared_secrets, server_tls, with_token
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import serve_drafter
 from services.links.in_process import InProcessRetrievalLink

@@ -17,10 +17,9 @@ from services.access.gate import Gate
 from services.api.call_slots import CallSlots
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
-from services.api.http.door import OPENAI
+from services.api.http.door import ANTHROPIC, OPENAI
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
-from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
