@@ -234,7 +234,7 @@ def main() -> None:
     model = arguments.model
     if model is None:
         from cluster.models.target import BUILT_IN, as_float32, resolve
-        from services.machine import cache_folder
+        from services.machine.processor import cache_folder
 
         model = resolve(BUILT_IN, cache_folder(), say=lambda text: print(text, file=sys.stderr)).path
         model = as_float32(model)

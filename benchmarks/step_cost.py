@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from cluster.models.target import BUILT_IN, as_float32, resolve
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, Weights
 from services.verifier.loading.memory import arithmetic_dtype

@@ -14,9 +14,9 @@ import typer
 
 from benchmarks.bench.measures import FORMULAS
 from cli import host_command, never_slower_command, sizes_command, soak_command, stopping_command
-from cli.answer_options import EffortName
 from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
+from cli.options import EffortName
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
@@ -197,8 +197,8 @@ def _replaying(
     from benchmarks.papers.engine import SETTINGS, PaperEngine
     from benchmarks.replay.on_target import replay_on_target
     from benchmarks.replay.replay import replay as replay_traces
-    from cluster.component_configs import drafter_config, router_config
     from cluster.models.target import ResolvedModel, resolve
+    from cluster.settings.component_configs import drafter_config, router_config
     from services.router.strategies import StrategyConfig, served, sources_of
 
     loaded = _settings(config, [*(settings or []), *(SETTINGS if model else ())], model)
@@ -340,8 +340,8 @@ def _with_room(settings: Settings, at_once: int) -> Settings:
 
 def _served(settings: Settings) -> tuple[str, ...]:
     from cluster.checks.preflight import model_folder
-    from cluster.component_configs import router_config
     from cluster.models.target import ResolvedModel
+    from cluster.settings.component_configs import router_config
     from services.router.strategies import served
 
     model = ResolvedModel(name=settings.model, path=model_folder(settings) or Path(settings.model))

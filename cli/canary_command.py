@@ -106,7 +106,7 @@ def _trial(folder: Path, target: ResolvedModel) -> CanaryTrial:
 @contextmanager
 def _passes_over_noise(folder: Path, target: ResolvedModel, length: int) -> Iterator[GuessBehindNoise]:
     """The target with Uno's adapter in ``folder``, for texts of at most ``length`` tokens."""
-    from cluster.component_configs import verifier_config
+    from cluster.settings.component_configs import verifier_config
     from cluster.settings.config import load
     from services.verifier.checks.noise_guesses import guess_behind_noise
     from services.verifier.model.target import TransformersTarget

@@ -47,9 +47,9 @@ def disco(
     validation split, where a pass of the draft model costs the ratio c of a pass of the target.
     """
     from cluster.checks.host import check_device
-    from cluster.component_configs import verifier_config
     from cluster.models.drafters import by_kernels
     from cluster.models.target import resolve
+    from cluster.settings.component_configs import verifier_config
     from cluster.settings.config import load
     from services.drafter.config import DrafterConfig, TrainedConfig
     from services.drafter.draft_model.source import NAME, make

@@ -25,15 +25,15 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.markup import escape
 
-from cluster import component_configs
 from cluster.checks import host
 from cluster.checks.preflight import model_folder, preflight
 from cluster.models.drafters import trained_config
 from cluster.models.target import BUILT_IN
 from cluster.ray.address import check_ray_answers, foreign_ray, ray_is_here
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.sockets import bind_ops, check_http, check_server
-from services.machine import cores, free_memory, processor
+from services.machine.processor import cores, free_memory, processor
 from services.verifier.kernels.native.library import instruction_sets
 from speculation.errors import OutriderError
 
@@ -204,8 +204,8 @@ def _index(name: str, settings: Settings) -> Iterator[Finding]:
     if not retrieval.enabled:
         yield Finding(check=name, status="ok", found="none is set; strategies that look up are refused")
     elif retrieval.redis_url is not None:
+        from retrieval_index.access import without_password
         from retrieval_index.store import IndexStore
-        from retrieval_index.urls import without_password
 
         with IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password) as store:
             live = store.live()

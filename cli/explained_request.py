@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import component_configs
 from cluster.checks.preflight import generation_config, model_folder
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from services.api.http.json_body import parse_object
 from services.api.http.openai.chat_request import read_chat

@@ -20,12 +20,15 @@ from cli import (
     outside_commands,
     paper_command,
     plan_command,
-    reload_command,
     tau_command,
     train_commands,
     train_run_commands,
 )
-from cli.answer_options import (
+from cli.bench_options import read_names
+from cli.options import (
+    Address,
+    ApiKey,
+    ConfigFile,
     DrafterName,
     DraftSources,
     EffortName,
@@ -33,19 +36,22 @@ from cli.answer_options import (
     MinP,
     Nodes,
     Seed,
+    Set,
     Sources,
     Stop,
     Strategy,
     Temperature,
+    Tls,
+    TlsRoot,
     TopK,
     TopP,
+    credentials,
+    default_address,
 )
-from cli.bench_options import read_names
 from cli.printed_answer import print_answer
-from cli.server_options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with, prepare_streams, stderr
-from services.clean_logs import clean_logs
+from services.logs.clean import clean_logs
 from speculation.errors import ConfigurationError, OutriderError
 
 if TYPE_CHECKING:
@@ -104,10 +110,10 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.component_configs import http_config
+    from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-    from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
+    from cluster.settings.component_configs import http_config
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
@@ -262,7 +268,7 @@ def forget(
 for _panel, _commands in (
     (_SERVE, (outside_commands.draft, outside_commands.verify, plan_command.plan, operator_commands.doctor)),
     (_OPERATE, (operator_commands.top, operator_commands.new_key, operator_commands.hash_key, operator_commands.leave)),
-    (_OPERATE, (reload_command.reload,)),
+    (_OPERATE, (operator_commands.reload,)),
     (_MEASURE, (bench_commands.replay,)),
 ):
     for _command in _commands:
@@ -336,8 +342,8 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     Raises:
         InvalidArgument: names the field, its value and what is allowed.
     """
-    from cluster import component_configs
     from cluster.models.target import ResolvedModel
+    from cluster.settings import component_configs
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
     from services.router.comparisons import plan_comparisons

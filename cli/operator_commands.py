@@ -1,18 +1,17 @@
-"""``outrider top``, ``outrider doctor`` and ``outrider leave``."""
+"""``outrider top``, ``outrider doctor``, ``outrider leave`` and ``outrider reload``."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.options import Address, ApiKey, ConfigFile, Set, Tls, TlsRoot, credentials, default_address
 from cluster.process.terminal import stderr
 from speculation.errors import OutriderError
-
-_Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
-_Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
 
 
 def top(
@@ -23,8 +22,8 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table, after one interval, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, after one interval, and end.")] = False,
-    config: _Config = None,
-    settings: _Set = None,
+    config: ConfigFile = None,
+    settings: Set = None,
 ) -> None:
     """Show what a running server does now: load, speed, what drafting brings by strategy and source, and troubles."""
     from cli.top import show_top
@@ -40,9 +39,9 @@ def top(
 
 
 def doctor(
-    config: _Config = None,
+    config: ConfigFile = None,
     model: Annotated[str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file.")] = None,
-    settings: _Set = None,
+    settings: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of findings.")] = False,
 ) -> None:
     """Check what this machine lacks for `outrider serve`. Exit code 1 if something would not work."""
@@ -103,3 +102,40 @@ def new_key(
     lines += [f"  {field}: {value}" for field, value in (("id", name), ("tenant", tenant)) if value is not None]
     lines.append(f"  scopes: [{', '.join(USUAL_SCOPES)}]  # of {', '.join(SCOPES)}")
     typer.echo("\n".join((*lines, f"  # {KEY_HELP}")))
+
+
+def reload(
+    folder: Annotated[
+        str, typer.Argument(help="Safetensors of the same model: an absolute path at the verifiers (verifier.weights_from).")
+    ],
+    running: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of answers under way. finish: they end with the old weights; restart: those that are sent as "
+            "a whole begin once more with the new ones."
+        ),
+    ] = "finish",
+    within: Annotated[
+        float, typer.Option(help="Seconds that answers under way have to end, 1 to 3600; else nothing is replaced.")
+    ] = 600.0,
+    address: Address = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replace the weights that a server serves, while it serves: at all its verifiers, or at none."""
+    import outrider
+    from cluster.settings.config import load
+
+    where = address or default_address(load(config, settings or ()))
+    with outrider.Client(where, **credentials(api_key, tls, tls_root)) as client:
+        done = client.reload(folder, running=running, within_s=within)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(done)))
+        return
+    typer.echo(f"{where} serves the weights in {folder}; answers name them {done.arithmetic}")
+    for note in done.notes:
+        typer.echo(f"note: {note}")

@@ -296,7 +296,7 @@ def _measure(name: str, options: _Options, indexes: _Indexes | None = None, clas
 def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
     """All that a result depends on besides the code."""
     from retrieval_index.manifest import read_manifest
-    from services.machine import cores, processor
+    from services.machine.processor import cores, processor
     from services.model_files.folder import model_fingerprint
     from services.verifier.kernels.native.library import instructions
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster import component_configs
 from cluster.checks.gpu_sizing import GPUS, GpuSplit, gpus_named, reasons, sentence, splits_of
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.components import VerifierSettings
 from cluster.settings.config import Settings, load
 from services.model_files.folder import text_config

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.models_report import print_generation
-from cluster import component_configs
 from cluster.checks.listeners import listeners
 from cluster.checks.model_files import cache_bytes, expanded
 from cluster.checks.pods import Examined
@@ -20,12 +19,13 @@ from cluster.models.drafters import draft_models, trained_config, with_checkpoin
 from cluster.models.target import ResolvedModel
 from cluster.ray import resources
 from cluster.ray.address import check_ray_answers, ray_is_here
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
 from cluster.settings.placement import Placed
-from retrieval_index.urls import without_password
+from retrieval_index.access import without_password
 from services.drafter.heads.files.kinds import Checkpoint
 from services.drafter.heads.files.target_shape import read_target_shape
-from services.machine import processor
+from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import digest_of, latest
 
 

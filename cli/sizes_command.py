@@ -77,7 +77,7 @@ def sizes(
     from benchmarks.sizes.run import SizesConfig, measure_sizes
     from benchmarks.sizes.stack import read_sizes
     from cluster.process.terminal import stderr
-    from services.machine import cores
+    from services.machine.processor import cores
 
     usual: dict[str, Any] = _QUICK if quick else _WHOLE
     budgets = read_numbers("--nodes", usual["nodes"] if nodes is None else nodes, most=128)

@@ -51,10 +51,10 @@ def stopping(
     from benchmarks.stopping.lineup import StoppingBench, StoppingConfig, fastest_length, with_room
     from benchmarks.stopping.report import comparison_object, length_table, policy_table, summaries
     from benchmarks.stopping.run import Comparison, compare_policies
-    from cluster.component_configs import verifier_config
     from cluster.models.drafters import trained_config
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
+    from cluster.settings.component_configs import verifier_config
     from cluster.settings.config import load
     from speculation.files import write_whole
     from speculation.types import SamplingParams

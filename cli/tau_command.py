@@ -16,7 +16,7 @@ from speculation.errors import ConfigurationError
 if TYPE_CHECKING:
     from cluster.models.target import ResolvedModel
     from services.drafter.heads.files.kinds import Checkpoint
-    from services.drafter.interfaces import ModelSource
+    from services.drafter.sources.interfaces import ModelSource
     from training.shards import DataManifest
 
 # By domain: of greedy text and of sampled text, tokens per pass by size of the trees.
@@ -47,11 +47,11 @@ def tau(
     the requests' noise, which the data do not hold; a server's drafters know it, and do better there. A domain is a file of
     prompts (see outrider train data); passes over prompts are not counted.
     """
-    from cluster.component_configs import drafter_config
     from cluster.models.drafters import draft_models
     from cluster.models.target import resolve
+    from cluster.settings.component_configs import drafter_config
     from cluster.settings.config import load
-    from services.drafter.catalogue import make_source
+    from services.drafter.sources.catalogue import make_source
     from training.data_folder import weights_digest
     from training.evaluate import tree_taus
     from training.shards import read_shards

@@ -82,8 +82,8 @@ def data(
     same tokens.
     """
     from cluster.checks.host import check_folder
-    from cluster.component_configs import verifier_config
     from cluster.models.target import resolve
+    from cluster.settings.component_configs import verifier_config
     from cluster.settings.config import load
     from services.drafter.heads.files.target_shape import read_target_shape
     from training.data_folder import DataOptions

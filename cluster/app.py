@@ -19,9 +19,9 @@ from ray import serve
 from cluster.checks.preflight import preflight
 from cluster.models.target import resolve
 from cluster.ray.application import application
-from cluster.ray.internal_token import with_token
 from cluster.ray.resources import wait_for_nodes
 from cluster.settings.config import load
+from cluster.settings.recognition import with_token
 from speculation.errors import ConfigurationError
 
 

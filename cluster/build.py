@@ -7,16 +7,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.component_configs import drafter_beside_config, drafter_config, retrieval_config, router_config, verifier_config
 from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.named_models import held_models
 from cluster.models.target import ResolvedModel, before_products
+from cluster.settings.component_configs import (
+    drafter_beside_config,
+    drafter_config,
+    retrieval_config,
+    router_config,
+    verifier_config,
+)
 from cluster.settings.config import Settings
 from services.verifier.engine.origins import Origin
 from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
-    from cluster.observing import Observing
+    from cluster.process.observing import Observing
     from services.api.messages import RouterPort
     from services.drafter.service import DrafterService
     from services.retrieval.service import RetrievalService
@@ -51,8 +57,8 @@ async def in_process(
         ConfigurationError: the settings or the model cannot be used; says why.
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
-    from cluster.observing import Observing
     from cluster.outside.links import outside_link
+    from cluster.process.observing import Observing
     from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from cluster.checks.preflight import preflight
+from cluster.entry.public import Addresses
 from cluster.models.target import resolve
 from cluster.process.logs import quiet_libraries, start_logging
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.process.terminal import stderr
-from cluster.public_entry import Addresses
 from cluster.ray.address import check_ray_answers, ray_is_here
 from cluster.settings.config import Settings
 
@@ -35,7 +35,7 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
     model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
-            from cluster.local_service import running_in_process
+            from cluster.process.local_service import running_in_process
 
             with _telling("Loading the model"):
                 addresses = stack.enter_context(running_in_process(settings, model))

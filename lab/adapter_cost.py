@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from cluster.models.target import BUILT_IN, resolve
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.low_rank_kernel import LowRank
 from services.verifier.loading.peft_folder import StoredAdapter

@@ -27,7 +27,6 @@ from benchmarks.replay.replay import read_traces
 from cluster.models.target import BUILT_IN, resolve
 from lab.known_texts import KnownText, ReplayedTexts, States, read_states, replay_texts
 from lab.tree_pruning import PrunedAt, edges_of, prune_at
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect
 from services.drafter.heads.levels import LevelForm
@@ -37,8 +36,9 @@ from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.heads.streams.whole_texts import streams_of
-from services.drafter.interfaces import ModelSource
-from services.machine import cache_folder
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import ModelSource
+from services.machine.processor import cache_folder
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError

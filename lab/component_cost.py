@@ -23,7 +23,7 @@ import psutil
 from benchmarks.bench.environment import describe
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.fleet.hash_ring import HashRing
-from cluster.ray.verifier_choice import choices, place_of, session_of
+from cluster.verifiers.choice import choices, place_of, session_of
 from lab.served_model import served
 from outrider import AsyncClient, Retry, Unavailable
 from services.retrieval.config import RetrievalConfig

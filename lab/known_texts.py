@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.replay.replay import Trace
-from services.drafter.interfaces import ModelSource
-from services.drafter.replay import ReplayedPass, ReplayedText, replay_along
+from services.drafter.sessions.replay import ReplayedPass, ReplayedText, replay_along
+from services.drafter.sources.interfaces import ModelSource
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 

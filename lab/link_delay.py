@@ -28,10 +28,11 @@ from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.soak.component import TOKEN, ComponentSpec
 from benchmarks.soak.component_process import ComponentProcess
 from benchmarks.soak.free_port import free_port
-from cluster import build, component_configs
+from cluster import build
 from cluster.models.target import ResolvedModel, resolve
 from cluster.process.terminal import stderr, stdout
 from cluster.ray.stage_actors import launch_child
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_draft import GrpcDraftLink

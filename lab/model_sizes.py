@@ -31,7 +31,7 @@ from benchmarks.bench.results import RESULTS, read_results
 from benchmarks.bench.tables import Table, markdown, number, ratio
 from benchmarks.inflate import inflate
 from cluster.models.target import BUILT_IN, as_float32, resolve
-from services.machine import cache_folder, cores, processor
+from services.machine.processor import cache_folder, cores, processor
 from services.verifier.kernels.native.library import instructions
 
 HEADING = "## The same answers from slower models"

@@ -36,9 +36,9 @@ from rich.table import Table
 import outrider
 from benchmarks.bench.environment import describe
 from cluster.build import in_process
+from cluster.entry.public import opened_entry
 from cluster.models.target import resolve
 from cluster.process.terminal import stdout
-from cluster.public_entry import opened_entry
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling, RouterPort, TextChunk
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider
-from cli.demo.prompts import EDIT
+from cli.demo.measuring import EDIT
 from cli.demo.recording import PLAIN, Recording, record
 from cluster.service import serving
 from cluster.settings.config import load

@@ -1,4 +1,4 @@
-"""Where DISCO's classifier holds that learnt from other prompts (arXiv 2405.04304): F1 by kind of prompt, and between kinds.
+"""Whether DISCO's classifier (arXiv 2405.04304) holds for other prompts than it learnt from: F1 by kind, and between kinds.
 
     python -m lab.stop_transfer --data DATA --draft FOLDER --group code=mbpp,functions,code --group maths=gsm8k
 
@@ -17,7 +17,7 @@ from cluster.models.target import BUILT_IN, resolve
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.draft_model.source import NAME, make
 from services.drafter.stopping.classifier import Classifier
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from training.disco import DiscoRecipe, choose, quality, train_classifier
 from training.shards import read_shards
 from training.stop_examples import KnownAnswer, ProbedAnswer, chain_examples, judged_examples, probe

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.models.target import BUILT_IN, resolve
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.router.tokens import Tokens
 from training.shards import read_shards
 

@@ -14,7 +14,7 @@ import torch
 
 from lab.known_texts import KnownText, tree_states
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.replay import ReplayedPass
+from services.drafter.sessions.replay import ReplayedPass
 from services.verifier.model.target import TransformersTarget
 from speculation.tree import ROOT, follow
 from speculation.types import TokenTree

@@ -1,9 +1,12 @@
-"""Who needs what of Redis: one user of it for the services that read an index, one for whoever publishes it.
+"""The Redis of indexes: its URL as messages may show it, and who needs what of it.
 
-Routers, verifiers and drafters ask it for nothing. The chart makes both users, and docs/how-to/retrieval.md shows how to.
+It has one user for the services that read an index, and one for whoever publishes it. Routers, verifiers and drafters ask
+it for nothing. The chart makes both users, and docs/how-to/retrieval.md shows how to.
 """
 
 from __future__ import annotations
+
+from urllib.parse import urlsplit
 
 # Of services: the live version and its predecessor, its manifest and pieces, the stream of changes.
 READER = ("get", "lrange", "xread", "xrevrange")
@@ -30,3 +33,18 @@ def keeper_rules(name: str) -> str:
     """What ``rules`` of a reader lacks where answers are kept: a selector, as of Redis 7, for the keys of answers."""
     keys = (f"~outrider:{{{name}}}:{kind}:*" for kind in _ANSWERS)
     return f"({' '.join((*keys, '-@all', *(f'+{command}' for command in KEEPER)))})"
+
+
+def without_password(url: str) -> str:
+    """Scheme, host, port and database of a URL."""
+    try:
+        parts = urlsplit(url)
+        # An odd URL most often holds a password that was not escaped.
+        if parts.hostname is None or parts.fragment or "@" in parts.path:
+            raise ValueError
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "a Redis URL that cannot be read (are special characters of the password escaped?)"
+    user = "***@" if "@" in parts.netloc else ""
+    return f"{parts.scheme}://{user}{host}{port}{parts.path}"

@@ -23,9 +23,9 @@ from typing import Any, cast
 import redis.asyncio
 from redis.asyncio.client import Pipeline
 
+from retrieval_index.access import without_password
 from retrieval_index.redis_errors import speaking
 from retrieval_index.sealed_answers import Sealing
-from retrieval_index.urls import without_password
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument, Unavailable
 from speculation.messages import RecalledAnswers

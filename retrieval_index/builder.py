@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index import ngram_trie, plot
+from retrieval_index import keeping, ngram_trie
 from retrieval_index import observed_successors as successors
 from retrieval_index.corpus import Document
 from retrieval_index.keeping import WAYS, KeepBy, kept_documents
@@ -118,7 +118,7 @@ def build_index(
         ConfigurationError: ``out`` holds something else, or no document is left after filtering.
     """
     _check_out(out)
-    plot.check_available()
+    keeping.check_can_draw()
     tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
     key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens or 'all'}/{config.top_k}"
     scores = ScoreFile(out / SCORES, key, 1 + config.top_k)
@@ -138,7 +138,7 @@ def build_index(
     states = StateFile(out / SCORES, key)
     if config.semantic:
         _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, window, advance)
-    plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
+    keeping.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
     manifest = Manifest(
         model=target.name,
         tokenizer_sha256=target.tokenizer_sha256,

@@ -6,9 +6,13 @@ of the text. The other ways keep as much text as is asked for, or as many docume
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, get_args
+
+from speculation.errors import ConfigurationError
 
 KeepBy = Literal["documents", "tokens", "length"]
 WAYS: tuple[str, ...] = get_args(KeepBy)
@@ -48,3 +52,33 @@ def _limit_of_tokens(perplexities: Sequence[float], lengths: Sequence[int], keep
         if so_far >= wanted:
             return perplexity
     return math.inf
+
+
+def check_can_draw() -> None:
+    """Check for matplotlib before hours of scoring, not after them.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError("the histogram needs matplotlib: pip install 'outrider-server[bench]'")
+
+
+def draw_histogram(perplexities: Sequence[float], limit: float, path: Path) -> None:
+    """Write the histogram of perplexities, with the limit of what is kept, as a PNG file."""
+    from matplotlib.figure import Figure
+
+    finite = [value for value in perplexities if math.isfinite(value)]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    low, high = min(finite, default=1.0), max(finite, default=10.0)
+    steps = 40
+    edges = [low * (max(high / low, 1.01)) ** (step / steps) for step in range(steps + 1)]
+    axes.hist(finite, bins=edges, color="#4c72b0")
+    axes.axvline(limit, color="#c44e52", label=f"kept: perplexity up to {limit:.1f}")
+    axes.set_xscale("log")
+    axes.set_xlabel("perplexity under the target")
+    axes.set_ylabel("documents")
+    axes.set_title(f"{len(perplexities):,} documents")
+    axes.legend()
+    figure.savefig(path, dpi=120)

@@ -27,11 +27,11 @@ from typing import Any, Self, cast
 
 import redis
 
+from retrieval_index.access import without_password
 from retrieval_index.cached import PARTIAL, is_whole
 from retrieval_index.manifest import FILE, FilePart, Manifest, part_of, read_manifest, verify
 from retrieval_index.progress import Advance, silent
 from retrieval_index.redis_errors import speaking
-from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a drafter holds, as it tells those whom it drafts for: its models, what each is called, and for whom it drafts."""
+"""What a drafter tells of the models that it holds: what each is called, and for whom it drafts."""
 
 from __future__ import annotations
 

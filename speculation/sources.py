@@ -1,6 +1,6 @@
 """What each source of drafts needs, and which sources a strategy uses. Router, drafter and verifier all read it here.
 
-A new source is one entry here, one file in ``services/drafter/sources``, and one line in ``services/drafter/catalogue.py``.
+A new source is one entry here, and one file and one line of ``catalogue.py`` in ``services/drafter/sources``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jsonschema
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from services.grammars import engine_text, limits, refusal
+from services.structured_outputs.grammars import engine_text, limits, refusal
 from services.verifier.grammar.grammar_state import GrammarState
 from speculation.types import GrammarKind, StructuredOutputs
 

@@ -131,5 +131,7 @@ def own_process() -> Iterator[None]:
     """Command lines under test set the level of their process's log, and how it looks for garbage: it is the tests' as well."""
     level, garbage = logging.root.level, gc.get_threshold()
     yield
-    logging.root.setLevel(level)
+    # Setting it makes all loggers forget what they have found out, of which transformers' models alone have a thousand.
+    if logging.root.level != level:
+        logging.root.setLevel(level)
     gc.set_threshold(*garbage)

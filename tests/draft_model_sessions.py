@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.source import DraftModelSource, make
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from services.verifier.choosing.processors import build_truncation
 from speculation.choose import choose
 from speculation.errors import ConfigurationError

@@ -16,8 +16,8 @@ from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.session import FeatureSession
 from services.drafter.heads.state_head import HeadOutput, StateHead
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features, TokenTree
 

@@ -18,7 +18,7 @@ _PRELOADED = (
     "services.drafter.service",
     "services.router.service",
     "services.verifier.service",
-    "cluster.public_entry",
+    "cluster.entry.public",
     "services.links.grpc_draft",
     "transformers.models.llama.modeling_llama",
     "benchmarks.soak.component",

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index import plot
+from retrieval_index import keeping
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.corpus import Document
 from retrieval_index.keeping import KeepBy
@@ -72,7 +72,7 @@ def build(
     """An index of bytes; unless asked for without its histogram, which takes longer to draw than all the rest."""
     found = scorer or ByteScorer()
     config = BuildConfig(keep=keep, keep_by=keep_by, depth=8, score_tokens=score_tokens, top_k=2, semantic=semantic)
-    with nullcontext() if histogram else patch.object(plot, "draw_histogram"):
+    with nullcontext() if histogram else patch.object(keeping, "draw_histogram"):
         return build_index([document(text) for text in texts], target, encode, lambda: found, out, config)
 
 

@@ -1,6 +1,6 @@
 """A model source without a model, which reads hidden states of three layers. Tests can delay it, hang it or make it raise.
 
-It is a template for real ones: ``register`` does what entries in ``speculation/sources.py`` and ``services/drafter/catalogue.py`` do for a real one.
+It is a template for real ones: ``register`` does what entries in ``speculation/sources.py`` and ``services/drafter/sources/catalogue.py`` do for a real one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.catalogue import MAKERS
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.sources import SOURCES, SourceSpec
 from speculation.tree import chain

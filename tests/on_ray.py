@@ -34,7 +34,7 @@ with running_on_ray(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))
         deployment, method, *more = line.split(maxsplit=2)
         if deployment == "redeploy":
             from cluster.ray.application import application
-            from cluster.ray.internal_token import with_token
+            from cluster.settings.recognition import with_token
             changed = with_token(load(flags=json.loads(sys.argv[2]) + json.loads(line.partition(" ")[2]), environ={}))
             model = ResolvedModel(name="tiny", path=Path(sys.argv[1]))
             serve.run_many([serve.RunTarget(target=application(changed, model), name="outrider", route_prefix=None)])

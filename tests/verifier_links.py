@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import trustme
 
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.links.grpc_verifier import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessVerifierLink
 from services.links.tls.mutual import CallerTls

@@ -12,10 +12,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from cluster.component_configs import router_config
 from cluster.models.target import ResolvedModel
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.settings.component_configs import router_config
 from cluster.settings.config import load
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from services.router.service import RouterService
 from speculation.messages import GenerationRequest

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import PathSession, TextSource
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import PathSession, TextSource
 from speculation.messages import OpenSession, StepReport
 from speculation.types import SamplingParams, TokenTree
 from tour.chapter1_plain_decoding import CODE, LENGTH

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from cluster import component_configs
 from cluster.models.target import resolve
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.api.messages import ChatMessage
 from services.router.tokens import Tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from services.drafter.interfaces import ModelSource
+from services.drafter.sources.interfaces import ModelSource
 from training.learner import Learner, Prediction
 from training.losses import TargetChoices, output_rows
 from training.shards import TrainingSequence

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from services.drafter.heads.files.head_config import FINAL
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from services.drafter.stopping.classifier import Classifier, ClassifierCard
 from services.drafter.stopping.lengths import Static
 from services.model_files.folder import model_fingerprint

@@ -26,7 +26,7 @@ from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.medusa.source import MedusaSource
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.interfaces import ModelSource
+from services.drafter.sources.interfaces import ModelSource
 from services.drafter.stopping.lengths import Static
 from speculation.errors import ConfigurationError
 from training.block_learner import BlockLearner

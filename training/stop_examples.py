@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from services.drafter.stopping.classifier import FEATURES, features_of
 from services.drafter.stopping.interface import DraftedToken, StopPolicy
 from services.drafter.stopping.lengths import PlannedLength

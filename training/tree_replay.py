@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from services.drafter.interfaces import ModelSource
-from services.drafter.replay import ReplayedText, replay_along
+from services.drafter.sessions.replay import ReplayedText, replay_along
+from services.drafter.sources.interfaces import ModelSource
 from training.shards import TrainingSequence
 
 

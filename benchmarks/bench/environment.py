@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from services.machine import cores, processor
+from services.machine.processor import cores, processor
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from benchmarks.bench.contestants import PEERS, PLAIN, Environments, WorkerConte
 from benchmarks.bench.records import ContestantFailed
 from cluster.models.target import ResolvedModel, as_float32
 from cluster.settings.config import Settings
-from services.machine import cores
+from services.machine.processor import cores
 from speculation.errors import ConfigurationError
 
 # Peers reserve memory for the longest context; prompts here are far shorter than this.

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from benchmarks.bench.measures import FORMULAS
 from benchmarks.bench.plots import draw
+from benchmarks.bench.summary import verdict_line
 from benchmarks.bench.tables import Table, all_tables, markdown
-from benchmarks.bench.verdict_line import verdict_line
 
 Results = Mapping[str, Any]
 

@@ -1,6 +1,6 @@
 """``outrider bench autoscale``: a day of traffic against a fleet that follows the load, and against fleets of a fixed size.
 
-Runs on a simulated clock, with the code that decides when it serves (``scaling`` and ``verifier_choice`` of ``cluster.ray``)
+Runs on a simulated clock, with the code that decides when it serves (``cluster.ray.scaling``, ``cluster.verifiers.choice``)
 and costs of passes from a table (``benchmarks.fleet.cost_tables``). It says what the policy and the choice do with the load;
 it measures no machine.
 """

@@ -92,7 +92,7 @@ def facts_of(compared: ComparedFleets) -> list[tuple[str, str]]:
     return [
         (
             "simulated",
-            "clock, machines and requests; cluster/ray/scaling.py and cluster/ray/verifier_choice.py decide as in service",
+            "clock, machines and requests; cluster/ray/scaling.py and cluster/verifiers/choice.py decide as in service",
         ),
         ("requests", drawn if config.recorded is None else f"recorded: {config.recorded}"),
         ("cost of a pass", hardware.source),

@@ -1,6 +1,6 @@
 """A fleet of verifiers through a day of requests, on a simulated clock.
 
-Who gets a request is decided by ``cluster.ray.verifier_choice``, how many verifiers there are by ``cluster.ray.scaling`` as
+Who gets a request is decided by ``cluster.verifiers.choice``, how many verifiers there are by ``cluster.ray.scaling`` as
 Ray Serve would call it: the code that serves. Simulated are the replicas' time, nodes that come after minutes, and drains.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.fleet.replica_model import Job, ReplicaModel
 from benchmarks.fleet.serve_scaling import Autoscaler
 from benchmarks.fleet.step_pace import StepPace
 from benchmarks.fleet.traffic import Arrival
-from cluster.ray.verifier_choice import choices, place_of, session_of
+from cluster.verifiers.choice import choices, place_of, session_of
 
 # As services.router.service: seconds before a further attempt, and verifiers that may fail at one token of a request.
 _RETRIES_S = (0.1, 1.0, 3.0)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import psutil
 
 from benchmarks.host.loads import HostLoad
-from benchmarks.host.null_target import NullTarget, PassMark
+from benchmarks.host.null_target import NullTarget, PassMark, scripted_text
 from benchmarks.host.parts import Profiled
-from benchmarks.host.scripted_text import scripted_text
-from cluster.process.garbage import begin_serving, end_serving
+from cluster.process.starting import begin_serving, end_serving
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink

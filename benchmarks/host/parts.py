@@ -1,4 +1,4 @@
-"""Whose code the processors' time of a step goes to, by a profiler in the event loop's thread and in the target's."""
+"""Which code takes the processor time of a step, by a profiler in the event loop's thread and in the target's."""
 
 from __future__ import annotations
 

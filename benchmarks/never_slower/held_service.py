@@ -28,7 +28,7 @@ def written(settings: Settings, model: ResolvedModel) -> str:
 
 async def _serve(first: str) -> None:
     from cluster.build import in_process
-    from cluster.public_entry import opened_entry
+    from cluster.entry.public import opened_entry
 
     given = json.loads(first)
     settings = Settings.model_validate(given["settings"])

@@ -33,7 +33,7 @@ from cluster.models.target import ResolvedModel
 from cluster.service import serving
 from cluster.settings.config import Settings
 from cluster.settings.server import ServerSettings
-from services.machine import cores
+from services.machine.processor import cores
 from services.router.tokens import Tokens
 
 # Around each turn: emptying the server's memory, the first answers, comparing.

@@ -1,4 +1,4 @@
-"""Compares turns by the same work: how long the tokens took that both have, whichever prompts one of them reached besides.
+"""Compares turns by the same work: the time of the tokens that both have, whatever else one of them reached.
 
 In a turn of fixed length the faster contestant gets to prompts that the other never sees. A long one among them would make
 it look slow, and equal turns of plain decoding, which see the same prompts, would not show that as noise.

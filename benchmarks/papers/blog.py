@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out
 from benchmarks.papers.engine import RowDrafting, with_trained
-from benchmarks.papers.row_plots import draw_rows
-from benchmarks.papers.rows import SPEED_UP, STEP_COST, TAU, Answers, Column, DecodedRow, figure_table
+from benchmarks.papers.rows import SPEED_UP, STEP_COST, TAU, Answers, Column, DecodedRow, draw_rows, figure_table
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import DrafterConfig, PromptLookupConfig, StopConfig

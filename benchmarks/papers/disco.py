@@ -16,8 +16,8 @@ from benchmarks.papers.workbench import Workbench
 from benchmarks.stopping.lineup import StoppingBench, StoppingConfig, fastest_length, with_room
 from benchmarks.stopping.report import summaries
 from benchmarks.stopping.run import ORACLE, PLAIN, Comparison, compare_policies
-from cluster.component_configs import verifier_config
 from cluster.models.drafters import trained_config
+from cluster.settings.component_configs import verifier_config
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingParams
 

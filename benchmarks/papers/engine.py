@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench.records import Request
-from benchmarks.papers.changing_drafter import ChangingDrafter
 from benchmarks.papers.labelled_guesses import LabelledGuesses
-from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.drafters import draft_models, noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config, verifier_config
 from cluster.settings.config import Settings
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -24,7 +23,19 @@ from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService
 from services.verifier.engine.origins import Origin
 from services.verifier.service import VerifierService
-from speculation.messages import GenerationRequest, Progress
+from speculation.columns import DraftColumns, ReportColumns
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    FeatureChunk,
+    ForgetTenant,
+    GenerationRequest,
+    OpenSession,
+    Progress,
+    StepReport,
+)
+from speculation.ports import Drafter, DraftsAtOnce, DraftsTogether
 from speculation.sources import SOURCES, kind_of
 from speculation.types import Plan, SamplingParams
 
@@ -205,3 +216,37 @@ def differs_at(tokens: Sequence[int], plain: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(tokens, plain, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(tokens), len(plain)))
+
+
+class ChangingDrafter:
+    """Implements ``speculation.ports.Drafter`` and ``DraftsAtOnce`` by the drafter in ``now``.
+
+    So one loaded target serves rows whose drafters have different settings.
+    """
+
+    def __init__(self, first: Drafter) -> None:
+        self.now = first
+
+    async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
+        return await self.now.open(message)
+
+    async def step(self, message: StepReport) -> Draft | DraftFailure | None:
+        return await self.now.step(message)
+
+    def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
+        return self.now.at_once(message) if isinstance(self.now, DraftsAtOnce) else None
+
+    def together(self, reports: ReportColumns) -> DraftColumns | None:
+        return self.now.together(reports) if isinstance(self.now, DraftsTogether) else None
+
+    def further(self, session_id: str) -> AsyncIterator[Draft]:
+        return self.now.further(session_id)
+
+    def features(self, message: FeatureChunk) -> None:
+        self.now.features(message)
+
+    def close(self, message: CloseSession) -> None:
+        self.now.close(message)
+
+    async def forget(self, message: ForgetTenant) -> None:
+        await self.now.forget(message)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out, needed
 from benchmarks.papers.engine import RowDrafting, with_trained
-from benchmarks.papers.row_plots import draw_losses, draw_rows, training_losses
-from benchmarks.papers.rows import DecodedRow, figure_table, usual_columns
+from benchmarks.papers.rows import DecodedRow, draw_losses, draw_rows, figure_table, training_losses, usual_columns
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.bench.records import Request
 from benchmarks.bench.tables import Table
 from benchmarks.papers.engine import Decoded, RowDrafting, differs_at
 from benchmarks.papers.units import Advance, Results
+from services.drafter.heads.files.target_shape import TRAINING
+from services.model_files.folder import read_json
 from speculation.types import SamplingParams
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class RowDecoder(Protocol):
@@ -174,3 +180,41 @@ def usual_columns(results: Results, rows: Iterable[str]) -> list[Column]:
     if len(tasks) > 1:
         columns += [Column(title=task, figure=lambda a: f"{speed_up(a):.2f}x, {tau(a):.2f}", task=task) for task in tasks]
     return columns
+
+
+def draw_rows(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """Tokens per pass and speed-up of rows (what they are called, and their results), as pairs of bars."""
+    for at, (_, result) in enumerate(rows):
+        answers = result["answers"]
+        for shift, figure, colour, name in ((-0.2, tau, "#4c72b0", "τ"), (0.2, speed_up, "#dd8452", "speed-up")):
+            height = figure(answers)
+            axes.bar(at + shift, height, 0.38, color=colour, label=name if at == 0 else None)
+            axes.annotate(f"{height:.2f}", (at + shift, height), ha="center", va="bottom", fontsize=8)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(rows)), [label.replace(", ", ",\n") for label, _ in rows], fontsize=8)
+    axes.set_ylabel("against plain decoding")
+    if rows:
+        axes.legend(frameon=False, loc="upper left")
+    return bool(rows)
+
+
+def training_losses(folder: Path) -> Mapping[str, Any]:
+    """What a drafter's record tells of its losses, for ``DecodedRow.extra``; nothing where it does not."""
+    record = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
+    curves = record.get("losses")
+    return {"losses": curves} if isinstance(curves, dict) and curves.get("step") else {}
+
+
+def draw_losses(axes: Axes, units: Results, names: Sequence[str]) -> bool:
+    """The losses of the rows ``names`` by the steps of their training; each loss has a style, each row a colour."""
+    styles = ("-", "--", ":", "-.")
+    rows = [(units[name]["label"], units[name]["losses"]) for name in names if "losses" in units.get(name, {})]
+    for number, (label, curves) in enumerate(rows):
+        for loss, style in zip([each for each in curves if each != "step"], styles, strict=False):
+            axes.plot(curves["step"], curves[loss], style, color=f"C{number}", label=f"{label}: {loss}")
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, mean over predictions")
+    if rows:
+        axes.legend(frameon=False)
+    return bool(rows)

@@ -1,4 +1,5 @@
-"""The arithmetic of ``outrider bench sizes``: from what a step's parts cost to who pays from which size of the target on.
+"""The arithmetic of ``outrider bench sizes``: from what a step's parts cost to the size of the target from which each
+drafter pays.
 
 A step drafts, checks the tree in one pass, and does what else a step does; on the cores of one machine these come one after
 the other. Plain decoding's step is a pass of one row. So with tau tokens per pass

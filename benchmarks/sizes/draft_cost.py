@@ -1,4 +1,4 @@
-"""What a model's draft takes: it drafts along a text that is known, one request at a time, with states of random numbers.
+"""How long a model's draft takes: it drafts along a known text, one request at a time, with random states.
 
 What a draft takes depends on its shapes and on how many tokens a pass has committed, not on what the numbers say. So the
 text's own tokens are accepted, as many as with the default model, whatever was drafted.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.replay import AnswerReplay
 from speculation.tree import chain

@@ -19,14 +19,14 @@ from benchmarks.sizes.default_model import PlainAnswers, decode_drafted, decode_
 from benchmarks.sizes.draft_cost import CostText, draft_seconds, joined
 from benchmarks.sizes.scaled_drafter import grows, write_scaled
 from benchmarks.sizes.stack import LAYERS, SIZES, Stack, measure_passes, numbers_of, own_shape, target_of, write_stack
-from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config, verifier_config
 from cluster.settings.config import Settings
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.heads import canary
 from services.drafter.heads.files.kinds import Checkpoint, inspect
-from services.drafter.interfaces import ModelSource
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import ModelSource
 from speculation.errors import ConfigurationError
 
 # Tokens before the rows of a measured pass, and of a text before the drafts.

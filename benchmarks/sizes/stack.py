@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.inflate import Size
-from services.machine import free_memory
+from services.machine.processor import free_memory
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows

@@ -19,12 +19,13 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import build, component_configs
+from cluster import build
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.process.starting import begin_starting
-from cluster.settings.component_tls import caller_tls, server_tls
+from cluster.settings import component_configs
 from cluster.settings.config import Settings, load
+from cluster.settings.recognition import caller_tls, server_tls
 
 # Between components of one run; they serve on loopback alone.
 TOKEN = "a shared secret of ours"
@@ -116,8 +117,8 @@ async def _verifier(place: _Place) -> object:
 
 
 async def _router(place: _Place) -> object:
-    from cluster.outside.chosen_verifier import ChosenVerifier
-    from cluster.public_entry import open_entry
+    from cluster.entry.public import open_entry
+    from cluster.verifiers.chosen_verifier import ChosenVerifier
     from services.links.grpc_verifier import GrpcVerifierLink
     from services.router.service import RouterService
 

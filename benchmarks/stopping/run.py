@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.bench.records import Request
-from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.oracle import Oracle, Scout
 from services.verifier.model.target_port import Prefix, Rows, Sampling, Target

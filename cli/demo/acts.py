@@ -9,9 +9,8 @@ import outrider
 from benchmarks.bench.measures import Spread
 from benchmarks.bench.tables import ratio
 from cli.demo import side_by_side
-from cli.demo.measuring import LONG_TOKENS, Findings
+from cli.demo.measuring import EDIT, LONG_TOKENS, OPEN, Findings
 from cli.demo.on_ray import RayService
-from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, Pairs, Recording, differing, record
 
 _ACTS = 4

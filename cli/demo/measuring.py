@@ -9,10 +9,9 @@ from rich.console import Console
 
 import outrider
 from cli.demo.lying import LyingLink
-from cli.demo.prompts import EDIT, OPEN
 from cli.demo.recording import OURS, PLAIN, Pairs, Recording, measure, record
-from cluster.local_service import running_in_process
 from cluster.models.target import resolve
+from cluster.process.local_service import running_in_process
 from cluster.process.logs import quiet_libraries
 from cluster.settings.config import load
 from speculation.ports import DraftLink
@@ -23,6 +22,23 @@ _PAIRS = 3
 _EDIT_TOKENS, _OPEN_TOKENS = 128, 96
 # Of the answer during which a verifier will die.
 LONG_TOKENS = 200
+EDIT = """Rename the class Stack to Pile and print the whole program again:
+
+```python
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+
+    def peek(self):
+        return self.items[-1]
+```"""
+OPEN = "Explain in a few sentences why the sky is blue."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from services.sockets import addresses_of, bind
+from services.machine.sockets import addresses_of, bind
 from speculation.errors import ConfigurationError
 
 _MIB = 2**20

@@ -1,4 +1,4 @@
-"""Checks memory and context length by the headers of a model's files, without torch."""
+"""Checks memory and context length by headers of a model's files, and adapters by their configurations, without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.components import VerifierSettings
+from cluster.settings.config import Settings
 from services.model_files.folder import read_json, reading, text_config
+from services.model_files.peft_config import read_peft_config
 from services.model_files.weights.described import BLOCKS, Tensor
 from services.model_files.weights.headers import check_weights
 from services.model_files.weights.quantised.method import format_of
-from speculation.errors import ConfigurationError
+from speculation.adapters import check_name
+from speculation.errors import ConfigurationError, InvalidArgument
 
 _GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
@@ -147,3 +152,19 @@ def check_fits(
         ),
         about="model",
     )
+
+
+def check_adapters(settings: Settings, model: ResolvedModel, *, here: bool) -> None:
+    """Check names, and where they lie ``here`` the folders of the adapters.
+
+    Raises:
+        ConfigurationError: a name is no name or the model's own, or a folder holds no adapter that can be served; says why.
+    """
+    own = component_configs.names_of(settings, model)
+    for name, folder in settings.verifier.lora_modules.items():
+        try:
+            check_name(name, own)
+        except InvalidArgument as error:
+            raise ConfigurationError(field="verifier.lora_modules", value=name or '""', allowed=error.allowed) from error
+        if here:
+            read_peft_config(Path(folder).expanduser())

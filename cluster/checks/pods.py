@@ -7,22 +7,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cluster import component_configs
 from cluster.checks import model_files
-from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
 from cluster.checks.offered import GroupOffer, Offer, amount
 from cluster.checks.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
 from cluster.models.drafters import memory_here, trained_config
 from cluster.models.named_models import read_models
 from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.model_files.weights.headers import check_weights
 from speculation.errors import ConfigurationError
 from speculation.sources import AUTO, STRATEGIES
 
 _MIB = 2**20
 _SNAPSHOT = "recycling_snapshot"
+# Of the image's torch (k8s/images/gpu.lock), and the oldest driver by CUDA's generation that runs it (NVIDIA's table of
+# minor version compatibility, CUDA's release notes).
+IMAGE_CUDA = "13.0"
+_OLDEST = {"12": 525, "13": 580}
+OLDEST_DRIVER = _OLDEST[IMAGE_CUDA.partition(".")[0]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,3 +313,8 @@ def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[
             value=pod.memory,
             given=f"{pod.shared_memory} of it sharedMemory",
         )
+
+
+def too_old(driver: str) -> bool:
+    """Whether a driver such as 570.148.08 does not run the image's CUDA."""
+    return int(driver.partition(".")[0]) < OLDEST_DRIVER

@@ -12,18 +12,17 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from cluster import component_configs
 from cluster.checks import host, model_files
-from cluster.checks.adapters import check_adapters
-from cluster.checks.shared_secrets import check_shared_secrets
+from cluster.checks.model_files import check_adapters
 from cluster.checks.working_directory import check_working_directory
 from cluster.models.drafters import draft_models, memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
-from cluster.settings.component_tls import check_tls_files
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
+from cluster.settings.recognition import check_shared_secrets, check_tls_files
 from services.api.descriptors import check_room
 from services.api.sockets import bind_ops, check_http, check_server
-from services.machine import free_memory
+from services.machine.processor import free_memory
 from services.model_files import gguf_header
 from services.model_files.folder import reading, text_config
 from services.model_files.generation_config import GenerationConfig, read_generation_config

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cluster import component_configs
 from cluster.checks.host import refused_port
-from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
-from cluster.process.garbage import begin_serving, end_serving
-from cluster.ray.internal_token import with_token
-from cluster.settings.component_tls import server_tls
+from cluster.process.observing import Observing
+from cluster.process.starting import begin_serving, end_serving
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
+from cluster.settings.recognition import check_shared_secrets, server_tls, with_token
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import serve_drafter
 from services.links.in_process import InProcessRetrievalLink

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.ray.internal_token import with_token
-from cluster.settings.component_tls import caller_tls
 from cluster.settings.config import Settings
+from cluster.settings.recognition import caller_tls, with_token
 from services.links.grpc_draft import GrpcDraftLink
 from services.links.grpc_verifier import GrpcVerifierLink
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
-from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import verifier_links
+from cluster.process.observing import Observing
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import RouterPort
 from services.router.service import RouterService
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from cluster import build
 from cluster.checks.host import refused_port
-from cluster.checks.shared_secrets import check_shared_secrets
 from cluster.models.target import ResolvedModel
-from cluster.process.garbage import begin_serving, end_serving
-from cluster.ray.internal_token import with_token
-from cluster.settings.component_tls import server_tls
+from cluster.process.starting import begin_serving, end_serving
 from cluster.settings.config import Settings
+from cluster.settings.recognition import check_shared_secrets, server_tls, with_token
 from services.links.grpc_verifier import serve_verifier
 from services.links.tls.component_files import check_files
 

@@ -1,1 +1,1 @@
-"""What concerns the process itself: its logs, signals, ports, and what it says on the terminal."""
+"""What concerns the process: its logs and numbers, signals and garbage, the terminal, and the whole service within it."""

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cluster.settings.operating import LoggingSettings
-from services.clean_logs import clean_logs
-from services.printable import escaped
-from services.tracing.log_names import UsersName
+from services.logs.clean import clean_logs
+from services.logs.names import UsersName
+from services.logs.printable import escaped
 from speculation.errors import InvalidArgument, OutriderError
 
 # A request as ``log_name`` names it: the user's id, what tells it from others so called, how often it has moved; its trace.

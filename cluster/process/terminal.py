@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from services.printable import escaped
+from services.logs.printable import escaped
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
 if TYPE_CHECKING:

@@ -25,23 +25,23 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
-from cluster import build, component_configs
+from cluster import build
 from cluster.models.drafters import noise_trial, stream_weights
 from cluster.models.target import ResolvedModel
-from cluster.observing import Observing
-from cluster.outside.chosen_verifier import ChosenVerifier
 from cluster.outside.links import outside_link, verifier_links
-from cluster.process.garbage import begin_serving
 from cluster.process.logs import start_logging
-from cluster.process.starting import begin_starting
+from cluster.process.observing import Observing
+from cluster.process.starting import begin_serving, begin_starting
 from cluster.ray.callers import Callers
 from cluster.ray.peers import Peers, own_rank, peers_of
 from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
 from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from cluster.ray.starting import START_FAILED
-from cluster.settings.component_tls import caller_tls, server_tls
+from cluster.settings import component_configs
 from cluster.settings.config import Settings
+from cluster.settings.recognition import caller_tls, server_tls
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
@@ -55,7 +55,7 @@ from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
-    from cluster.public_entry import Addresses
+    from cluster.entry.public import Addresses
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class RouterDeployment(_Process):
     ) -> None:
         with _telling_why(settings):
             # Imported here because other components start faster without the API's servers.
-            from cluster.public_entry import open_entry
+            from cluster.entry.public import open_entry
             from services.router.service import RouterService
 
             observing = Observing(settings, on_ray=True, component="router")

@@ -10,19 +10,19 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from cluster.checks.preflight import preflight
+from cluster.entry.public import Addresses
 from cluster.models.target import ResolvedModel
-from cluster.observing import export_of
 from cluster.process.logs import take_over
+from cluster.process.observing import export_of
 from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
-from cluster.public_entry import Addresses
 from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
-from cluster.ray.disconnecting import disconnect
-from cluster.ray.internal_token import with_token
+from cluster.ray.leaving import disconnect
 from cluster.ray.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
 from cluster.ray.session_folder import session_folder
 from cluster.ray.starting import wait_until_running
 from cluster.ray.watch import watching_ray
 from cluster.settings.config import Settings
+from cluster.settings.recognition import with_token
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:

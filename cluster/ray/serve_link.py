@@ -18,8 +18,8 @@ from ray.serve.handle import DeploymentHandle
 from cluster.ray.callers import BEAT_S
 from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
-from cluster.ray.verifier_choice import attempt_of, session_of
-from cluster.same_answer import same_adapter, same_weights
+from cluster.verifiers.choice import attempt_of, session_of
+from cluster.verifiers.same_answer import same_adapter, same_weights
 from services.links import serialised
 from speculation import limits
 from speculation.adapters import AdapterOrder

@@ -1,4 +1,4 @@
-"""A verifier that Ray starts serves the weights that the others of its service serve, which need not be the first ones.
+"""A verifier that Ray starts serves the same weights as the others of its service, also after these were replaced.
 
 It asks before it serves, and again from time to time: the others may have replaced theirs while it was about to begin, and
 the router that ordered it may have died before it told all of them to keep the new ones.

@@ -12,7 +12,7 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 # Serve copies this class with what its module holds: the module must be named, so that the streams are the process's own.
 from cluster.ray import open_streams
-from cluster.ray.verifier_choice import choices, place_of
+from cluster.verifiers.choice import choices, place_of
 
 
 def named(stream: str, session: str) -> str:
@@ -20,7 +20,7 @@ def named(stream: str, session: str) -> str:
 
     Args:
         stream: of ``OpenStreams.opened``.
-        session: of ``cluster.ray.verifier_choice.session_of``.
+        session: of ``cluster.verifiers.choice.session_of``.
     """
     return f"{stream}/{session}"
 

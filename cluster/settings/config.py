@@ -18,7 +18,7 @@ from cluster.settings.operating import LoggingSettings, MetricsSettings, Tracing
 from cluster.settings.placement import ClusterSettings
 from cluster.settings.server import ServerSettings
 from cluster.settings.unknown import unknown
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from speculation.errors import ConfigurationError
 
 # Not a setting: the API key that the command line sends as a client.

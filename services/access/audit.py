@@ -11,8 +11,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TextIO
 
-from services.printable import escaped
-from services.sparse_log import SparseLog
+from services.logs.printable import escaped
+from services.logs.sparse import SparseLog
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from services.access.key_records import MOST_BYTES, KeyRecord, hash_key, parse_keys, plain_record, read_keys
-from services.followed_file import FollowedFile
+from services.machine.followed_file import FollowedFile
 
 
 class KeyRing:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from services.access.audit import AuditLog
+from services.logs.sparse import SparseLog
 from services.metrics.registry import DROPPED, Metrics
-from services.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The descriptors that the public servers need: one for each connection, and some for all else."""
+"""File descriptors: the public servers need one for each connection, and some for everything else."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ModelCard:
         chats: there is a chat template.
         tool_format: how the chat template has the model write calls of tools, a name in ``services.tool_formats``; empty: it
             does not say, or not in a form that is read.
-        thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.thoughts``; empty:
+        thoughts: how the model marks what it thinks before it answers, a name in ``services.tool_formats.catalogue``; empty:
             it does not, or thoughts are to stay in the text.
         reads_thoughts: the chat template shows the model its earlier thoughts.
         named_roles: whose messages the chat template shows with names.

@@ -1,4 +1,4 @@
-"""Where an answer's tokens come from, and what other strategies would have made of it, as users are told who ask."""
+"""What users who ask are told of an answer: where its tokens come from, and what other strategies would have made of it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from services.access.audit import AuditLog
 from services.access.key_records import read_keys
 from services.api.config import LOOPBACK, HttpConfig, PublicServerConfig, check_tls
-from services.sockets import Address, addresses_of, bind
+from services.machine.sockets import Address, addresses_of, bind
 from speculation.errors import ConfigurationError
 
 _BACKLOG = 2048

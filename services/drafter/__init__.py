@@ -1,5 +1,5 @@
 """Drafters.
 
-``sources`` has a file for each source that drafts from tokens; ``heads`` and ``draft_model`` run models. ``catalogue`` makes
-sources by name, ``sessions`` runs them for many requests at once, ``blend`` makes one tree of their drafts.
+``sources`` has a file for each source that drafts from tokens, and ``catalogue``, which makes all by name; ``heads`` and
+``draft_model`` run models, ``sessions`` runs sources for many requests at once, ``merging`` makes one tree of their drafts.
 """

@@ -12,20 +12,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
-from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import Ahead, ModelSource
 from services.drafter.sessions.known_states import BoundedStates
 from services.drafter.sessions.model_group import ModelGroup
-from services.drafter.sessions.outcome_ranks import OutcomeRanks
+from services.drafter.sessions.outcomes import OutcomeRanks
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
 from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
 from services.drafter.sessions.thread import DraftingThread
 from services.drafter.sessions.together import drafted_together
+from services.drafter.sources.catalogue import check_names, make_source
+from services.drafter.sources.interfaces import Ahead, ModelSource
 from services.drafter.sources.suffix import NAME as SUFFIX
-from services.tracing.log_names import log_name
+from services.logs.names import log_name
 from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import OutriderError
 from speculation.messages import (

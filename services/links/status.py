@@ -13,9 +13,9 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from outrider.v1 import generation_pb2
 from services.links.request_names import REQUEST_ID, traceparent_of
-from services.printable import printable
+from services.logs.names import UsersName
+from services.logs.printable import printable
 from services.statuses import status_of
-from services.tracing.log_names import UsersName
 from speculation import errors
 from speculation.errors import (
     InvalidArgument,

@@ -1,4 +1,4 @@
-"""Sends private answers at an even pace: as many tokens in every event, and as much time between any two.
+"""Sends private answers at an even pace: the same number of tokens in every event, and the same time between events.
 
 Even on an encrypted connection, the number of tokens at once and the time between them show how much was drafted right,
 and so what an answer is about (arXiv 2411.01076). A private answer's events show neither, nor does its report. Nothing is

@@ -16,8 +16,8 @@ from retrieval_index.answers import RedisAnswers
 from retrieval_index.cached import prune
 from retrieval_index.index import Index, check_index, open_index
 from retrieval_index.store import IndexStore
+from services.logs.names import log_name
 from services.retrieval.config import RetrievalConfig
-from services.tracing.log_names import log_name
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from speculation.files import write_whole
 from speculation.messages import RetrievalQuery, Retrieved

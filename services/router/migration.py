@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from services.logs.names import log_name
 from services.metrics.registry import Metrics
-from services.tracing.log_names import log_name
 from speculation import limits
 from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard

@@ -26,7 +26,7 @@ from services.api.messages import (
     is_conversation,
 )
 from services.api.model_card import ModelCard, NameableDrafter
-from services.grammars import check_sampling
+from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics
 from services.router.adapter_changes import AdapterChanges
 from services.router.answer import Answer
@@ -42,9 +42,9 @@ from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, served
 from services.router.token_origins import Origins
 from services.router.tokenising import TokenisingPool
-from services.router.tokenizer_info import tokenizer_info
+from services.router.tokenizer_file import tokenizer_info
 from services.router.tokens import Tokens, length_of
-from services.tracing.log_names import log_name
+from services.structured_outputs.checks import check_sampling
 from speculation.adapters import check_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.held_models import HeldModel

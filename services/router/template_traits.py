@@ -12,9 +12,8 @@ from jinja2 import TemplateError
 from services.router.templates import ChatTemplate
 from services.tool_formats import harmony
 from services.tool_formats.answer_text import AnswerText
-from services.tool_formats.catalogue import NAMES
+from services.tool_formats.catalogue import NAMES, THOUGHTS
 from services.tool_formats.marks import Marks
-from services.tool_formats.thoughts import THOUGHTS
 
 _NAME, _ARGUMENTS = "find_place", {"place": "Bern", "near": True}
 _SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}, "near": {"type": "boolean"}}}

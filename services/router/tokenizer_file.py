@@ -35,6 +35,9 @@ _UNKNOWN_SETTINGS = (
 # Tokens that are decoded in microseconds.
 _FEW = 256
 _ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+# Places on some machine.
+_PLACES = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
+_CLASS = "PreTrainedTokenizerFast"
 
 
 class FileTokenizer:
@@ -145,3 +148,20 @@ def _text_of(token: object) -> str | None:
     if isinstance(token, dict):
         token = token.get("content") if token.get("__type") == "AddedToken" else None
     return token if isinstance(token, str) else None
+
+
+def tokenizer_info(folder: Path) -> dict[str, Any]:
+    """The settings of tokenizer_config.json, with the chat template that counts: what others set it up with.
+
+    Raises:
+        ConfigurationError: a file is damaged; names it.
+    """
+    file = folder / "tokenizer_config.json"
+    with reading(f"read the tokeniser's settings at {folder}", about=folder):
+        settings = read_json(file, "tokeniser") if file.is_file() else {}
+        sources = template_sources(folder, settings)
+    found = {name: value for name, value in settings.items() if name not in (*_PLACES, "chat_template")}
+    if sources:
+        named = [{"name": name, "template": source} for name, source in sources.items()]
+        found["chat_template"] = sources["default"] if set(sources) == {"default"} else named
+    return {"tokenizer_class": _CLASS, **found}

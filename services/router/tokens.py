@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from jinja2 import TemplateError
 
 from services.api.messages import ChatMessage, ChatOptions, Infill, TokenSpelling
-from services.printable import printable_line
+from services.logs.printable import printable_line
 from services.router.conversations import Conversations
 from services.router.infill import InfillTokens, infill_tokens
 from services.router.named_templates import ChatTemplates

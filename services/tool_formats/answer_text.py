@@ -7,13 +7,12 @@ from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
 from services.tool_formats import harmony
-from services.tool_formats.catalogue import FORMATS
+from services.tool_formats.catalogue import FORMATS, THOUGHTS
 from services.tool_formats.interface import Calls, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
 from services.tool_formats.raw_json import is_json
 from services.tool_formats.tape import MOST_NAME, EndedError, OtherwiseError, Reading, Tape
-from services.tool_formats.thoughts import THOUGHTS
 from services.tool_formats.told_parts import AnswerPart, ToldParts
 
 

@@ -1,9 +1,10 @@
-"""All forms of calls that are read."""
+"""All forms of calls that are read, and the marks between which models think."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.tool_formats import harmony
 from services.tool_formats.harmony import NAME as HARMONY
 from services.tool_formats.interface import ToolFormat
 from services.tool_formats.json_calls import JsonCalls, NewId, long_id, short_id
@@ -17,6 +18,16 @@ _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _KEY, _VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 _KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), ("<|tool_call_begin|>", "<|tool_call_end|>")
+# By name: what begins a thought, and what ends it. In harmony it is a message.
+THOUGHTS: dict[str, tuple[str, str]] = {
+    "think": ("<think>", "</think>"),
+    "bracketed_think": ("[THINK]", "[/THINK]"),
+    "seed_think": ("<seed:think>", "</seed:think>"),
+    "start_thinking": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "start_think": ("<|think_start|>", "<|think_end|>"),
+    "diamond_think": ("◁think▷", "◁/think▷"),
+    harmony.NAME: (harmony.CHANNEL + "analysis" + harmony.MESSAGE, harmony.END),
+}
 
 
 def _json(name: str, *marks: str) -> Callable[[Marks], ToolFormat]:

@@ -7,8 +7,7 @@ import secrets
 import string
 from collections.abc import Callable
 
-from services.tool_formats.call_shape import CallShape, Slot, json_object
-from services.tool_formats.interface import Calls, ToolCall
+from services.tool_formats.interface import Calls, CallShape, Slot, ToolCall, json_object
 from services.tool_formats.raw_json import begun_members, is_json, members
 from services.tool_formats.tape import OtherwiseError, Reading, Tape
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.tool_formats.call_shape import CallShape, Slot
-from services.tool_formats.interface import Calls, ToolCall
+from services.tool_formats.interface import Calls, CallShape, Slot, ToolCall
 from services.tool_formats.json_calls import short_id
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 

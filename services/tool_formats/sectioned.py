@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from services.tool_formats.call_shape import CallShape, Slot, Step
-from services.tool_formats.interface import Calls, ToolCall
+from services.tool_formats.interface import Calls, CallShape, Slot, Step, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.tape import MOST_NAME, Reading, Tape
 

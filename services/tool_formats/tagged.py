@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from services.tool_formats.call_shape import CallShape, Slot, Tags
-from services.tool_formats.interface import Calls, ToolCall
+from services.tool_formats.interface import Calls, CallShape, Slot, Tags, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.raw_json import is_json
 from services.tool_formats.tape import MOST_NAME, Reading, Tape

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics, Values
 from services.model_files.folder import weights_digest
-from services.tracing.log_names import log_name
 from services.verifier.changing.adapting import Adapting
 from services.verifier.changing.reloading import Reloading
 from services.verifier.checks.kept_measurements import Kept

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from benchmarks.soak import component
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from speculation.messages import Finished, GenerationRequest, Progress
 
 # Of so many pieces one has a wrong token.

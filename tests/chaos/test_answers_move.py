@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.settings import component_configs
 from cluster.settings.config import load
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.links.grpc_verifier import GrpcVerifierLink
 from services.router.service import RouterService

@@ -14,8 +14,8 @@ import pytest
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.session import FeatureSession
-from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
+from services.drafter.sources.interfaces import DraftWanted
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop

@@ -16,9 +16,10 @@ import grpc.aio
 import pytest
 
 import outrider
-from cluster import build, component_configs
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster import build
+from cluster.settings import component_configs
 from cluster.settings.config import load
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.drafter.service import DrafterService

@@ -1,4 +1,4 @@
-"""Calls of which only the headers come, and streams that never end: each has a key, a seat and an end before it costs anything."""
+"""Calls of which only the headers come, and streams that never end: each has a key, a slot and an end before it costs anything."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def from_another_address(port: int) -> AsyncIterator[str]:
     server.close()
 
 
-async def test_one_address_leaves_seats_to_others() -> None:
+async def test_one_address_leaves_slots_to_others() -> None:
     async with (
         serving(FakeRouter(), max_concurrent_requests=16) as server,
         grpc.aio.insecure_channel(server.address) as channel,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore

@@ -8,8 +8,8 @@ import httpx2
 import pytest
 
 from cluster.build import in_process
+from cluster.entry.public import opened_entry
 from cluster.models.target import ResolvedModel
-from cluster.public_entry import opened_entry
 from cluster.settings.config import load
 from tests.service import tiny_settings
 

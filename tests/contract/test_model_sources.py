@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
 from speculation.types import TokenTree
 from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report

@@ -19,9 +19,9 @@ import grpc.aio
 import pytest
 import trustme
 
-from cluster.observing import Observing
-from cluster.settings.component_tls import check_tls_files
+from cluster.process.observing import Observing
 from cluster.settings.config import load
+from cluster.settings.recognition import check_tls_files
 from outrider.internal.v1 import drafting_pb2_grpc
 from services.access.audit import AuditLog
 from services.access.refused_components import RefusedComponents

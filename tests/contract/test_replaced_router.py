@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 
-from cluster import ops_entry
-from cluster.observing import Observing
-from cluster.public_entry import PublicEntry, open_entry
+from cluster.entry import ops
+from cluster.entry.public import PublicEntry, open_entry
+from cluster.process.observing import Observing
 from cluster.settings.config import Settings, load
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
@@ -61,7 +61,7 @@ async def status(settings: Settings, path: str) -> int:
 
 @pytest.mark.exhaustive
 async def test_a_router_is_replaced_while_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops_entry, "_TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(ops, "_TRY_AGAIN_S", 0.01)
     settings, router = settings_with("server.drain_grace_s=60"), ScriptedRouter("x")
     first = await opened(settings, router)
     async with streaming(first, router):

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import redis
 
-from cluster import component_configs
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses
 from services.api.http.responses.responses_in_redis import COMMANDS, ResponsesInRedis

@@ -20,8 +20,8 @@ from rich.console import Console
 import outrider
 from cli.scraping import Reading, _add, read
 from cli.top import show_top, tables
-from cluster.local_service import running_in_process
 from cluster.models.target import ResolvedModel
+from cluster.process.local_service import running_in_process
 from cluster.process.logs import JsonLines
 from cluster.settings.config import Settings, load
 from services.api.http.ops_listener import serve_ops

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from cluster.component_configs import public_name
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import public_name
 from outrider import Client, NotFound
 from tests.http_service import http_served
 

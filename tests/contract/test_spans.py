@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import outrider
-from cluster.local_service import running_in_process
 from cluster.models.target import ResolvedModel
+from cluster.process.local_service import running_in_process
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessVerifierLink

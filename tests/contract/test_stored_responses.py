@@ -13,9 +13,9 @@ import httpx2
 import pytest
 
 import outrider
-from cluster import component_configs
-from cluster.observing import Observing
-from cluster.public_entry import opened_entry
+from cluster.entry.public import opened_entry
+from cluster.process.observing import Observing
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.access.gate import open_gate
 from services.access.key_records import hash_key

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cluster import ship_native
-from cluster.checks.gpu_driver import IMAGE_CUDA, OLDEST_DRIVER, too_old
+from cluster.checks.pods import IMAGE_CUDA, OLDEST_DRIVER, too_old
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "k8s" / "images"

@@ -15,7 +15,7 @@ from lab.ahead_models import by_task, compare_models, find_models, prune_models
 from lab.known_texts import KnownText, read_states, replay_texts, tree_states
 from lab.tree_pruning import EdgesOfStep, prune_at
 from services.drafter.heads.choosing_session import ChoosingSession
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.messages import OpenSession

@@ -9,7 +9,7 @@ import pytest
 
 from lab.schema_maker import Schema, make_schema
 from lab.structured import Held, Pair
-from services.grammars import check_sampling
+from services.structured_outputs.checks import check_sampling
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
 

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
-from services.machine import cores
+from services.machine.processor import cores
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.loading.adapters import inputs_of

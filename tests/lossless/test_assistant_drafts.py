@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.drafter.heads.eagle.source import FeatureSource
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.types import TokenTree
 from tests.assistants import make_pair
 from tests.lossless.test_structured import LETTERS

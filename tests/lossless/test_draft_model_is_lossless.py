@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from services.drafter.draft_model.model import DraftLM
 from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from services.drafter.stopping.lengths import Static
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, Plan

@@ -18,7 +18,7 @@ from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.products import HeadProducts
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService

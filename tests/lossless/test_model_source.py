@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.model_group import ModelGroup
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.types import Plan, TokenTree
 from tests.lossless.test_strategies import PROMPTS, answers, plain_answers
 from tests.model_source import NAME, SPEC, ModelDouble, register

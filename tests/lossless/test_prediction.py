@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from services.api.messages import ClientRequest, RequestedSampling
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.sources.prediction import PRIOR, PredictedAnswer
 from services.router.strategies import StrategyConfig, make_plan
 from speculation.errors import InvalidArgument

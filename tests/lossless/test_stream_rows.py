@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from cluster.models.drafters import read_stream_weights
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates, row_of
+from services.drafter.sources.interfaces import DraftWanted
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK

@@ -1,6 +1,6 @@
 """What ``ServeVerifierLink`` needs of Ray Serve: handles that choose a replica, carry a stream, and ask all replicas.
 
-The choice is the product's own (``cluster.ray.verifier_choice``). Errors are Ray's own classes.
+The choice is the product's own (``cluster.verifiers.choice``). Errors are Ray's own classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.ray.open_streams import OpenStreams
-from cluster.ray.verifier_choice import choices, place_of
+from cluster.verifiers.choice import choices, place_of
 from tests.simulation.fault_points import FaultPoints
 from tests.simulation.network import Connection, Inbox, Network
 from tests.simulation.virtual_loop import Process, current_process

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.router.adapter_changes import AdapterChanges
 from services.verifier.changing.adapting import Adapting
 from speculation import limits

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from services.api.http.openai.forced_calls import ListedCalls
 from services.tool_formats.answer_text import AnswerText
-from services.tool_formats.catalogue import FORMATS, NAMES
+from services.tool_formats.catalogue import FORMATS, NAMES, THOUGHTS
 from services.tool_formats.harmony import MARKS
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.marks import Marks
-from services.tool_formats.thoughts import THOUGHTS
 
 SCHEMAS: dict[str, Any] = {
     "look": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {}}},

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from benchmarks.host.loads import STANDING, HostLoad, read_load
 from benchmarks.host.measure import HostCost, StepWindow, measure, soak
+from benchmarks.host.null_target import choices_of, scripted_text
 from benchmarks.host.report import figures_line, memory_verdict
-from benchmarks.host.scripted_text import choices_of, scripted_text
 from cli.main import app
 from speculation.errors import ConfigurationError
 
@@ -59,7 +59,7 @@ def test_requests_end_and_begin_in_a_soak() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["2", "2x4:blend"])
 def test_requests_leave_nothing_that_only_a_look_for_garbage_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that serves looks for it seldom (``cluster.process.garbage``)."""
+    """A process that serves looks for it seldom (``cluster.process.starting``)."""
     found: list[str] = []
 
     def look() -> None:

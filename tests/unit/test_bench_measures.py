@@ -16,9 +16,8 @@ from benchmarks.bench.measure import ALL_TASKS, Measurements, Schedule, measure,
 from benchmarks.bench.measures import Spread
 from benchmarks.bench.records import Cell, ContestantFailed, LoadOutcome, LoadPoint, Request, TimedAnswer
 from benchmarks.bench.results import cumulative_tokens
-from benchmarks.bench.summary import summarise
+from benchmarks.bench.summary import summarise, verdict_line
 from benchmarks.bench.tables import all_tables, ratio, render
-from benchmarks.bench.verdict_line import verdict_line
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 

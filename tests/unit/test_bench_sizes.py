@@ -21,10 +21,10 @@ from benchmarks.sizes.run import MeasuredSizes
 from benchmarks.sizes.scaled_drafter import scaled_dimensions, spread_layers, write_scaled
 from benchmarks.sizes.stack import LAYERS, ROWS, numbers_of, own_shape, read_sizes, target_of, write_stack
 from cli.main import app
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import inspect
-from services.drafter.interfaces import DraftWanted, ModelSource
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError

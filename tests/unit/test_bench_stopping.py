@@ -21,7 +21,7 @@ from benchmarks.stopping.report import (
     summaries,
 )
 from benchmarks.stopping.run import ORACLE, PLAIN, ChainDecoder, ChainStep, Comparison, StopContestant, compare_policies
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.lengths import Heuristic, Static

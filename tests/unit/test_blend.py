@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.config import DrafterConfig
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator, Candidate
 from services.drafter.service import DrafterService
 from services.drafter.sessions.outcomes import likeliest_outcomes
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, prior_of

@@ -20,8 +20,8 @@ from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
 from services.drafter.heads.levels import LevelForm
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport

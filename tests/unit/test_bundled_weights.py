@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import drafters
-from cluster import component_configs
 from cluster.models import drafters as draft_models
 from cluster.models.named_models import router_drafters
 from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter import service

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.sessions import calibrators, text_group
-from services.drafter.sessions.calibrators import BlendedRequests, Calibrators
+from services.drafter.merging import calibrators
+from services.drafter.merging.calibrators import BlendedRequests, Calibrators
+from services.drafter.sessions import text_group
 from services.drafter.sessions.text_group import TextGroup
 from services.drafter.sessions.tree_walk import prior_of
 from speculation.messages import OpenSession, StepReport

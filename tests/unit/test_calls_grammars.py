@@ -15,11 +15,11 @@ from services.api.http.openai.prompt_thought import behind_thought
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import RequestedSampling
 from services.api.model_card import ModelCard
-from services.grammars import check_sampling, engine_text
-from services.tool_formats.catalogue import FORMATS, NAMES
+from services.structured_outputs.checks import check_sampling
+from services.structured_outputs.grammars import engine_text
+from services.tool_formats.catalogue import FORMATS, NAMES, THOUGHTS
 from services.tool_formats.harmony import MARKS
 from services.tool_formats.marks import Marks
-from services.tool_formats.thoughts import THOUGHTS
 from speculation.types import SamplingParams, StructuredOutputs
 from tests.refusals import refuses
 from tests.scripted_router import CARD

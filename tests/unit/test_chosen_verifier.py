@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.outside.chosen_verifier import ChosenVerifier
+from cluster.verifiers.chosen_verifier import ChosenVerifier
 from speculation.adapters import AdapterOrder
 from speculation.errors import NotBegun, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, ReplayedAnswer, VerifierCard

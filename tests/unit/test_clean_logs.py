@@ -13,7 +13,7 @@ import pytest
 from cluster.process.logs import JsonLines, start_logging
 from cluster.process.terminal import tell
 from cluster.settings.operating import LoggingSettings
-from services.clean_logs import clean_logs
+from services.logs.clean import clean_logs
 from services.verifier.stages import process
 from speculation.errors import TargetLost, Unavailable
 

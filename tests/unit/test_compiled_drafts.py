@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.drafter.blend import BlendSession
 from services.drafter.config import DrafterConfig, RecyclingConfig, SuffixConfig
+from services.drafter.merging import calibrators
+from services.drafter.merging.blend import BlendSession
 from services.drafter.native import automaton, recycling_table
 from services.drafter.native.blend import CompiledBlendSession
 from services.drafter.native.calibrator import KINDS, CompiledCalibrator
 from services.drafter.native.library import drafting_library
 from services.drafter.native.recycling_table import CompiledTable
-from services.drafter.sessions import calibrators, text_group
+from services.drafter.sessions import text_group
 from services.drafter.sessions.text_group import TextGroup
 from services.drafter.sources.recycling_table import RecyclingTable
 from speculation.messages import OpenSession, StepReport

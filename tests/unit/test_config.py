@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel, resolve
+from cluster.settings import component_configs
 from cluster.settings.components import VerifierSettings
 from cluster.settings.config import load
 from speculation.errors import ConfigurationError

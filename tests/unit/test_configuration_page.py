@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cluster import component_configs
 from cluster.models.target import ResolvedModel
-from cluster.settings import reference
+from cluster.settings import component_configs, reference
 from cluster.settings.components import DrafterSettings, RetrievalSettings, RouterSettings, VerifierSettings
 from cluster.settings.config import Settings, load
 from cluster.settings.server import ServerSettings
 from cluster.settings.unknown import section_in
 from services.api.config import HttpConfig
 from services.drafter.config import DrafterConfig
-from services.machine import cache_folder
+from services.machine.processor import cache_folder
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.settings import filled, settings_of

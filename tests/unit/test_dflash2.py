@@ -11,7 +11,7 @@ import torch
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.errors import ConfigurationError
 from speculation.tree import depths
 from tests import block_checkpoints as made

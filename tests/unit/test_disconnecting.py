@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve._private.long_poll import LongPollClient, LongPollState
 
-from cluster.ray.disconnecting import end_listening
+from cluster.ray.leaving import end_listening
 from tests.patience import PATIENCE_S
 
 

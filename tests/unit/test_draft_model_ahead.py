@@ -15,11 +15,11 @@ import pytest
 from cluster.models.draft_kernels import KernelLM
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.source import DraftModelSource
-from services.drafter.interfaces import Ahead, AheadWanted
 from services.drafter.service import DrafterService
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.model_group import ModelGroup
-from services.drafter.sessions.outcome_ranks import OutcomeRanks
+from services.drafter.sessions.outcomes import OutcomeRanks
+from services.drafter.sources.interfaces import Ahead, AheadWanted
 from speculation.tree import follow
 from tests.draft_model_sessions import PROMPT, VOCAB, commit, config, opened, same, source_of, wanted
 from tests.draft_models import draft_beside

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from cluster.checks import preflight
 from cluster.models.drafters import memory_here
 from cluster.models.target import ResolvedModel
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import inspect
+from services.drafter.sources.catalogue import make_source
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
 from speculation.errors import ConfigurationError

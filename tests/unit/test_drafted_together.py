@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.papers.changing_drafter import ChangingDrafter
+from benchmarks.papers.engine import ChangingDrafter
 from outrider.internal.v1 import drafting_pb2
 from services.drafter.config import DrafterConfig, RecyclingConfig, SuffixConfig
 from services.drafter.native import automaton, recycling_table

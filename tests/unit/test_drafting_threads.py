@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
-from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.service import DrafterService
 from services.drafter.sessions.thread import DraftingThread
+from services.drafter.sources.catalogue import MAKERS
+from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import CloseSession, Draft, OpenSession, StepReport
 from speculation.sources import SOURCES, SourceSpec
 from speculation.tree import chain

@@ -16,7 +16,7 @@ from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.files.target_rows import read_target_rows
 from services.drafter.heads.levels import LevelForm
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.errors import ConfigurationError
 from speculation.tree import depths, path_to
 from speculation.types import TokenTree

@@ -109,7 +109,7 @@ def test_a_request_that_goes_on_elsewhere_may_wait() -> None:
     run(main())
 
 
-def test_the_earliest_seats_go_to_those_ahead() -> None:
+def test_the_earliest_slots_go_to_those_ahead() -> None:
     assert expected_wait([0.0, 0.3], 0, 1.0) == 0.0
     assert expected_wait([0.0, 0.3], 1, 1.0) == 0.3
     assert expected_wait([0.0, 0.3], 3, 1.0) == 1.3
@@ -123,7 +123,7 @@ async def test_what_is_left_of_an_answer_depends_on_its_age() -> None:
         times.taken(name)
         await asyncio.sleep(seconds)
         times.ended(name)
-    times.ended("never seated")
+    times.ended("never began")
     assert times.mean_s == 3.0
     times.taken("new")
     assert times.left_s("new") == 3.0

@@ -10,8 +10,8 @@ import pytest
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.session import FeatureSession
-from services.drafter.interfaces import Ahead, AheadWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import Ahead, AheadWanted
 from speculation.tree import ROOT, children, depths, follow, path_to, validate
 from tests.feature_sources import EAGLE, HEADS, draft, fresh, head, known, log_q, opening, report, same, source, text
 

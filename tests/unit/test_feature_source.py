@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from services.drafter.heads.files.head_config import HeadConfig
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import DraftNoise
 from speculation.tree import depths
 from speculation.types import EMPTY_TREE

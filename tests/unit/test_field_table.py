@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from services.api.http.json_schema import schema_of
+from services.api.http.declared import schema_of
 from services.api.http.openai import field_table
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_request import read_completion

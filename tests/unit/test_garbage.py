@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from cluster.process import garbage
-from cluster.process.garbage import begin_serving, end_serving
+from cluster.process import starting
+from cluster.process.starting import begin_serving, end_serving
 
 
 def looks() -> int:
@@ -17,7 +17,7 @@ def looks() -> int:
 def test_objects_of_a_few_steps_are_not_looked_through_but_garbage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Numbers that nothing else sets, whatever the process of the tests did before.
     usual = (701, 11, 11)
-    monkeypatch.setattr(garbage, "_USUAL", usual)
+    monkeypatch.setattr(starting, "_USUAL", usual)
     begin_serving()
     try:
         assert gc.get_freeze_count() > 0

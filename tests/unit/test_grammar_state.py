@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
-from services.grammars import engine_text
+from services.structured_outputs.grammars import engine_text
 from services.verifier.grammar import compiled_grammars
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.drafts_within import within_grammar

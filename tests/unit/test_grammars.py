@@ -8,8 +8,9 @@ import time
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from services.grammars import MAX_CHOICES, check_sampling, engine_text
-from services.json_schemas import without_vacuous
+from services.structured_outputs.checks import check_sampling
+from services.structured_outputs.grammars import MAX_CHOICES, engine_text
+from services.structured_outputs.json_schemas import without_vacuous
 from speculation.errors import InvalidArgument
 from speculation.limits import MAX_GRAMMAR_CHARACTERS
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from cluster.component_configs import drafter_config
 from cluster.models.drafters import linear_kernels
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import drafter_config
 from cluster.settings.config import Settings
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.products import HeadProducts, shortest
-from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized, stored_as
 from services.verifier.kernels.native.library import library
 from speculation.errors import ConfigurationError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import component_configs
-from cluster.public_entry import how_to_try
+from cluster.entry.public import how_to_try
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.api.config import HttpConfig
 from services.api.sockets import check_http

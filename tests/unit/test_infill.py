@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.api.messages import Infill
 from services.router.infill import infill_tokens
-from services.router.tokenizer_info import tokenizer_info
+from services.router.tokenizer_file import tokenizer_info
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument
 from tests.refusals import refuses

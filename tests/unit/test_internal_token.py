@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ray.internal_token import with_token
 from cluster.settings.config import load
+from cluster.settings.recognition import with_token
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from cli.plan_report import examined_here, print_examined
-from cluster.component_configs import verifier_config
 from cluster.models.target import ResolvedModel
+from cluster.settings.component_configs import verifier_config
 from cluster.settings.config import load
-from services.machine import processor
+from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import Kept, digest_of, latest
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import cpu_choice as kernels
@@ -182,11 +182,11 @@ def test_layers_are_freed_as_soon_as_they_are_replaced() -> None:
 
 
 def test_cores_are_those_that_a_container_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from services import machine
+    from services.machine import processor
 
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(machine, "_CPU_QUOTA", quota)
-    everything = machine.cores()
+    monkeypatch.setattr(processor, "_CPU_QUOTA", quota)
+    everything = processor.cores()
     for text, cores in (
         ("max 100000", everything),
         ("100000 100000", 1),
@@ -194,7 +194,7 @@ def test_cores_are_those_that_a_container_grants(tmp_path: Path, monkeypatch: py
         ("9900000 100000", everything),
     ):
         quota.write_text(text)
-        assert machine.cores() == min(cores, len(os.sched_getaffinity(0)))
+        assert processor.cores() == min(cores, len(os.sched_getaffinity(0)))
 
 
 def test_the_plan_says_what_was_chosen_and_why(

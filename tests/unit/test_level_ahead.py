@@ -16,8 +16,8 @@ from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.levels import LevelForm
 from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.source import MedusaSource
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import depths, follow, path_to, validate
 from speculation.types import Features, TokenTree

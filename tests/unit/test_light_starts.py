@@ -16,7 +16,7 @@ import asyncio, sys
 from pathlib import Path
 
 import cluster.app, cluster.ray.deployments
-from cluster import component_configs
+from cluster.settings import component_configs
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.drafter.service import DrafterService
@@ -30,7 +30,7 @@ async def start():
     RouterService(component_configs.router_config(settings, model), None, DROPPED)
 
 asyncio.run(start())
-print(sorted({"torch", "transformers", "scipy", "cluster.public_entry", "services.api.http.server"} & sys.modules.keys()))
+print(sorted({"torch", "transformers", "scipy", "cluster.entry.public", "services.api.http.server"} & sys.modules.keys()))
 """
 
 

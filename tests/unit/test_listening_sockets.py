@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from services.sockets import bind
+from services.machine.sockets import bind
 
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:

@@ -19,8 +19,8 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.fixed_tree import CHOICES
 from services.drafter.heads.medusa.source import MedusaSource
 from services.drafter.heads.streams.files import load_streams
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession

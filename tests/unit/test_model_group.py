@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from services.drafter.interfaces import ModelSource
 from services.drafter.sessions.model_group import ModelGroup
+from services.drafter.sources.interfaces import ModelSource
 from speculation.errors import ConfigurationError
 from tests.drafter_sessions import opening
 from tests.patience import PATIENCE_S

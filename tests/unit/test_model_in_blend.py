@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.service import DrafterService
 from services.drafter.sessions.tree_walk import TreeWalk, prior_of
 from speculation.messages import Draft, OpenSession, StepReport

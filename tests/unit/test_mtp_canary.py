@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
 from services.drafter.heads.files.head_config import FINAL
 from services.drafter.heads.mtp.files import load_mtp
 from services.drafter.heads.mtp.head import MtpHead
+from services.drafter.sources.catalogue import make_source
 from speculation.errors import ConfigurationError
 from tests.mtp_layers import alone, with_mtp
 from tests.refusals import refuses

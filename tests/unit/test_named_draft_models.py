@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster import component_configs
 from cluster.models import drafters as draft_models
 from cluster.models.drafters import bundled
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling
-from services.drafter.catalogue import make_source
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.kinds import Checkpoint
+from services.drafter.sources.catalogue import make_source
 from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import WHERE_TRAINED

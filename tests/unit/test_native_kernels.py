@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.compiling import check_runs, private_folder
+from services.machine.compiling import check_runs, private_folder
 from services.model_files.weights.quantised.as_blocks import codes_as_blocks, floats_as_blocks
 from services.model_files.weights.stored_blocks import KEPT, TABLES, StoredBlocks, Weight, quantized, scales_of, sizes_of
 from services.verifier.attention.calls import Bias, Call

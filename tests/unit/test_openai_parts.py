@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models
 from services.api.http.openai.choice_text import ChoiceText
 from services.api.http.openai.usage import metrics
 from services.api.messages import ChatMessage, ChatOptions, TextChunk
+from services.logs.printable import printable, printable_line
 from services.model_files.byte_letters import TokenBytes
-from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument

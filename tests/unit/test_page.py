@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from cluster import component_configs
+from cluster.settings import component_configs
 from cluster.settings.config import load
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig

@@ -15,8 +15,7 @@ from benchmarks.bench.records import Request
 from benchmarks.papers import blog, disco, fspad, spectra, streaming
 from benchmarks.papers.engine import PLAIN, Decoded, RowDrafting, differs_at
 from benchmarks.papers.page import PaperSection, section_text, write_page
-from benchmarks.papers.row_plots import training_losses
-from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, step_cost, tau
+from benchmarks.papers.rows import DecodedRow, macro_speed_up, speed_up, step_cost, tau, training_losses
 from benchmarks.papers.run import changed_answers, measure_units
 from benchmarks.papers.store import PaperFolder, read_run
 from benchmarks.papers.units import Paper

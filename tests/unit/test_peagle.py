@@ -15,8 +15,8 @@ from services.drafter.heads.eagle.parallel import ParallelSource, make
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.levels import LevelForm
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport

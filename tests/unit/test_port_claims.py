@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.process import port_claims
-from cluster.process.port_claims import claim_port
+from cluster.entry import port_claims
+from cluster.entry.port_claims import claim_port
 from speculation.errors import ConfigurationError
 from tests.ports import free_port
 from tests.refusals import refuses

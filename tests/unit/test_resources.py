@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster import component_configs
 from cluster.app import build as build_application
 from cluster.models.target import ResolvedModel
 from cluster.ray.application import application
 from cluster.ray.resources import Nodes, custom_resources_of_one_node, no_node_for, too_few, wait_for_nodes
+from cluster.settings import component_configs
 from cluster.settings.config import Settings, load
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses

@@ -186,8 +186,8 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
 
 
 def test_every_strategys_sources_exist() -> None:
-    from services.drafter.catalogue import check_names
     from services.drafter.config import DrafterConfig
+    from services.drafter.sources.catalogue import check_names
 
     for sources in STRATEGIES.values():
         check_names(sources, DrafterConfig())

@@ -10,8 +10,8 @@ import pytest
 
 from cluster.ray import scaling
 from cluster.ray.peers import Peers, by_turns
-from cluster.ray.verifier_choice import choices, next_first, session_of, within_bounds
 from cluster.settings import config
+from cluster.verifiers.choice import choices, next_first, session_of, within_bounds
 from speculation.errors import ConfigurationError, Unavailable
 from tests.refusals import refuses
 

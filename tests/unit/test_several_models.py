@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.sessions.tree_walk import TreeWalk, prior_of
 from services.links.in_process import InProcessDraftLink
 from services.router.drafters import TrainedDrafter

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
+from services.drafter.sources.catalogue import MAKERS
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import CloseSession, Draft, DraftFailure, ForgetTenant
 from speculation.sources import SOURCES, SourceSpec
 from speculation.types import TokenTree

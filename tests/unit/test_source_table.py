@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import pytest
 
-from cluster import component_configs
 from cluster.models.drafters import by_kernels, linear_kernels
 from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.components import DrafterSettings
 from cluster.settings.config import load
-from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.sources.catalogue import check_names, make_source
 from services.settings import Setting, filled, settings_of
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession

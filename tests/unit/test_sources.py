@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
-from services.drafter.interfaces import PathSession
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
+from services.drafter.sources.interfaces import PathSession
 from services.drafter.sources.recycling import Recycling
 from services.drafter.sources.suffix import Suffix, SuffixSession
 from speculation import successor_table as successors

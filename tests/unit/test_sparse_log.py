@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from services.sparse_log import SparseLog
+from services.logs.sparse import SparseLog
 
 
 def test_a_line_now_and_then_says_how_often(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,13 +14,12 @@ import redis
 import trustme
 
 from retrieval_index import store as store_module
-from retrieval_index.access import PUBLISHER, READER, rules
+from retrieval_index.access import PUBLISHER, READER, rules, without_password
 from retrieval_index.cached import is_whole
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.index import open_index
 from retrieval_index.manifest import read_manifest
 from retrieval_index.store import IndexStore
-from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
 from tests.indexes import build
 from tests.patience import PATIENCE_S

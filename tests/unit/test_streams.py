@@ -17,8 +17,8 @@ from services.drafter.heads.session import FeatureSession
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features, TokenTree
 from tests.tiny import make_tiny_model

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.automaton import CompiledAutomaton
 from services.drafter.native.library import drafting_library
 from services.drafter.service import DrafterService

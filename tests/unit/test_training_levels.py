@@ -14,7 +14,7 @@ from services.drafter.heads.medusa.source import MedusaSource
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import AdaptedLinear, Streams
-from services.drafter.interfaces import DraftWanted, ModelSource
+from services.drafter.sources.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
 from tests.refusals import refuses

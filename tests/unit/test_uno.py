@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.component_configs import drafter_config, verifier_config
 from cluster.models.target import ResolvedModel
-from services.drafter.catalogue import make_source
+from cluster.settings.component_configs import drafter_config, verifier_config
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
 from services.drafter.heads.uno.marginals import ClaimRates, chances_to_end, likeliest_paths
 from services.drafter.heads.uno.source import NAME, UnoSession, UnoSource
+from services.drafter.sources.catalogue import make_source
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import ROOT, validate

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.observing import Observing
+from cluster.process.observing import Observing
 from cluster.settings.config import load
 from services.access.gate import open_gate
 from services.access.key_records import hash_key

@@ -1,4 +1,4 @@
-"""Methods that are asked before their message has come, and clients that take or send nothing.
+"""Lets calls in, or refuses them, before their message has come, and gives up on clients that neither send nor read.
 
 gRPC waits for the message of a call before it runs a unary method, for ever, and counts nobody meanwhile. Unary calls and
 streams look alike to a client. So all methods are served as streams here: a call is let in, or not, by its headers, and then

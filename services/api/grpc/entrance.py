@@ -1,4 +1,4 @@
-"""What a public call must pass before its method sees it: a key, a seat, and a message in time without unknown fields."""
+"""What a public call must pass before its method sees it: a key, a slot, and a message in time without unknown fields."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.access.gate import Caller, Gate
+from services.api.call_slots import CallSlots, sharer_at
 from services.api.config import PublicServerConfig
 from services.api.grpc.early import LARGE, early
-from services.api.seats import Seats, sharer_at
 from services.links.auth import bearer_of
 from services.links.guarded_calls import Context, Handler, Next
 from speculation.errors import InvalidArgument, ResourceExhausted
 
-# Needs no key and no seat: a supervisor asks it of a busy server, too.
+# Needs no key and no slot: a supervisor asks it of a busy server, too.
 _CHECK = "/grpc.health.v1.Health/Check"
 _CHECKS, _CHECKS_OF_ONE_ADDRESS = 256, 16
 # Streams that never end, by their names in the audit log. They count as a request of their key for as long as they last.
@@ -30,7 +30,7 @@ _ENDLESS = {
     "/grpc.health.v1.Health/Watch": "Watch",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionInfo",
 }
-# The part of the seats that they may take, all together.
+# The part of the slots that they may take, all together.
 _ENDLESS_PART = 8
 # Seconds within which the message of a call must arrive.
 _ARRIVES_S = 30.0
@@ -40,14 +40,14 @@ current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 
 class PublicEntrance(grpc.aio.ServerInterceptor):
-    """Lets in calls with a valid key while there is a seat; health checks always."""
+    """Lets in calls with a valid key while there is a slot; health checks always."""
 
     def __init__(self, gate: Gate, config: PublicServerConfig) -> None:
         self._gate = gate
         self._send_s = config.send_timeout_s
-        self._seats = Seats(config.max_concurrent_requests, "max_concurrent_requests")
-        self._endless = Seats(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
-        self._checks = Seats(_CHECKS, "health checks")
+        self._slots = CallSlots(config.max_concurrent_requests, "max_concurrent_requests")
+        self._endless = CallSlots(max(1, config.max_concurrent_requests // _ENDLESS_PART), "for streams that do not end")
+        self._checks = CallSlots(_CHECKS, "health checks")
         self._checks_of: Counter[str] = Counter()
 
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
@@ -62,7 +62,7 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
         async def guard(context: Context) -> AsyncIterator[AbstractContextManager[None]]:
             caller = self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
             current_caller.set(caller)
-            with self._seats.taken(context.peer()):
+            with self._slots.taken(context.peer()):
                 if name in _ENDLESS:
                     with self._endless.taken(context.peer()), self._gate.counted(caller, _ENDLESS[name]):
                         yield nullcontext()

@@ -18,7 +18,7 @@ import uvicorn
 
 from services.api.http.arriving_requests import Arriving
 from services.api.http.connections import ConnectionPlace, ConnectionPlaces
-from services.sparse_log import SparseLog
+from services.logs.sparse import SparseLog
 
 log = logging.getLogger(__name__)
 

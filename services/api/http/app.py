@@ -14,24 +14,22 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from services.access.gate import Gate
+from services.api.call_slots import CallSlots
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
-from services.api.http.adapter_endpoints import AdapterEndpoints
 from services.api.http.call import HttpCall
-from services.api.http.door import OPENAI
+from services.api.http.door import ANTHROPIC, OPENAI
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
-from services.api.http.messages.errors import ANTHROPIC
 from services.api.http.model_endpoints import ModelEndpoints
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.http.openai.field_table import KNOWN
 from services.api.http.openapi import openapi
-from services.api.http.pause_endpoints import PauseEndpoints
+from services.api.http.operator_endpoints import AdapterEndpoints, PauseEndpoints
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_endpoints import ResponseEndpoints
 from services.api.http.responses.stored_responses import ResponseStore
 from services.api.http.unserved_paths import instead_of
 from services.api.messages import RouterPort
-from services.api.seats import Seats
 from services.links.request_names import request_id_of, traceparent_of
 from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticated, Unavailable
 
@@ -90,7 +88,7 @@ class HttpApp:
         self._gate = gate
         self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
         self._asks_for_keys = config.public.asks_for_keys
-        self._seats = Seats(config.public.max_concurrent_requests, "max_concurrent_requests")
+        self._slots = CallSlots(config.public.max_concurrent_requests, "max_concurrent_requests")
         self._endpoints = ends = Endpoints(router, gate, config, exposition)
         responses = ResponseEndpoints(ends, store, gate, config)
         strict = config.unknown_fields == "refuse"
@@ -198,7 +196,7 @@ class HttpApp:
             raise Unavailable("the server is stopping; try again")
         call.caller = self._gate.caller(key_of(call.headers), call.address)
         _check_query(query)
-        with self._seats.taken(call.address), self._under_way():
+        with self._slots.taken(call.address), self._under_way():
             counted = self._gate.counted(call.caller, found.counted, call.request_id, scope=found.scope)
             with counted if found.counted else nullcontext():
                 await found.handler(call)

@@ -17,7 +17,7 @@ from services.api.http.openai.errors import Headers as HeaderList
 from services.api.http.openai.errors import error_headers, http_status
 from services.api.messages import ClientRequest, HowAsked, RequestedSampling
 from services.api.told_headers import told_headers
-from services.tracing.log_names import UsersName
+from services.logs.names import UsersName
 from speculation.errors import Cancelled, Internal, OutriderError
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The connections of a server: so many at once, shared out between the addresses that they come from.
+"""The connections of a server: how many may be open at once, and how they are shared out between addresses.
 
 A proxy may have them all, while there is room. When there is none, a connection of another address takes the place of one
 that waits for a request and comes from the address with the most.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.api.seats import sharer
+from services.api.call_slots import sharer
 
 
 class ConnectionPlace:

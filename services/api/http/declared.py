@@ -1,18 +1,23 @@
-"""Bodies that are declared as pydantic models, and their errors as ours: a field, its value, what is allowed."""
+"""Bodies that are declared as pydantic models: their errors as ours (field, value, what is allowed), and their schemas."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.json_schema import models_json_schema
 
 from services.api.http.openai.errors import Refused
 
 # Characters of a name that may be a known one misspelt.
 _LONGEST_NAME = 64
 _SHOULD = "Input should be "
+# Where OpenAPI keeps schemas.
+_PLACE = "#/components/schemas/{model}"
+# Bounds of numbers that are turned into another type first: pydantic leaves them under its own names.
+_BOUNDS: dict[str, str] = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
 
 
 class Declared(BaseModel):
@@ -75,3 +80,29 @@ def _named(path: str, where: tuple[int | str, ...]) -> str:
     for part in where:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     return name
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of one object, as JSON Schema 2020-12 has it; those within it are in its ``$defs``."""
+    tidied: dict[str, Any] = _tidied(model.model_json_schema())
+    return tidied
+
+
+def schemas_of(models: Sequence[type[BaseModel]]) -> tuple[dict[type[BaseModel], Any], dict[str, Any]]:
+    """Where the schema of each object is in OpenAPI 3.1, and all of them, with those of objects within, by their names."""
+    places, found = models_json_schema([(model, "validation") for model in models], ref_template=_PLACE)
+    return {model: places[model, "validation"] for model in models}, _tidied(found["$defs"])
+
+
+def _tidied(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_tidied(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            kept[key] = {name: _tidied(each) for name, each in value.items()}
+        elif not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None):
+            kept[_BOUNDS.get(str(key), str(key))] = _tidied(value)
+    return kept

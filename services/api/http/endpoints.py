@@ -32,7 +32,7 @@ from services.api.http.page import DOCS, page
 from services.api.messages import RouterPort, TokenSpelling
 from services.api.model_card import ModelCard
 from services.api.readiness import LatelyReady, Well
-from services.printable import printable_line
+from services.logs.printable import printable_line
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from services.api.http.infill.answer import InfillAnswer
 from services.api.http.infill.request import infill_names, read_infill
 from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.generation import Prepared, named, own_names, prepare
-from services.api.http.openai.protocol.reload_body import ReloadBody
+from services.api.http.openai.protocol.operator_bodies import ReloadBody
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import fingerprint
 from speculation import limits

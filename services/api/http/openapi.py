@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from services.api.http.json_schema import schemas_of
+from services.api.http.declared import schemas_of
 from services.api.http.openai.errors import Headers
 from services.api.http.openai.usage import server_version
 from services.api.http.operations import OPERATIONS, Operation

@@ -1,4 +1,4 @@
-"""What each path takes and answers, as it is declared: /openapi.json and /docs tell of these."""
+"""What each path takes and answers, declared once for /openapi.json and /docs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from services.api.http.infill.protocol import InfillBody, InfillEvent, InfillRep
 from services.api.http.messages import protocol as messages
 from services.api.http.messages import replies
 from services.api.http.openai.protocol import answers, service_answers
-from services.api.http.openai.protocol.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody
-from services.api.http.openai.protocol.pause_bodies import PauseBody, PauseGenerationBody, ResumeBody
-from services.api.http.openai.protocol.reload_body import ReloadBody
+from services.api.http.openai.protocol.operator_bodies import (
+    LoadAdapterBody,
+    PauseBody,
+    PauseGenerationBody,
+    ReloadBody,
+    ResumeBody,
+    UnloadAdapterBody,
+)
 from services.api.http.openai.protocol.token_bodies import DetokenizeBody, TokenizeBody
 from services.api.http.responses.protocol import CreateResponse
 from services.api.http.responses.response_object import DeletedResponse, InputItems, ResponseEvent, ResponseObject

@@ -15,8 +15,8 @@ from services.drafter.draft_model.chain import DraftedChain
 from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows
-from services.drafter.interfaces import Ahead
 from services.drafter.sessions.outcomes import likeliest_outcomes
+from services.drafter.sources.interfaces import Ahead
 from speculation.tree import ROOT, depths, prune
 from speculation.types import TokenTree
 

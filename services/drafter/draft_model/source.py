@@ -25,9 +25,9 @@ from services.drafter.draft_model.parallel import ParallelDraft
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.stopping.interface import StopPolicy
 from services.drafter.stopping.policies import make_stop
 from services.model_files.folder import read_json, text_config

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from services.drafter.heads.beam import NO_NODES, Growing, Indices, Numbers, TreeGrowth
-from services.drafter.interfaces import Ahead, AheadWanted
+from services.drafter.sources.interfaces import Ahead, AheadWanted
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 

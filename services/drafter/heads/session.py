@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from services.drafter.heads.cache import CacheShape, RowCache
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features
 

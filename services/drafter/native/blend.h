@@ -1,5 +1,5 @@
-/* The blend of suffix decoding and token recycling in C. The references are BlendSession in ../blend.py, Calibrator in
-   ../calibrator.py, and the methods `candidates` of both sources: the trees are the same, number for number.
+/* The blend of suffix decoding and token recycling in C. The references are BlendSession in ../merging/blend.py, Calibrator in
+   ../merging/calibrator.py, and the methods `candidates` of both sources: the trees are the same, number for number.
 
    Kinds of candidates are numbers here, in the order of both sources' PRIOR; native/calibrator.py has their names. */
 #pragma once

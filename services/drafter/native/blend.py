@@ -8,14 +8,14 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from services.drafter.blend import BlendSession, Places
-from services.drafter.calibrator import Calibrator
-from services.drafter.interfaces import PathSession
+from services.drafter.merging.blend import BlendSession, Places
+from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import Held
 from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd
 from services.drafter.sessions.tree_walk import TreeWalk
 from services.drafter.sources import recycling, suffix
+from services.drafter.sources.interfaces import PathSession
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import Place, SuffixSession
 from services.drafter.sources.suffix_automaton import NOWHERE, Ending

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
 
-from services.drafter.calibrator import Calibrator, first_weight
+from services.drafter.merging.calibrator import Calibrator, first_weight
 from services.drafter.sources import recycling, suffix
 
 _STEMS = [dict.fromkeys(kind.rpartition(":")[0] for kind in source.PRIOR) for source in (suffix, recycling)]

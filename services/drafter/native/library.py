@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from services.compiling import Recipe
+from services.machine.compiling import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.drafter.blend import LEAST
+from services.drafter.merging.blend import LEAST
 from services.drafter.native.blend import CompiledBlendSession
 from services.drafter.native.library import drafting_library
 from speculation.columns import ReportColumns

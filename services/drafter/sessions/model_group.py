@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from services.drafter.interfaces import Ahead, AheadWanted, DraftsAhead, DraftWanted, ModelSource, SourceSession
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.thread import DraftingThread
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftsAhead, DraftWanted, ModelSource, SourceSession
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.types import EMPTY_TREE, TokenTree

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.drafter.interfaces import Ahead
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.text_group import TextSession
+from services.drafter.sources.interfaces import Ahead
 from speculation.messages import Draft
 from speculation.records import maker
 from speculation.types import TokenTree

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from services.drafter.blend import BlendSession
-from services.drafter.calibrator import Calibrator
-from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
+from services.drafter.merging.blend import BlendSession
+from services.drafter.merging.calibrator import Calibrator
+from services.drafter.merging.calibrators import BlendedRequests, Calibrators
 from services.drafter.native.blend import CompiledBlendSession
 from services.drafter.native.calibrator import CompiledCalibrator
 from services.drafter.native.library import drafting_library
-from services.drafter.sessions.calibrators import BlendedRequests, Calibrators
 from services.drafter.sessions.outcomes import likeliest_outcomes
 from services.drafter.sessions.tree_walk import ProposedTreeWalk, TreeWalk, prior_of
+from services.drafter.sources.catalogue import make_source
+from services.drafter.sources.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
 from services.drafter.sources.suffix import NAME as SUFFIX
 from services.drafter.sources.suffix import Suffix
 from speculation import limits

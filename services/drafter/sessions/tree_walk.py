@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from services.drafter.interfaces import TreeSession
+from services.drafter.sources.interfaces import TreeSession
 from speculation.messages import StepReport
 from speculation.tree import ROOT, children
 from speculation.types import EMPTY_TREE, TokenTree

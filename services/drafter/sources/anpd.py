@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from services.drafter.config import AnpdConfig, DrafterConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain
 from speculation.types import TokenTree

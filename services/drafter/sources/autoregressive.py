@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.types import EMPTY_TREE, TokenTree
 

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, LookaheadConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from services.drafter.sources.window import Window
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash

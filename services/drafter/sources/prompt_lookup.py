@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.drafter.config import DrafterConfig, PromptLookupConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, merge, prune
 from speculation.types import TokenTree

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.tree import ROOT, prune
 from speculation.types import TokenTree

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import TreeSource
 from services.drafter.sessions.known_states import row_of
+from services.drafter.sources.interfaces import TreeSource
 from services.drafter.sources.retrieval import HitSession, ending
 from speculation.messages import OpenSession, RetrievalQuery, StepReport
 

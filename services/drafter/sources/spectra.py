@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.drafter.config import DrafterConfig, SpectraConfig
-from services.drafter.interfaces import TreeSource
+from services.drafter.sources.interfaces import TreeSource
 from services.drafter.sources.lookahead import GrowingNgrams, Guess, Pool, guesses
 from services.drafter.sources.retrieval import QUERIED, ending
 from services.drafter.sources.window import Window

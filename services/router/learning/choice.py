@@ -1,4 +1,4 @@
-"""Which strategy a request gets for which nobody has chosen one: the fastest in its context, or ``auto``."""
+"""Chooses the strategy of a request where nobody else has: the fastest in its context, or ``auto``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of a request: what the router tells requests apart by when it chooses how they are drafted.
+"""The context of a request: its tenant and the kind of its prompt, by which the router chooses how it is drafted.
 
 A context is a name, and says nothing that a text could be read from.
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.api.messages import ClientRequest
-from services.followed_file import FollowedFile
+from services.machine.followed_file import FollowedFile
 from services.metrics.registry import DROPPED, Metrics
 from services.router.config import RouterConfig
 from services.router.rules.facts import Facts

@@ -1,4 +1,4 @@
-"""What the target guesses behind rows of noise in a text that is known: for the canary of the adapter that they have."""
+"""What the target guesses behind rows of noise in a known text, for the canary of Uno's adapter."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from services.machine import processor
+from services.machine.processor import processor
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.checks.kept_measurements import Kept, digest_of
 from services.verifier.config import TargetConfig

@@ -12,8 +12,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
+from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics
-from services.tracing.log_names import log_name
 from speculation.errors import OutriderError
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.types import Plan

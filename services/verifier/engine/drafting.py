@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from services.sparse_log import SparseLog
+from services.logs.sparse import SparseLog
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import clock, now
 from services.verifier.engine.config import LoopConfig

@@ -1,5 +1,5 @@
-"""The waiting queue: fair between tenants; within one, lower priorities first, and of one priority begun answers before new
-requests, and first come, first served.
+"""The waiting queue: fair between tenants. Within one, lower priorities come first, then answers that have begun, then who
+came first.
 
 Each tenant has a counter of the tokens that it was served, divided by its weight; the next request is one of the tenant with
 the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest of those present, so

@@ -1,5 +1,6 @@
-"""Answers of one arithmetic: no answer begins at a verifier with some weights and goes on at one with others. And of one
-tokenizer: no verifier takes token ids that another one's mean."""
+"""The identity of what a verifier computes with: an answer that began with some weights never goes on with others, nor with
+another tokenizer's ids.
+"""
 
 from __future__ import annotations
 

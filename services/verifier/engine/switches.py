@@ -1,4 +1,4 @@
-"""What an answer is told of drafts that it went without, and why."""
+"""Which drafts an answer went without, and why, as its user is told."""
 
 from __future__ import annotations
 

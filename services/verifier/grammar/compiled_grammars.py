@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from services.grammars import check_companions, check_messages, engine_text, field_of, limits, refusal
+from services.structured_outputs.checks import check_companions, check_messages
+from services.structured_outputs.grammars import engine_text, field_of, limits, refusal
 from services.verifier.grammar.grammar_state import GrammarState
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs

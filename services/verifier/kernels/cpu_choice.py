@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from services.machine import processor
+from services.machine.processor import processor
 from services.model_files.weights.stored_blocks import (
     BLOCK,
     FLOATS,

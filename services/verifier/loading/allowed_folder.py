@@ -1,4 +1,4 @@
-"""The folders that a caller may have read while a verifier serves."""
+"""Which folders a caller may have a verifier read while it serves."""
 
 from __future__ import annotations
 

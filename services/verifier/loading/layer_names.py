@@ -1,4 +1,4 @@
-"""What a pipeline stage's model, whose layers begin at 0, and the whole model call the same modules and weights."""
+"""What modules and weights are called in the whole model, and in a pipeline stage's model, whose layers begin at 0."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.machine import free_memory
+from services.machine.processor import free_memory
 from services.verifier.attention.calls import MAX_NODES, TILE
 from services.verifier.attention.fixed import MOST_ROWS, largest_pass, row_steps, rows_up
 from services.verifier.config import Dtype, TargetConfig

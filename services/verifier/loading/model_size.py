@@ -23,6 +23,7 @@ from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.loading import adapters
 from services.verifier.loading.cut_layers import gathers_of, uncut_of
 from services.verifier.loading.decoder_parts import DecoderParts
+from services.verifier.loading.hollow import ByShapes
 from services.verifier.loading.load_model import (
     has_own_names,
     hollow_model,
@@ -146,7 +147,8 @@ def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> _Held:
     use_noting(skeleton)
     try:
         tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
-        recorded = record(skeleton, tokens, None)
+        with ByShapes():
+            recorded = record(skeleton, tokens, None)
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
         return _Held(2 * int(text.num_hidden_layers) * int(text.hidden_size))

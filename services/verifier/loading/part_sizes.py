@@ -1,4 +1,4 @@
-"""Sizes of a model's parts of which a pass reads, or a rank holds, another share than of the rest."""
+"""Sizes of parts that count otherwise than the rest: a pass reads, or a rank holds, another share of them."""
 
 from __future__ import annotations
 

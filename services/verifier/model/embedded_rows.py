@@ -1,4 +1,4 @@
-"""What rows are embedded as, given to layers of a stage that is not the first.
+"""The embeddings of a pass's rows, for layers of later stages that read them.
 
 The layers of some models read it beside the hidden states (Zamba's shared block, Glorioso et al., 2405.16712, figure 2). The
 first stage's embeddings are not handed on, since every stage knows the tokens: it keeps the matrix, and embeds them itself.

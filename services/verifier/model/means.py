@@ -1,4 +1,4 @@
-"""By what a target is made and computed; a test hands in others, as of a device that it has not."""
+"""By what a target is made and computed. A test hands in others, such as those of a device that the machine lacks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.machine import free_memory
+from services.machine.processor import free_memory
 from services.model_files.folder import weights_digest
 from services.model_files.weights.rounded_inputs import roundings_of
 from services.model_files.weights.stored_form import stored_form

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.machine import cores
+from services.machine.processor import cores
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import MAX_NODES, Running, answering
 from services.verifier.attention.fixed import largest_pass

@@ -1,4 +1,4 @@
-"""What rows are given that step states which hold values by their keys."""
+"""What the rows of a pass bring to states that hold values by their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes, where a pass runs, the states of models whose layers do so in methods of their own, not by ``functions``."""
+"""Steps the states of models whose layers compute them in methods of their own (others: ``functions``)."""
 
 from __future__ import annotations
 

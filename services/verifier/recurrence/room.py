@@ -1,4 +1,4 @@
-"""For how many rows and states passes have room in layers with a state. By this passes are made, and memory is planned."""
+"""For how many rows and states a pass has room in layers with a state: passes are made, and memory is planned, by it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
-from services.sockets import bind
+from services.machine.sockets import bind
 from services.verifier.stages.settling import IDLE_S, JOIN_TIMEOUT, process_name, told_by
 from services.verifier.stages.ways import (
     GLOO,

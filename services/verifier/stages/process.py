@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from services.clean_logs import clean_logs
+from services.logs.clean import clean_logs
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK

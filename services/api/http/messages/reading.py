@@ -11,7 +11,6 @@ from typing import Any
 from services.api.http.declared import read_declared
 from services.api.http.messages import unhonoured
 from services.api.http.messages.chat_body import chat_body_of, turns_of
-from services.api.http.messages.late_system import as_users_text
 from services.api.http.messages.own_names import in_own_names
 from services.api.http.messages.protocol import CountBody, MessagesBody
 from services.api.http.openai.chat_request import read_chat
@@ -126,3 +125,26 @@ def _naming(paths: Sequence[str]) -> Iterator[None]:
         yield
     except InvalidArgument as error:
         raise in_own_names(error, paths) from error
+
+
+def as_users_text(messages: Sequence[ChatMessage], paths: Sequence[str]) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
+    """The conversation with one system message at most, its first one; and where the content of each message stands.
+
+    Many chat templates take such messages at the beginning alone, and Claude Code sends others with its first request. They
+    stay where they are, as marked text of the user.
+
+    Args:
+        paths: that of ``messages``.
+    """
+    kept: list[ChatMessage] = []
+    where: list[str] = []
+    for index, (message, path) in enumerate(zip(messages, paths, strict=True)):
+        told = message
+        if index and message.role == "system":
+            told = ChatMessage(role="user", content=f"<system>\n{message.content}\n</system>")
+        if kept and told.role == kept[-1].role == "user":
+            kept[-1] = replace(kept[-1], content=f"{kept[-1].content}\n{told.content}")
+            continue
+        kept.append(told)
+        where.append(path)
+    return tuple(kept), tuple(where)

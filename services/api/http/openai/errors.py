@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.printable import printable
+from services.logs.printable import printable
 from services.statuses import status_of
 from speculation.errors import (
     Internal,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from services.api.http.json_schema import schema_of
+from services.api.http.declared import schema_of
 from services.api.http.openai import field_rules
 from services.api.http.openai.protocol.chat_body import ChatBody
 from services.api.http.openai.protocol.completion_body import CompletionBody

@@ -1,4 +1,4 @@
-"""Calls in answers that a grammar holds to them: a JSON list of calls, or the arguments of one."""
+"""Reads calls from answers whose grammar allows nothing else: a JSON list of calls, or the arguments of one."""
 
 from __future__ import annotations
 

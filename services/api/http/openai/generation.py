@@ -27,7 +27,7 @@ from services.api.messages import (
     system_prompt_of,
 )
 from services.api.model_card import ModelCard
-from services.grammars import field_of
+from services.structured_outputs.grammars import field_of
 from speculation.errors import Internal, InvalidArgument, OutriderError
 from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults

@@ -13,7 +13,7 @@ from services.api.http.openai.request import Asked, Input
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.messages import ChatMessage, RequestedSampling
 from services.api.model_card import ModelCard
-from services.grammars import check_sampling
+from services.structured_outputs.checks import check_sampling
 from services.tool_formats.harmony import NAME as HARMONY
 from speculation.errors import InvalidArgument, NotFound
 from speculation.types import SamplingParams

@@ -1,4 +1,4 @@
-"""Prompts that begin a thought, and an answer's form behind one: it does not hold for the thought, as in vLLM."""
+"""Prompts that begin a thought. The answer's form holds behind the thought, not within it, as in vLLM."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_grammar import SPACE, TEXT
 from services.api.messages import ChatMessage, RequestedSampling, RouterPort
 from services.api.model_card import ModelCard
-from services.grammars import form_rule
+from services.structured_outputs.grammars import form_rule
 from services.tool_formats import harmony
-from services.tool_formats.thoughts import THOUGHTS
+from services.tool_formats.catalogue import THOUGHTS
 from speculation.types import StructuredOutputs
 
 # Tokens of a prompt's end in which a mark shows.

@@ -6,9 +6,8 @@ from typing import Any
 
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.mark_rules import MarkRules, literal
-from services.grammars import schema_rule
-from services.tool_formats.call_shape import Tags
-from services.tool_formats.interface import argument_schema
+from services.structured_outputs.grammars import schema_rule
+from services.tool_formats.interface import Tags, argument_schema
 from services.tool_formats.tagged import kinds_of
 
 _DEFINITIONS = ("$defs", "definitions")

@@ -11,8 +11,8 @@ from services.api.http.openai.answer_form import schema_form
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import WITHOUT_EFFECT, Fields, fields_of
 from services.api.http.openai.mark_rules import MarkRules
-from services.api.http.openai.protocol import tools
 from services.api.http.openai.protocol.chat_body import MAX_TOOLS
+from services.api.http.openai.protocol.messages import Function, FunctionName, NamedTool, Tool
 from services.api.http.openai.tool_grammar import calls_in_messages, calls_in_text, listed_calls
 from services.api.model_card import ModelCard
 from services.tool_formats.catalogue import FORMATS
@@ -104,7 +104,7 @@ def read_tools(fields: Fields) -> ToolUse | None:
     schemas: dict[str, Any] = {}
     strict: dict[str, str] = {}
     for index, entry in enumerate(listed):
-        name, schema, is_strict = _tool(fields_of(entry, tools.Tool, f"tools[{index}]"))
+        name, schema, is_strict = _tool(fields_of(entry, Tool, f"tools[{index}]"))
         if name in schemas:
             raise fields.refuse("tools", f"two of the name {name}", "functions of different names")
         schemas[name] = schema
@@ -126,7 +126,7 @@ def _tool(fields: Fields) -> tuple[str, Any, bool]:
     """A function's name, the schema of its arguments, and whether calls must follow it."""
     if (kind := fields.text("type")) != "function":
         raise fields.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = fields.below("function", tools.Function)
+    function = fields.below("function", Function)
     if function is None:
         raise fields.refuse("function", "unset", "an object", "missing_required_parameter")
     name = function.text("name")
@@ -152,10 +152,10 @@ def _mode(fields: Fields, schemas: dict[str, Any]) -> tuple[Mode | None, str]:
         return "required", ""
     if not isinstance(choice, dict):
         raise fields.refuse("tool_choice", choice, f"one of {', '.join(_CHOICES)}, or a function's name in an object")
-    below = fields_of(choice, tools.NamedTool, "tool_choice")
+    below = fields_of(choice, NamedTool, "tool_choice")
     if (kind := below.text("type")) != "function":
         raise below.refuse("type", kind or "unset", "function", "unsupported_value")
-    function = below.below("function", tools.FunctionName)
+    function = below.below("function", FunctionName)
     name = None if function is None else function.text("name")
     if function is None or name not in schemas:
         known = ", ".join(schemas)

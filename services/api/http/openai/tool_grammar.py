@@ -11,9 +11,9 @@ from typing import Any
 
 from services.api.http.openai.mark_rules import MarkRules, literal
 from services.api.http.openai.tagged_grammar import tagged_rules
-from services.grammars import schema_rule
+from services.structured_outputs.grammars import schema_rule
 from services.tool_formats import harmony
-from services.tool_formats.call_shape import CallShape, Slot, Step, json_object
+from services.tool_formats.interface import CallShape, Slot, Step, json_object
 
 # As much white space as in answers that follow a schema.
 SPACE = r"space: /[\x20\x0A\x0D\x09]{1,20}/?"

@@ -1,4 +1,4 @@
-"""A body of the Responses API as one of the chat door, which then says what it asks for."""
+"""Makes the body of a chat of a body of the Responses API; the rules of chats then say what it asks for."""
 
 from __future__ import annotations
 

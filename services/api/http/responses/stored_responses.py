@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.api.config import StoredResponses
+from services.api.messages import RouterPort
+from services.api.observer import PassingRouter
 
 # Bytes of an entry beside what it holds.
 _OVERHEAD = 1024
@@ -135,3 +137,17 @@ class ResponsesInMemory:
         if not shelf.entries:
             del self._shelves[tenant]
         return True
+
+
+class ForgettingRouter(PassingRouter):
+    """Implements ``RouterPort`` by another router: when a tenant is to be forgotten, so are its stored responses."""
+
+    def __init__(self, router: RouterPort, store: ResponseStore) -> None:
+        super().__init__(router)
+        self._store = store
+
+    async def forget(self, tenant: str) -> None:
+        try:
+            await self._store.forget(tenant)
+        finally:
+            await super().forget(tenant)

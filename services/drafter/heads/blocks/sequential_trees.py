@@ -20,8 +20,8 @@ from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_choice import AskedRows, DraftChoice
 from services.drafter.heads.levels import LevelForm
 from services.drafter.heads.outcome_trees import OutcomeTrees
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 

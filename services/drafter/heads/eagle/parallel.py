@@ -20,10 +20,10 @@ from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree

@@ -26,10 +26,10 @@ from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import FeatureSession, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import ROOT

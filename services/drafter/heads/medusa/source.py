@@ -15,9 +15,9 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import state_numbers
-from services.drafter.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 

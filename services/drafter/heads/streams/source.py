@@ -23,10 +23,10 @@ from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 

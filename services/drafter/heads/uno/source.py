@@ -20,7 +20,7 @@ from typing import cast
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.uno.config import UnoConfig, parse_uno
 from services.drafter.heads.uno.marginals import ClaimRates, Likely, chances_to_end, likeliest_paths
-from services.drafter.interfaces import DraftWanted
+from services.drafter.sources.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import ROOT

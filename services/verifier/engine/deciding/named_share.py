@@ -1,4 +1,4 @@
-"""Bounds what requests that are drafted for by their paper's rule cost the other requests of their passes.
+"""Bounds what requests with their paper's rule cost the other requests of their passes.
 
 Alone, or among themselves, such requests wait for every draft and check all of it. In a pass that others share, the time
 that this adds is paid from an account, which earns a share of the time of such passes. What it cannot pay does not happen:

@@ -1,4 +1,4 @@
-"""Says which drafts a request by its paper's rule goes without in the coming step, and why. Uses no clock."""
+"""Says which drafts a request with its paper's rule goes without in the coming step, and why. Uses no clock."""
 
 from __future__ import annotations
 

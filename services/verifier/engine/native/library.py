@@ -8,7 +8,7 @@ import logging
 import subprocess
 from pathlib import Path
 
-from services.compiling import Recipe
+from services.machine.compiling import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.compiling import Recipe
-from services.machine import processor_flags
+from services.machine.compiling import Recipe
+from services.machine.processor import processor_flags
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from pydantic import Field
 
 from services.api.http.declared import Whole
 from services.api.http.openai.protocol.marks import NO_EFFECT, OnlyFalse, Refused
-from services.api.http.openai.protocol.messages import Message
+from services.api.http.openai.protocol.messages import Message, Tool, ToolChoice
 from services.api.http.openai.protocol.shared_body import SharedBody
-from services.api.http.openai.protocol.tools import Tool, ToolChoice
 from speculation import limits
 
 MAX_TOOLS = 128

@@ -1,4 +1,4 @@
-"""The messages of a conversation."""
+"""The messages and the tools of a conversation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, Aside
-from services.api.http.openai.protocol.parts import Content
+from services.api.http.openai.protocol.parts import Content, Schema
 
 _SENT_BACK = "empty: a field of answers that asks for nothing, so that they can be sent back as they came"
 Empty = Annotated[Literal[""] | Annotated[list[Any], Field(max_length=0)] | None, NO_EFFECT]
@@ -60,3 +60,44 @@ class Message(Declared):
     status: Aside = None
     cache_control: Aside = None
     provider_specific_fields: Aside = None
+
+
+class Function(Declared):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: Schema | None = Field(None, description="a JSON schema of its arguments; unset: it has none")
+    strict: bool | None = Field(
+        None, description="true: its arguments follow the schema also where the model is free to call it"
+    )
+
+
+class Tool(Declared):
+    """A tool; functions alone are known."""
+
+    type: Literal["function"]
+    function: Function
+    id: Aside = None
+    object: Aside = None
+    created: Aside = None
+    index: Aside = None
+    status: Aside = None
+    cache_control: Aside = None
+    provider_specific_fields: Aside = None
+
+
+class FunctionName(Declared):
+    """A function of the request's tools."""
+
+    name: str
+
+
+class NamedTool(Declared):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -10,9 +10,8 @@ from services.api.http.declared import Declared
 from services.api.http.openai.protocol.chat_body import MAX_TOOLS
 from services.api.http.openai.protocol.completion_body import PromptsOfTokens, Tokens
 from services.api.http.openai.protocol.marks import TokenId
-from services.api.http.openai.protocol.messages import Message
+from services.api.http.openai.protocol.messages import Message, Tool, ToolChoice
 from services.api.http.openai.protocol.parts import Filled
-from services.api.http.openai.protocol.tools import Tool, ToolChoice
 from speculation import limits
 
 OnePrompt = Annotated[list[Filled], Field(min_length=1, max_length=1)]
