@@ -31,8 +31,8 @@ from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
 from services.verifier.engine.deciding.teaching import teach
+from services.verifier.engine.delivery import Delivery
 from services.verifier.engine.drafting import Drafting
-from services.verifier.engine.events import Events
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.identity import UNNAMED, Identity
@@ -40,7 +40,7 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
-from services.verifier.engine.pass_report import PassFigures, progress_of
+from services.verifier.engine.pass_report import PassFigures
 from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
 from services.verifier.engine.pause import Hold, Pause
 from services.verifier.engine.request_checks import check_request
@@ -48,7 +48,7 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import Target
-from speculation.budget import Budget, Wanted
+from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.errors import Internal, InvalidArgument, NotBegun, OutriderError, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
@@ -104,12 +104,11 @@ class DecodingLoop:
         self._contest = StepContest(budget, self._drafting, contest or Contest())
         self._named = NamedShare(config.named_share)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
+        self._delivery = Delivery(self.stats, self._drafting, self._draft_wait, self._fail, self._release)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
         self._pass_ended = 0.0
-        # What consumers read of the last passes, before they are woken.
-        self._told: list[Events] = []
         self._task: asyncio.Task[None] | None = None
 
     # --- for the service ----------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class DecodingLoop:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._passes.stop()
-        self._stream()
+        self._delivery.stream()
         self._faults.lose(Unavailable("the verifier is shutting down"), waiting=True)
         await self._drafting.stop()
         if self._grammars is not None:
@@ -257,7 +256,7 @@ class DecodingLoop:
             await self._finish_pass()
             self._faults.succeeded()
             return
-        self._stream()
+        self._delivery.stream()
         if not self.hold.on and (self._requests.running or self._requests.waiting.heads):
             await asyncio.sleep(0)
             return
@@ -300,7 +299,7 @@ class DecodingLoop:
     async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
         with self.stats.times.measure("draft_wait"):
             try:
-                await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
+                await self._draft_wait.for_batch(batch, decoding_load(batch), self._delivery.stream)
             except Exception:
                 # Missing drafts cost speed, and nothing else.
                 log.exception("waiting for drafts failed")
@@ -308,7 +307,7 @@ class DecodingLoop:
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
         began = now()
-        begun, took = await self._passes.finish(meanwhile=self._stream)
+        begun, took = await self._passes.finish(meanwhile=self._delivery.stream)
         parts, ended = begun.parts, now()
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         with self.stats.times.measure("deliver"):
@@ -323,10 +322,7 @@ class DecodingLoop:
             figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
             self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
             for part in parts:
-                try:
-                    self._deliver(part, wanted, prices, figures)
-                except Exception as error:
-                    self._fail(part.request, error, "the result of its pass could not be delivered")
+                self._delivery.deliver(part, wanted, prices, figures)
             self._drafting.open_missed(prices)
         self.stats.times.steps += 1
         self._metrics.step(parts, seconds)
@@ -342,43 +338,9 @@ class DecodingLoop:
             return None
         return known_prices(load, self._budget)
 
-    def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
-        request, verdict = part.request, part.verdict
-        if part.error is not None:
-            self._fail(request, part.error, "verification failed")
-            return
-        if part.scored:
-            request.scores.add(request.computed, part.scored)
-        request.computed += part.chain
-        if part.prompt_features is not None:
-            self._drafting.show(request, part.prompt_features)
-        if verdict is None:
-            return
-        request.computed += len(verdict.accepted_path)
-        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
-        self.stats.saved_s += part.saved_s
-        if request.waited_since is not None:
-            self._draft_wait.learn(request, verdict)
-        if request.used:
-            self._drafting.rate(request, verdict)
-        request.commit(verdict.committed)
-        request.say(progress_of(part, verdict, figures))
-        self._told.append(request.events)
-        if verdict.finish_reason is not None:
-            request.finish(verdict.finish_reason)
-            self._release(request)
-        elif not request.plain:
-            self._drafting.report(request, verdict, wanted, prices)
-
     def _hung(self) -> None:
-        self._stream()
+        self._delivery.stream()
         self._faults.hung()
-
-    def _stream(self) -> None:
-        """Deliver the events queued in the last passes."""
-        for events in self._told:
-            events.wake()
-        self._told.clear()
 
     def _fail(self, request: LiveRequest, error: Exception, what: str) -> None:
         """End one request with an error; the others go on."""
