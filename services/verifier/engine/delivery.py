@@ -11,8 +11,13 @@ from services.verifier.engine.events import Events
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part
+from services.verifier.engine.singles import Singles
 from services.verifier.engine.stats import LoopStats
 from speculation.budget import Wanted
+from speculation.messages import Progress
+from speculation.records import maker
+
+_make_progress = maker(Progress)
 
 
 class Delivery:
@@ -38,6 +43,25 @@ class Delivery:
         self._release = release
         # What consumers read of the last passes, before they are woken.
         self._told: list[Events] = []
+
+    def deliver_singles(self, singles: Singles) -> None:
+        """Give requests that go together their tokens."""
+        for request, error in singles.failed:
+            self._fail(request, error, "verification failed")
+        saved_s, told = singles.saved_s, self._told
+        for request, token in zip(singles.requests, singles.tokens, strict=True):
+            request.computed += 1
+            request.tokens.append(token)
+            events = request.events
+            events.add(
+                _make_progress(token_ids=(token,), queue_s=request.queue_s, cached_tokens=request.cached, saved_s=saved_s)
+            )
+            told.append(events)
+        self._stats.count_singles(singles.by_strategy())
+        self._stats.saved_s += len(singles) * saved_s
+        for request, reason in singles.ended:
+            request.finish(reason)
+            self._release(request)
 
     def deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         """Give one request the result of its part of a pass. An error ends this request alone."""

@@ -41,9 +41,10 @@ from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.pass_report import PassFigures
-from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
+from services.verifier.engine.passes import PassSize, PassWork, decoding_load, load_to_come, plan_parts, size_of
 from services.verifier.engine.pause import Hold, Pause
 from services.verifier.engine.request_checks import check_request
+from services.verifier.engine.singles import Singles, singled_out
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
@@ -145,10 +146,10 @@ class DecodingLoop:
         """Requests being decoded."""
         return len(self._requests.running)
 
-    @property
-    def _speculates(self) -> bool:
-        """Whether any running request may be drafted for."""
-        return any(request.speculates for request in self._requests.running.values())
+    def _speculates(self, singles: Singles) -> bool:
+        """Whether any running request may be drafted for; ``singles`` may not."""
+        running = self._requests.running
+        return len(singles) < len(running) and any(request.speculates for request in running.values())
 
     @property
     def waiting(self) -> int:
@@ -283,22 +284,34 @@ class DecodingLoop:
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
+        singles, others = singled_out(batch)
         asked_at = now()
-        if not self._drafting.quiet or any(request.by_paper for request in batch):
-            await self._wait_for_drafts(batch)
+        if not self._drafting.quiet or any(request.by_paper for request in others):
+            await self._wait_for_drafts(batch, singles, others)
         waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
-            everybody, rows = self._requests.running.values(), self.config.prompt_rows()
-            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet, named=self._named)
+            work = self._plan(singles, others)
+        if len(work):
+            await self._passes.begin(work, waited_s)
+        return len(work) > 0
+
+    def _plan(self, singles: Singles, others: list[LiveRequest]) -> PassWork:
+        if not others:
+            return PassWork(singles, [])
+        everybody, rows = self._requests.running.values(), self.config.prompt_rows()
+        parts, failed = plan_parts(
+            others, self._budget, rows, everybody, beside=singles.load, quiet=self._drafting.quiet, named=self._named
+        )
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
-        if parts:
-            await self._passes.begin(parts, waited_s)
-        return bool(parts)
+        return PassWork(singles, parts)
 
-    async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
+    async def _wait_for_drafts(self, batch: list[LiveRequest], singles: Singles, others: list[LiveRequest]) -> None:
         with self.stats.times.measure("draft_wait"):
             try:
+                if not others:
+                    self._draft_wait.for_nobody(singles.load)
+                    return
                 await self._draft_wait.for_batch(batch, decoding_load(batch), self._delivery.stream)
             except Exception:
                 # Missing drafts cost speed, and nothing else.
@@ -308,31 +321,35 @@ class DecodingLoop:
         """Steps 4 and 5."""
         began = now()
         begun, took = await self._passes.finish(meanwhile=self._delivery.stream)
-        parts, ended = begun.parts, now()
+        work, ended = begun.work, now()
+        parts = work.parts
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         with self.stats.times.measure("deliver"):
-            load, size = decoding_load(self._requests.running.values()), size_of(parts)
-            busy = self._drafting.costs.busy(parts)
-            prices = self._prices(parts, size, busy, seconds, whole_s, load)
-            self._contest.learn(parts, size, whole_s, busy=any(busy.values()), speculates=self._speculates)
+            # Without parts nobody asks what a draft is worth.
+            load = decoding_load(self._requests.running.values()) if parts else work.singles.load
+            size, busy = size_of(work), self._drafting.costs.busy(parts)
+            prices = self._prices(work, size, busy, seconds, whole_s, load)
+            self._contest.learn(work, size, whole_s, busy=any(busy.values()), speculates=self._speculates(work.singles))
             teach(self._budget, parts, size, took, slowed_s=self._drafting.costs.slowed_s(busy))
             if 0 < size.named < size.parts:
                 self._named.passed(seconds)
-            wanted = self._budget.wanted(load)
-            figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
             self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
-            for part in parts:
-                self._delivery.deliver(part, wanted, prices, figures)
+            self._delivery.deliver_singles(work.singles)
+            if parts:
+                wanted = self._budget.wanted(load)
+                figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
+                for part in parts:
+                    self._delivery.deliver(part, wanted, prices, figures)
             self._drafting.open_missed(prices)
         self.stats.times.steps += 1
-        self._metrics.step(parts, seconds)
+        self._metrics.step(work, seconds)
 
     def _prices(
-        self, parts: list[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
+        self, work: PassWork, size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
     ) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
         try:
-            self._drafting.learn(parts, size, busy, seconds, whole_s, self._budget.seconds(size.load))
+            self._drafting.learn(work.requests, size, busy, seconds, whole_s, self._budget.seconds(size.load))
         except Exception:
             log.exception("learning the cost of drafts from a pass failed")
             return None
