@@ -41,6 +41,15 @@ class Load:
         more = rows * self.keys // max(1, self.requests)
         return Load(rows=self.rows + rows, requests=self.requests, keys=self.keys, row_keys=self.row_keys + more)
 
+    def together(self, other: Load) -> Load:
+        """The load of both in one pass."""
+        return Load(
+            rows=self.rows + other.rows,
+            requests=self.requests + other.requests,
+            keys=self.keys + other.keys,
+            row_keys=self.row_keys + other.row_keys,
+        )
+
     def plus_request(self, rows: int, keys: int) -> Load:
         """The same load with one more request."""
         return Load(

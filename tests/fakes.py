@@ -20,7 +20,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -174,6 +174,10 @@ class ToyTarget:
         kept = [tokens[row] for row in rows]
         self.kept[request_id] = self.kept[request_id][:context] + kept
         self._chooser.commit(request_id, context, kept)
+
+    def keep_singles(self, batch: SingleRows) -> None:
+        for rows in batch:
+            self.keep(rows.request_id, rows.context, (0,))
 
     def beat(self) -> None:
         self.beats += 1

@@ -17,7 +17,15 @@ from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
+from services.verifier.model.target_port import (
+    Outcome,
+    Prefix,
+    Rows,
+    Sampling,
+    SingleRows,
+    StreamSpec,
+    tokens_of,
+)
 from speculation.types import Features
 
 # Rows of a request that read keys and values together: of a model with four query heads per key-value head.
@@ -121,23 +129,19 @@ class NullTarget:
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._under_way.append(batch)
-        self._rows.update((rows.request_id, rows) for rows in batch)
+        if not isinstance(batch, SingleRows):
+            self._rows.update((rows.request_id, rows) for rows in batch)
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> Sequence[Outcome]:
         batch = self._under_way.popleft()
         start = time.perf_counter()
         self._pool.settle()
-        rows = sum(len(each.tokens) for each in batch)
+        rows = len(tokens_of(batch))
         self._describer.describe(batch, rows_up(rows) if rows <= MOST_ROWS else rows, _BLOCK_ROWS, True)
         laid_out = time.perf_counter()
         self.layout_s += laid_out - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.
-        ids = [
-            choice
-            for each in batch
-            if each.logits
-            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
-        ]
+        ids = self._choices(batch)
         said = time.perf_counter()
         try:
             return self._chooser.outcomes(batch, torch.empty(len(ids), 1, device="meta"), lambda: ids)
@@ -145,9 +149,21 @@ class NullTarget:
             self.choosing_s = time.perf_counter() - said
             self._count(batch)
 
+    def _choices(self, batch: Sequence[Rows]) -> list[int]:
+        if isinstance(batch, SingleRows):
+            pairs = zip(batch.request_ids, batch.contexts, strict=True)
+            return [self._texts[request_id][context + 1] for request_id, context in pairs]
+        return [
+            choice
+            for each in batch
+            if each.logits
+            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
+        ]
+
     def _count(self, batch: Sequence[Rows]) -> None:
         self._passes += 1
-        self._nodes += sum(len(rows.parents) for rows in batch)
+        if not isinstance(batch, SingleRows):
+            self._nodes += sum(len(rows.parents) for rows in batch)
         if self._passes % self._every == 0:
             self._marked(
                 PassMark(
@@ -181,6 +197,14 @@ class NullTarget:
         own = self._computed[request_id]
         own += kept
         self._blocks.seal(request_id, own)
+
+    def keep_singles(self, batch: SingleRows) -> None:
+        for request_id, token in zip(batch.request_ids, batch.tokens, strict=True):
+            own = self._computed[request_id]
+            own.append(token)
+            if len(own) % BLOCK == 0:
+                self._blocks.seal(request_id, own)
+        self._tokens += len(batch)
 
     def forget(self, tenant: str) -> None:
         self._blocks.forget(tenant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.regret.recorded_answers import RecordedAnswer
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -117,6 +117,9 @@ class RecordedTarget:
         raise NotImplementedError("a recording has no hidden states")
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        pass
+
+    def keep_singles(self, batch: SingleRows) -> None:
         pass
 
     def close(self, request_id: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
-from services.verifier.engine.passes import finish_pass, whole_pass
+from services.verifier.engine.finishing import finish_pass, whole_pass
 
 _Result = TypeVar("_Result")
 

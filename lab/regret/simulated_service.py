@@ -17,9 +17,10 @@ from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.links.in_process import InProcessDraftLink
 from services.router.strategies import StrategyConfig, make_plan
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.finishing import whole_pass
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.engine.passes import Part, whole_pass
+from services.verifier.engine.passes import PassWork
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
 from speculation.errors import Internal
@@ -130,14 +131,14 @@ class _MachineWorker(SimulatedWorker):
 
     def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if function is whole_pass:
-            parts: list[Part] = arguments[1]
+            work: PassWork = arguments[1]
             busy = self._drafter.drafting | self.told
             self.told = set()
-            share = sum(part.request.id in busy for part in parts) / len(parts)
+            share = sum(request.id in busy for request in work.requests) / len(work)
             # Prompts are the same for all strategies: they take no longer than a token.
-            seconds = self._machine.seconds(sum(max(1, part.rows.logits) for part in parts))
+            seconds = self._machine.seconds(sum(max(1, rows.logits) for rows in work.rows))
             self.took_s = seconds * (1 + self._machine.slower * share) * (1 + self._numbers.gauss(0, _NOISE))
-            watched = any(part.rows.top_k for part in parts)
+            watched = any(part.rows.top_k for part in work.parts)
             self.whole_s = self.took_s + (self._machine.unseen * seconds if watched else 0.0)
         return super().submit(function, *arguments, **keywords)
 

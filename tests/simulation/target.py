@@ -15,7 +15,7 @@ from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from speculation.errors import TargetLost
 from speculation.types import Features, SamplingParams
 from tests.simulation.fault_points import FaultPoints
@@ -186,6 +186,10 @@ class LawfulTarget:
         if kept is not None:
             kept += tokens
             self.blocks.seal(request_id, kept)
+
+    def keep_singles(self, batch: SingleRows) -> None:
+        for rows in batch:
+            self.keep(rows.request_id, rows.context, (0,))
 
     def _outcome(self, rows: Rows) -> Outcome:
         self._rows[rows.request_id] = rows

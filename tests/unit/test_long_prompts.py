@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.engine.passes import Part, shared_rows, whole_pass
+from services.verifier.engine.finishing import whole_pass
+from services.verifier.engine.passes import PassWork, shared_rows
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
 from speculation.messages import GenerationRequest, Progress
@@ -41,9 +42,9 @@ class RowsTakeTime(SimulatedWorker):
 
     def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if function is whole_pass:
-            parts: list[Part] = arguments[1]
-            self.pass_s = FIXED_S + ROW_S * sum(len(part.rows.tokens) for part in parts)
-            if any(part.chain > 1 for part in parts):
+            work: PassWork = arguments[1]
+            self.pass_s = FIXED_S + ROW_S * sum(len(rows.tokens) for rows in work.rows)
+            if any(part.chain > 1 for part in work.parts):
                 self.with_prompts.append(self.pass_s)
         return super().submit(function, *arguments, **keywords)
 

@@ -16,7 +16,8 @@ from services.metrics.families import FAMILIES
 from services.metrics.observed_drafter import ObservedDrafter, ObservedRetrieval
 from services.metrics.prometheus_sink import PrometheusSink
 from services.metrics.registry import DROPPED
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassWork
+from services.verifier.engine.singles import Singles
 from services.verifier.engine.stats import LoopStats
 from speculation.errors import (
     Unavailable,
@@ -256,8 +257,8 @@ def test_a_step_pays_microseconds() -> None:
     for sink in (PrometheusSink(), DROPPED):
         stats = LoopStats()
         counting = LoopMetrics(sink, stats, None)  # type: ignore[arg-type]
-        parts = [_part(tree if number % 2 else EMPTY_TREE) for number in range(8)]
-        counting.step(parts, 0.02)
+        work = PassWork(Singles([]), [_part(tree if number % 2 else EMPTY_TREE) for number in range(8)])
+        counting.step(work, 0.02)
         calls = Counter[str]()
 
         def count(frame: FrameType, event: str, _: object, calls: Counter[str] = calls) -> None:
@@ -265,7 +266,7 @@ def test_a_step_pays_microseconds() -> None:
 
         sys.setprofile(count)
         try:
-            counting.step(parts, 0.02)
+            counting.step(work, 0.02)
         finally:
             sys.setprofile(None)
         costs.append(calls["call"] + calls["c_call"])

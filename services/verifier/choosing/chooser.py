@@ -26,7 +26,16 @@ from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrE
 from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
+from services.verifier.model.target_port import (
+    NOT_CHOSEN,
+    Outcome,
+    PackedBits,
+    Rows,
+    Sampling,
+    SingleOutcomes,
+    SingleRows,
+    ids_of,
+)
 from services.verifier.model.to_device import to_device
 from speculation.choose import choose
 from speculation.records import maker
@@ -60,6 +69,8 @@ class Chooser:
         self._finder = None if kernels is None else LikeliestKernel(kernels)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
+        # Those of them that are not ``plain``.
+        self._choosy: set[str] = set()
         # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
         self._copy = torch.empty(0, 0)
 
@@ -73,6 +84,7 @@ class Chooser:
         request = RequestState(sampling or _GREEDY, self._eos_token_ids, self._model)
         request.advance(0, tokens)
         self._requests[request_id] = request
+        (self._choosy.discard if request.plain else self._choosy.add)(request_id)
 
     def follows(self, request_id: str) -> bool:
         """Whether a request's choices depend on its committed tokens, as with penalties."""
@@ -87,14 +99,16 @@ class Chooser:
     def close(self, request_id: str) -> None:
         """Forget a request."""
         self._requests.pop(request_id, None)
+        self._choosy.discard(request_id)
 
     def clear(self) -> None:
         """Forget all requests."""
         self._requests.clear()
+        self._choosy.clear()
 
     def outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None = None
-    ) -> list[Outcome]:
+    ) -> Sequence[Outcome]:
         """The result of a pass for each entry of ``batch``.
 
         Args:
@@ -150,17 +164,19 @@ class Chooser:
 
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
-    ) -> list[Outcome] | None:
+    ) -> Sequence[Outcome] | None:
         """As ``outcomes`` where each entry wants the likeliest token after one row and no more; None: one wants more."""
-        if likeliest is None or self._reader.on_host(logits):
+        if likeliest is None or self._reader.on_host(logits) or not self._all_plain(batch):
             return None
-        requests = self._requests
-        for rows in batch:
-            more = rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None
-            if more or not requests[rows.request_id].plain:
-                return None
         ids = likeliest()
-        return None if NOT_CHOSEN in ids else [_make_outcome(choices=(token,)) for token in ids]
+        return None if NOT_CHOSEN in ids else SingleOutcomes(ids)
+
+    def _all_plain(self, batch: Sequence[Rows]) -> bool:
+        if not self._choosy.isdisjoint(ids_of(batch)):
+            return False
+        return isinstance(batch, SingleRows) or not any(
+            rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None for rows in batch
+        )
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs

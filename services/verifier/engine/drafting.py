@@ -22,7 +22,7 @@ from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_fr
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
-from services.verifier.engine.passes import Part, PassSize
+from services.verifier.engine.passes import PassSize
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
 from speculation.budget import Wanted
@@ -269,12 +269,12 @@ class Drafting:
         origin.link.step(report)
 
     def learn(
-        self, parts: Sequence[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, expected_s: float
+        self, requests: Sequence[LiveRequest], size: PassSize, busy: Busy, seconds: float, whole_s: float, expected_s: float
     ) -> None:
         """Learn what drafting costs from a pass, before what it brought is committed.
 
         Args:
-            busy: as from ``costs``.
+            requests: those of the pass; ``busy``: as from ``costs``.
             seconds: that it took, until its result was here; ``whole_s``: from the end of the pass before.
             expected_s: seconds of such a pass; infinite where time does not count.
         """
@@ -285,7 +285,7 @@ class Drafting:
         if math.isinf(expected_s) or size.prompts or size.named:
             # What a request by its paper costs says nothing about the others, who may leave out what it uses.
             return
-        self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
+        self._costly.learn_pass(requests, whole_s, idle=self.quiet)
         self.costs.learn(size, busy, seconds, expected_s)
 
     def show(self, request: LiveRequest, features: Features) -> None:

@@ -46,6 +46,8 @@ class LiveRequest:
         computed: tokens whose keys and values the target holds; ``room``: rows that it has of the target's cache.
         max_nodes: most nodes of its tree.
         plain: nothing but its next token is ever wanted of its passes: nobody drafts, and no grammar demands tokens.
+        single: it is plain, and its consumer is to be told nothing but its tokens from now on; see ``singles``.
+        strategy: as users name it; ``stop_ids``: tokens that end its answer, and ``full_at`` tokens with its prompt do.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
@@ -71,11 +73,11 @@ class LiveRequest:
 
     # Each step reads most of them, for each request: Python finds so many attributes faster in slots.
     __slots__ = (
-        "_chosen", "_observes", "_prompt_length", "_room", "_stop_ids", "_streams", "_words", "admitted",
-        "again", "by_paper", "cached", "closed", "computed", "ended", "events", "grammar", "id", "in_pass", "mailboxes",
-        "max_nodes", "message", "missed", "observed", "plain", "prefixes", "queue_s", "repetition", "room", "rule",
-        "scores", "sources", "speculates", "submitted_at", "successor", "switches", "tenant", "tokens", "told", "used",
-        "void", "waited_since", "without_streams",
+        "_chosen", "_observes", "_only_tokens", "_prompt_length", "_room", "_streams", "_words", "admitted", "again",
+        "by_paper", "cached", "closed", "computed", "ended", "events", "full_at", "grammar", "id", "in_pass",
+        "mailboxes", "max_nodes", "message", "missed", "observed", "plain", "prefixes", "queue_s", "repetition", "room",
+        "rule", "scores", "single", "sources", "speculates", "stop_ids", "strategy", "submitted_at", "successor",
+        "switches", "tenant", "tokens", "told", "used", "void", "waited_since", "without_streams",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +97,7 @@ class LiveRequest:
         self.grammar = grammar
         self._streams = streams
         plan = message.plan
+        self.strategy = plan.strategy
         observes = plan.sources or plan.observe_top_k or plan.observe_layers
         self.plain = not observes and plan.acceptance == "walk" and grammar is None
         self.without_streams = 0
@@ -116,7 +119,7 @@ class LiveRequest:
         self.events = Events()
         self.closed = False
         self.admitted = False
-        self.again = self.void = self.told = False
+        self.again = self.void = self.told = self.single = False
         self.successor: LiveRequest | None = None
         self.in_pass = False
         self.ended = False
@@ -128,11 +131,14 @@ class LiveRequest:
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
         self._prompt_length = len(message.prompt)
         self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
-        self._stop_ids = stop_token_ids(message.sampling, eos_token_ids)
-        self._words = word_rule(message.sampling, vocab_size, self._stop_ids, grammar)
+        self.full_at = self._prompt_length + self._room
+        self.stop_ids = stop_token_ids(message.sampling, eos_token_ids)
+        self._words = word_rule(message.sampling, vocab_size, self.stop_ids, grammar)
         if self._words is not None:
             self._words.commit(message.committed)
         self.rule: TokenRule | None = self._words or grammar
+        told_more = self.rule is not None or message.sampling.logprobs is not None or plan.report_passes
+        self._only_tokens = self.plain and not told_more
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
         self.scores = PromptScores(wanted=message.sampling.prompt_logprobs is not None and not message.committed)
@@ -164,17 +170,17 @@ class LiveRequest:
     @property
     def stop_rule(self) -> StopRule:
         """The rule that ends the answer, counting from the tokens generated so far."""
-        return _make_stop_rule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
+        return _make_stop_rule(stop_token_ids=self.stop_ids, generated=self.generated, room=self._room)
 
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
-        return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self._stop_ids, self._room)
+        return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self.stop_ids, self._room)
 
     @property
     def complete(self) -> FinishReason | None:
         """The finish reason if an earlier verifier has already committed the whole answer, else None."""
         committed = list(self.message.committed)
-        rule = StopRule(stop_token_ids=self._stop_ids, generated=0, room=self._room)
+        rule = StopRule(stop_token_ids=self.stop_ids, generated=0, room=self._room)
         return rule.after(committed) if committed else None
 
     @property
@@ -369,7 +375,7 @@ class LiveRequest:
 
     def say(self, event: Progress | Finished) -> None:
         """Queue an event; the next ``flush`` tells the consumer."""
-        self.told = True
+        self.told, self.single = True, self._only_tokens
         self.events.add(event)
 
     def flush(self) -> None:

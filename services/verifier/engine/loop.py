@@ -31,8 +31,8 @@ from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.deciding.step_contest import StepContest
 from services.verifier.engine.deciding.teaching import teach
+from services.verifier.engine.delivery import Delivery
 from services.verifier.engine.drafting import Drafting
-from services.verifier.engine.events import Events
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.identity import UNNAMED, Identity
@@ -40,15 +40,16 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
-from services.verifier.engine.pass_report import PassFigures, progress_of
-from services.verifier.engine.passes import Part, PassSize, decoding_load, load_to_come, plan_parts, size_of
+from services.verifier.engine.pass_report import PassFigures
+from services.verifier.engine.passes import PassSize, PassWork, decoding_load, load_to_come, plan_parts, size_of
 from services.verifier.engine.pause import Hold, Pause
 from services.verifier.engine.request_checks import check_request
+from services.verifier.engine.singles import Singles, singled_out
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import Target
-from speculation.budget import Budget, Wanted
+from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.errors import Internal, InvalidArgument, NotBegun, OutriderError, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
@@ -104,12 +105,11 @@ class DecodingLoop:
         self._contest = StepContest(budget, self._drafting, contest or Contest())
         self._named = NamedShare(config.named_share)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, self._named, config)
+        self._delivery = Delivery(self.stats, self._drafting, self._draft_wait, self._fail, self._release)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         # When the last pass ended, or decoding began, in seconds of the event loop's clock.
         self._pass_ended = 0.0
-        # What consumers read of the last passes, before they are woken.
-        self._told: list[Events] = []
         self._task: asyncio.Task[None] | None = None
 
     # --- for the service ----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class DecodingLoop:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._passes.stop()
-        self._stream()
+        self._delivery.stream()
         self._faults.lose(Unavailable("the verifier is shutting down"), waiting=True)
         await self._drafting.stop()
         if self._grammars is not None:
@@ -146,10 +146,10 @@ class DecodingLoop:
         """Requests being decoded."""
         return len(self._requests.running)
 
-    @property
-    def _speculates(self) -> bool:
-        """Whether any running request may be drafted for."""
-        return any(request.speculates for request in self._requests.running.values())
+    def _speculates(self, singles: Singles) -> bool:
+        """Whether any running request may be drafted for; ``singles`` may not."""
+        running = self._requests.running
+        return len(singles) < len(running) and any(request.speculates for request in running.values())
 
     @property
     def waiting(self) -> int:
@@ -257,7 +257,7 @@ class DecodingLoop:
             await self._finish_pass()
             self._faults.succeeded()
             return
-        self._stream()
+        self._delivery.stream()
         if not self.hold.on and (self._requests.running or self._requests.waiting.heads):
             await asyncio.sleep(0)
             return
@@ -284,23 +284,35 @@ class DecodingLoop:
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
+        singles, others = singled_out(batch)
         asked_at = now()
-        if not self._drafting.quiet or any(request.by_paper for request in batch):
-            await self._wait_for_drafts(batch)
+        if not self._drafting.quiet or any(request.by_paper for request in others):
+            await self._wait_for_drafts(batch, singles, others)
         waited_s = now() - asked_at
         with self.stats.times.measure("schedule"):
-            everybody, rows = self._requests.running.values(), self.config.prompt_rows()
-            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet, named=self._named)
+            work = self._plan(singles, others)
+        if len(work):
+            await self._passes.begin(work, waited_s)
+        return len(work) > 0
+
+    def _plan(self, singles: Singles, others: list[LiveRequest]) -> PassWork:
+        if not others:
+            return PassWork(singles, [])
+        everybody, rows = self._requests.running.values(), self.config.prompt_rows()
+        parts, failed = plan_parts(
+            others, self._budget, rows, everybody, beside=singles.load, quiet=self._drafting.quiet, named=self._named
+        )
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
-        if parts:
-            await self._passes.begin(parts, waited_s)
-        return bool(parts)
+        return PassWork(singles, parts)
 
-    async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
+    async def _wait_for_drafts(self, batch: list[LiveRequest], singles: Singles, others: list[LiveRequest]) -> None:
         with self.stats.times.measure("draft_wait"):
             try:
-                await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
+                if not others:
+                    self._draft_wait.for_nobody(singles.load)
+                    return
+                await self._draft_wait.for_batch(batch, decoding_load(batch), self._delivery.stream)
             except Exception:
                 # Missing drafts cost speed, and nothing else.
                 log.exception("waiting for drafts failed")
@@ -308,77 +320,44 @@ class DecodingLoop:
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
         began = now()
-        begun, took = await self._passes.finish(meanwhile=self._stream)
-        parts, ended = begun.parts, now()
+        begun, took = await self._passes.finish(meanwhile=self._delivery.stream)
+        work, ended = begun.work, now()
+        parts = work.parts
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         with self.stats.times.measure("deliver"):
-            load, size = decoding_load(self._requests.running.values()), size_of(parts)
-            busy = self._drafting.costs.busy(parts)
-            prices = self._prices(parts, size, busy, seconds, whole_s, load)
-            self._contest.learn(parts, size, whole_s, busy=any(busy.values()), speculates=self._speculates)
+            # Without parts nobody asks what a draft is worth.
+            load = decoding_load(self._requests.running.values()) if parts else work.singles.load
+            size, busy = size_of(work), self._drafting.costs.busy(parts)
+            prices = self._prices(work, size, busy, seconds, whole_s, load)
+            self._contest.learn(work, size, whole_s, busy=any(busy.values()), speculates=self._speculates(work.singles))
             teach(self._budget, parts, size, took, slowed_s=self._drafting.costs.slowed_s(busy))
             if 0 < size.named < size.parts:
                 self._named.passed(seconds)
-            wanted = self._budget.wanted(load)
-            figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
             self.stats.count_rows(size.rows, size.stream_rows, size.observed_rows)
-            for part in parts:
-                try:
-                    self._deliver(part, wanted, prices, figures)
-                except Exception as error:
-                    self._fail(part.request, error, "the result of its pass could not be delivered")
+            self._delivery.deliver_singles(work.singles)
+            if parts:
+                wanted = self._budget.wanted(load)
+                figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
+                for part in parts:
+                    self._delivery.deliver(part, wanted, prices, figures)
             self._drafting.open_missed(prices)
         self.stats.times.steps += 1
-        self._metrics.step(parts, seconds)
+        self._metrics.step(work, seconds)
 
     def _prices(
-        self, parts: list[Part], size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
+        self, work: PassWork, size: PassSize, busy: Busy, seconds: float, whole_s: float, load: Load
     ) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
         try:
-            self._drafting.learn(parts, size, busy, seconds, whole_s, self._budget.seconds(size.load))
+            self._drafting.learn(work.requests, size, busy, seconds, whole_s, self._budget.seconds(size.load))
         except Exception:
             log.exception("learning the cost of drafts from a pass failed")
             return None
         return known_prices(load, self._budget)
 
-    def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
-        request, verdict = part.request, part.verdict
-        if part.error is not None:
-            self._fail(request, part.error, "verification failed")
-            return
-        if part.scored:
-            request.scores.add(request.computed, part.scored)
-        request.computed += part.chain
-        if part.prompt_features is not None:
-            self._drafting.show(request, part.prompt_features)
-        if verdict is None:
-            return
-        request.computed += len(verdict.accepted_path)
-        self.stats.count_pass(part.tree, verdict, request.message.plan.strategy)
-        self.stats.saved_s += part.saved_s
-        if request.waited_since is not None:
-            self._draft_wait.learn(request, verdict)
-        if request.used:
-            self._drafting.rate(request, verdict)
-        request.commit(verdict.committed)
-        request.say(progress_of(part, verdict, figures))
-        self._told.append(request.events)
-        if verdict.finish_reason is not None:
-            request.finish(verdict.finish_reason)
-            self._release(request)
-        elif not request.plain:
-            self._drafting.report(request, verdict, wanted, prices)
-
     def _hung(self) -> None:
-        self._stream()
+        self._delivery.stream()
         self._faults.hung()
-
-    def _stream(self) -> None:
-        """Deliver the events queued in the last passes."""
-        for events in self._told:
-            events.wake()
-        self._told.clear()
 
     def _fail(self, request: LiveRequest, error: Exception, what: str) -> None:
         """End one request with an error; the others go on."""

@@ -7,7 +7,8 @@ from functools import partial
 
 from services.metrics.registry import Metrics, Values
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassWork
+from services.verifier.engine.singles import Singles
 from services.verifier.engine.stats import LoopStats
 
 
@@ -51,16 +52,17 @@ class LoopMetrics:
         metrics.follow("drafted_by_source_total", lambda: _labelled(stats.nodes_by_source))
         metrics.follow("accepted_by_source_total", lambda: _labelled(stats.accepted_by_source))
 
-    def step(self, parts: Sequence[Part], seconds: float) -> None:
+    def step(self, work: PassWork, seconds: float) -> None:
         """Count a pass whose results are here.
 
         Args:
             seconds: that it took.
         """
+        parts, singles = work.parts, work.singles
         nodes = sum([len(part.tree.tokens) for part in parts])
         prompts = [part.chain for part in parts if part.chain > 1]
-        prompt, decoding = sum(prompts), len(parts) - len(prompts)
-        committed = sum([len(part.verdict.committed) for part in parts if part.verdict is not None])
+        prompt, decoding = sum(prompts), len(work) - len(prompts)
+        committed = len(singles) + sum([len(part.verdict.committed) for part in parts if part.verdict is not None])
         if held := [part.request.grammar for part in parts if part.request.grammar is not None]:
             self._grammars.observe(sum(grammar.take_seconds() for grammar in held))
         self._seconds.observe(seconds, ("mixed" if decoding else "prompt") if prompt else "decode")
@@ -70,15 +72,17 @@ class LoopMetrics:
         waited = self._stats.times.seconds.get("draft_wait", 0.0)
         self._wait.observe(waited - self._waited_s)
         self._waited_s = waited
-        if any(part.saved_s for part in parts):
-            self._count_saved([part for part in parts if part.verdict is not None])
+        if singles.saved_s or any(part.saved_s for part in parts):
+            self._count_saved(singles, [part for part in parts if part.verdict is not None])
 
-    def _count_saved(self, parts: Sequence[Part]) -> None:
+    def _count_saved(self, singles: Singles, parts: Sequence[Part]) -> None:
         """Count what a step saved the requests that got tokens."""
-        for part in parts:
-            if part.saved_s:
-                key = (part.request.message.plan.strategy, _band(len(parts)))
-                self._saved_s[key] = self._saved_s.get(key, 0.0) + part.saved_s
+        saved = [(part.request.strategy, part.saved_s) for part in parts if part.saved_s]
+        if singles.saved_s:
+            saved += [(strategy, count * singles.saved_s) for strategy, count in singles.by_strategy().items()]
+        band = _band(len(singles) + len(parts))
+        for strategy, saved_s in saved:
+            self._saved_s[strategy, band] = self._saved_s.get((strategy, band), 0.0) + saved_s
 
     def _total(self, attribute: str) -> Values:
         return {(): getattr(self._stats, attribute)}

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.clock import now
-from services.verifier.engine.passes import Part, finish_pass, whole_pass
+from services.verifier.engine.finishing import finish_pass, whole_pass
+from services.verifier.engine.passes import PassWork
 from services.verifier.engine.stats import StepTimes
 from services.verifier.model.target_port import Target
 from speculation.errors import TargetLost
@@ -39,7 +40,7 @@ class PassUnderWay(NamedTuple):
         begun_at: in seconds of the event loop's clock.
     """
 
-    parts: list[Part]
+    work: PassWork
     waited_s: float
     begun_at: float
 
@@ -92,7 +93,7 @@ class PassQueue:
         """Whether every pipeline stage has a pass."""
         return len(self._under_way) >= self._target.depth
 
-    async def begin(self, parts: list[Part], waited_s: float = 0.0) -> None:
+    async def begin(self, work: PassWork, waited_s: float = 0.0) -> None:
         """Begin a pass. With a single stage, ``finish`` runs the whole pass instead, which saves a thread switch.
 
         Args:
@@ -101,20 +102,20 @@ class PassQueue:
         Raises:
             PassHung: it took too long.
         """
-        _mark(parts, in_pass=True)
-        begun = PassUnderWay(parts, waited_s, now())
+        _mark(work, in_pass=True)
+        begun = PassUnderWay(work, waited_s, now())
         if self._target.depth == 1:
             self._under_way.append(begun)
             return
         try:
             with self._times.measure("begin"):
-                await self._watched(self._target.begin, [part.rows for part in parts])
+                await self._watched(self._target.begin, work.rows)
         except PassHung:
             # The call has returned, so the pass is under way.
             self._under_way.append(begun)
             raise
         except Exception:
-            _mark(parts, in_pass=False)
+            _mark(work, in_pass=False)
             raise
         self._under_way.append(begun)
 
@@ -132,9 +133,9 @@ class PassQueue:
         run = whole_pass if self._target.depth == 1 else finish_pass
         try:
             with self._times.measure("pass_and_verify"):
-                await self._watched(run, self._target, begun.parts, self._times, meanwhile=meanwhile)
+                await self._watched(run, self._target, begun.work, self._times, meanwhile=meanwhile)
         finally:
-            _mark(begun.parts, in_pass=False)
+            _mark(begun.work, in_pass=False)
         return begun, self._times.seconds["forward"] - before
 
     async def abandon(self) -> None:
@@ -146,7 +147,7 @@ class PassQueue:
         if self._target.depth == 1:
             self.drop()
         while self._under_way:
-            _mark(self._under_way.popleft().parts, in_pass=False)
+            _mark(self._under_way.popleft().work, in_pass=False)
             try:
                 await self._watched(self._target.finish)
             except TargetLost:
@@ -157,7 +158,7 @@ class PassQueue:
     def drop(self) -> None:
         """Forget all passes under way: the target has lost them, or has not begun them."""
         while self._under_way:
-            _mark(self._under_way.popleft().parts, in_pass=False)
+            _mark(self._under_way.popleft().work, in_pass=False)
 
     async def beat(self) -> None:
         """Make sure that all of the target answers, while no pass is under way.
@@ -203,12 +204,11 @@ class PassQueue:
             PassHung: it returned, but too late.
         """
         began = self._began = now()
-        work = asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
-        work.add_done_callback(self._came_back)
+        work = self._worker.submit(function, *arguments)
         if meanwhile is not None:
             meanwhile()
         deadline_s = max(self._deadline_s, _TIMES_LONGEST * self._longest_s)
-        await asyncio.wait((work,), timeout=deadline_s)
+        await self._back_within(work, deadline_s)
         if work.done():
             self._longest_s = max(_FORGOTTEN * self._longest_s, now() - began)
             return work.result()
@@ -216,11 +216,11 @@ class PassQueue:
         log.error("a pass has hung for %.1f s", deadline_s)
         self._hung()
         try:
-            await asyncio.wait((work,), timeout=deadline_s)
+            await self._back_within(work, deadline_s)
             if not work.done():
                 self.lost = True
                 log.error("the pass has hung for %.1f s: the target is given up", 2 * deadline_s)
-                await asyncio.wait((work,))
+                await self._back_within(work, None)
         finally:
             self.hanging = not work.done()
         self.lost = False
@@ -229,10 +229,34 @@ class PassQueue:
             raise error
         raise PassHung
 
-    def _came_back(self, _work: object) -> None:
+    async def _back_within(self, work: Future[Any], seconds: float | None) -> None:
+        """Wait until a call is back, for so many seconds at most. Each pass is waited for: ``asyncio.wait`` takes longer."""
+        event_loop = asyncio.get_running_loop()
+        waiting = event_loop.create_future()
+
+        def back(_: Future[Any]) -> None:
+            # In the target's thread.
+            if not event_loop.is_closed():
+                event_loop.call_soon_threadsafe(self._came_back, waiting)
+
+        work.add_done_callback(back)
+        timer = None if seconds is None else event_loop.call_later(seconds, _end, waiting)
+        try:
+            await waiting
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _came_back(self, waiting: asyncio.Future[None]) -> None:
         self._began = None
+        _end(waiting)
 
 
-def _mark(parts: list[Part], *, in_pass: bool) -> None:
-    for part in parts:
-        part.request.in_pass = in_pass
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _mark(work: PassWork, *, in_pass: bool) -> None:
+    for request in work.requests:
+        request.in_pass = in_pass

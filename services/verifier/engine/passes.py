@@ -11,9 +11,8 @@ from operator import mul
 from services.verifier.engine.deciding.asking import prices_of
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.stats import StepTimes
-from services.verifier.engine.verify import verify, with_features
-from services.verifier.model.target_port import Outcome, Rows, Target
+from services.verifier.engine.singles import Singles
+from services.verifier.model.target_port import Rows
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.records import maker
@@ -56,6 +55,32 @@ class Part:
     saved_s: float = 0.0
 
 
+@dataclass(slots=True)
+class PassWork:
+    """What one pass does: for the requests that want one token each together, for the others one by one."""
+
+    singles: Singles
+    parts: list[Part]
+
+    def __len__(self) -> int:
+        """How many requests there are in it."""
+        return self.singles.load.requests + len(self.parts)
+
+    @property
+    def requests(self) -> list[LiveRequest]:
+        """All of them."""
+        failed = [request for request, _ in self.singles.failed]
+        return [*self.singles.requests, *failed, *[part.request for part in self.parts]]
+
+    @property
+    def rows(self) -> Sequence[Rows]:
+        """What the target is to compute."""
+        if not self.parts:
+            return self.singles.rows
+        return [*self.singles.rows, *[part.rows for part in self.parts]]
+
+
+_NOTHING = Load(rows=0, requests=0, keys=0)
 # The kind of source whose probes are rows of noise.
 _NOISE = "uno"
 _make_part, _make_rows = maker(Part), maker(Rows)
@@ -68,6 +93,7 @@ def plan_parts(
     prompt_rows: int,
     everybody: Iterable[LiveRequest],
     *,
+    beside: Load = _NOTHING,
     quiet: bool = False,
     named: NamedShare | None = None,
 ) -> tuple[list[Part], list[Failed]]:
@@ -76,6 +102,7 @@ def plan_parts(
     Args:
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
         everybody: all requests, in this pass or another one: those that decode are slowed down by its prompt rows.
+        beside: of the requests in the pass that have no parts.
         quiet: no drafts are checked, and nothing is read for drafters but hidden states; requests by their paper's rule are
             excepted.
         named: what these may cost the others; None: anything.
@@ -84,7 +111,8 @@ def plan_parts(
     failed: list[Failed] = []
     drafted = [part for part in parts if part.request.by_paper] if quiet else parts
     if any(not part.request.plain for part in drafted):
-        failed = _choose_nodes(parts, drafted, budget, named if named_parts(parts) < len(parts) else None)
+        named = named if named_parts(parts) < len(parts) + beside.requests else None
+        failed = _choose_nodes(parts, drafted, budget, named, beside, quiet=quiet)
         parts = [part for part in parts if part.error is None]
     for part in parts:
         part.rows = _rows(part, quiet and not part.request.by_paper)
@@ -130,7 +158,15 @@ def shared_rows(left: Sequence[int], most: int) -> list[int]:
     return given
 
 
-def _choose_nodes(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget, named: NamedShare | None) -> list[Failed]:
+def _choose_nodes(
+    parts: Sequence[Part],
+    drafted: Sequence[Part],
+    budget: Budget,
+    named: NamedShare | None,
+    beside: Load,
+    *,
+    quiet: bool,
+) -> list[Failed]:
     """Choose the nodes of those ``drafted`` parts that yield a token, and which of their rows have streams.
 
     Returns those that failed.
@@ -145,9 +181,11 @@ def _choose_nodes(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget
                 part.error = error
                 failed.append((part.request, error))
     yielding = [part for part in yielding if part.error is None]
-    decoding = _load([part.request.computed for part in yielding], [1] * len(yielding))
-    load = _load([part.request.computed for part in parts], [part.chain for part in parts])
-    for part, tree in zip(yielding, _choose(yielding, budget, load, decoding, named), strict=True):
+    load = _load([part.request.computed for part in parts], [part.chain for part in parts]).together(beside)
+    # Without trees of their own, they yield tokens as the drafted ones do.
+    plain = _NOTHING if quiet else beside
+    decoding = _load([part.request.computed for part in yielding], [1] * len(yielding)).together(plain)
+    for part, tree in zip(yielding, _choose(yielding, plain.requests, budget, load, decoding, named), strict=True):
         if part.drafted is not EMPTY_TREE:
             part.tree = tree
             part.request.note_choice(len(part.drafted), len(tree))
@@ -155,13 +193,16 @@ def _choose_nodes(parts: Sequence[Part], drafted: Sequence[Part], budget: Budget
     return failed
 
 
-def _choose(parts: Sequence[Part], budget: Budget, load: Load, decoding: Load, named: NamedShare | None) -> list[TokenTree]:
+def _choose(
+    parts: Sequence[Part], plain: int, budget: Budget, load: Load, decoding: Load, named: NamedShare | None
+) -> list[TokenTree]:
+    """The nodes of each part's tree; ``plain`` requests have none."""
     try:
         whole = _whole(parts, budget, load, named)
         trees = [EMPTY_TREE if kept else part.drafted for part, kept in zip(parts, whole, strict=True)]
         rows = sum([len(part.drafted) for part, kept in zip(parts, whole, strict=True) if kept])
-        found = budget.choose(trees, load.plus(rows), decoding.plus(rows))
-        return [part.drafted if kept else tree for part, kept, tree in zip(parts, whole, found, strict=True)]
+        found = budget.choose([*trees, *[EMPTY_TREE] * plain], load.plus(rows), decoding.plus(rows))
+        return [part.drafted if kept else tree for part, kept, tree in zip(parts, whole, found[: len(parts)], strict=True)]
     except Exception:
         log.exception("choosing nodes failed; this pass checks no drafts")
         return [EMPTY_TREE] * len(parts)
@@ -272,12 +313,13 @@ class PassSize:
     load: Load
 
 
-def size_of(parts: Sequence[Part]) -> PassSize:
-    """The size of a pass over ``parts``, whose rows are set."""
+def size_of(work: PassWork) -> PassSize:
+    """The size of a pass, whose rows are set."""
+    parts = work.parts
     rows, streams = [len(part.rows.tokens) for part in parts], sum([part.stream_rows for part in parts])
-    load = _load([part.rows.context for part in parts], rows)
+    load = _load([part.rows.context for part in parts], rows).together(work.singles.load)
     return PassSize(
-        parts=len(parts),
+        parts=len(work),
         named=named_parts(parts),
         rows=load.rows,
         stream_rows=streams,
@@ -285,72 +327,3 @@ def size_of(parts: Sequence[Part]) -> PassSize:
         prompts=max([part.chain for part in parts], default=0) > 1,
         load=replace(load, rows=load.rows + round(streams)) if streams else load,
     )
-
-
-def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
-    """Finish the oldest pass and verify its trees. Runs in the target's thread; touches only the target and the parts.
-
-    An error of one request is stored in its part; an error of the whole pass is raised.
-    """
-    with times.measure("forward"):
-        outcomes = target.finish()
-    times.move(target.choosing_s, "forward", "choose")
-    with times.measure("choose"):
-        kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
-    if any(part.rows.layers for part in parts):
-        _observe_all(target, parts, kept)
-    with times.measure("keep"):
-        for part, kept_rows in zip(parts, kept, strict=True):
-            if part.error is None:
-                target.keep(part.rows.request_id, part.rows.context, kept_rows)
-
-
-def _decided(part: Part, outcome: Outcome) -> list[int]:
-    """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
-    chain = part.chain
-    rows = [0] if chain == 1 else list(range(chain))
-    part.scored = outcome.scored
-    if part.verified:
-        try:
-            verdict = part.verdict = verify(part.request, part.tree, outcome)
-        except Exception as error:
-            part.error = error
-            return rows
-        for node in verdict.accepted_path:
-            rows.append(chain + node)
-    return rows
-
-
-def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
-    """Begin a pass and finish it, see ``finish_pass``."""
-    with times.measure("begin"):
-        target.begin([part.rows for part in parts])
-    finish_pass(target, parts, times)
-
-
-def _observe_all(target: Target, parts: Sequence[Part], kept: Sequence[Sequence[int]]) -> None:
-    """Take the hidden states that parts ask for, with one wait for them all."""
-    asking = [(part, rows) for part, rows in zip(parts, kept, strict=True) if part.rows.layers and part.error is None]
-    if not asking:
-        return
-    asked = {part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :] for part, rows in asking}
-    target.fetch_features(asked)
-    for part, rows in asking:
-        _observe(target, part, rows)
-
-
-def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
-    """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
-    chosen = _first_chosen(part)
-    try:
-        if part.request.observes.prompt and chosen:
-            part.prompt_features = target.features(part.request.id, rows[:chosen])
-        if part.verdict is not None:
-            part.verdict = with_features(part.verdict, target.features(part.request.id, rows[chosen:]))
-    except Exception as error:
-        part.error = error
-
-
-def _first_chosen(part: Part) -> int:
-    """Number of the rows after which no token was chosen: the prompt's."""
-    return part.chain - 1 if part.verdict is not None else part.chain

@@ -159,11 +159,22 @@ class LoopStats:
         self.stream_rows += stream_rows
         self.rows_observed += observed
 
-    def count_pass(self, tree: TokenTree, verdict: Verdict, strategy: str) -> None:
-        """Count what a pass brought one request, and the nodes of its tree; ``strategy`` is the request's."""
+    def count_singles(self, by_strategy: Mapping[str, int]) -> None:
+        """Count what a pass brought so many requests of each strategy: one token each."""
+        for strategy, count in by_strategy.items():
+            counts = self._counts_of(strategy)
+            counts.passes += count
+            counts.tokens += count
+
+    def _counts_of(self, strategy: str) -> StrategyCounts:
         counts = self.by_strategy.get(strategy)
         if counts is None:
             counts = self.by_strategy[strategy] = StrategyCounts()
+        return counts
+
+    def count_pass(self, tree: TokenTree, verdict: Verdict, strategy: str) -> None:
+        """Count what a pass brought one request, and the nodes of its tree; ``strategy`` is the request's."""
+        counts = self._counts_of(strategy)
         counts.passes += 1
         counts.tokens += len(verdict.committed)
         if not tree.tokens:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.singles import nothing_chosen
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
 from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
-from speculation.errors import Internal
 from speculation.records import maker
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, Features, Observation, TokenLogprobs, TokenTree, Verdict
@@ -45,7 +45,7 @@ def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
     committed = outcome.choices
     token = committed[0]
     if token == NOT_CHOSEN:
-        raise _nothing_chosen(outcome)
+        raise nothing_chosen(outcome)
     return _make_verdict(
         accepted_path=(),
         committed=committed,
@@ -53,10 +53,6 @@ def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:
         finish_reason=request.reason_to_end(token),
         observation=_observe(EMPTY_TREE, outcome) if outcome.top_ids else None,
     )
-
-
-def _nothing_chosen(outcome: Outcome) -> Exception:
-    return outcome.error or Internal("the target chose nothing after a row that its choices lead to")
 
 
 def with_features(verdict: Verdict, features: Features) -> Verdict:
@@ -84,7 +80,7 @@ def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
     def choose_at(node: int) -> int:
         choice = outcome.choices[node + 1]
         if choice == NOT_CHOSEN:
-            raise _nothing_chosen(outcome)
+            raise nothing_chosen(outcome)
         return choice
 
     if outcome.distribution is None:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from services.verifier.attention.calls import TILE, Call
 from services.verifier.model.to_device import to_device
 
 # Positions per block: those that attention sums up at a time.
 BLOCK = TILE
+# Requests for whose tables there are lines at first.
+_OWNERS = 64
 
 
 class KVPool:
@@ -35,8 +38,10 @@ class KVPool:
         self._whole_rows, self._ones = whole_rows, not whole_rows
         self._make(-(-rows // BLOCK))
         self._blocks: dict[str, list[int]] = {}
-        # The same for compiled code.
-        self._tables: dict[str, array[int]] = {}
+        # The same for compiled code: of each owner an array, and in a line of its own where that lies and how long it is.
+        self._tables: dict[str, tuple[array[int], int]] = {}
+        self._places = np.zeros((_OWNERS, 2), dtype=np.int64)
+        self._lines = [*range(_OWNERS)]
         self._unclean: list[int] = []
         # Of each slot (block * BLOCK + place in it) that is to get another one's row: that slot. Both as before any move.
         self._moves: dict[int, int] = {}
@@ -73,8 +78,20 @@ class KVPool:
     def assign(self, owner: str, blocks: Sequence[int], fresh: int) -> None:
         """Append ``blocks`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
         self._blocks.setdefault(owner, []).extend(blocks)
-        self._tables.setdefault(owner, array("i")).extend(blocks)
+        self._note_place(owner, blocks)
         self._unclean += blocks[len(blocks) - fresh :]
+
+    def _note_place(self, owner: str, more: Sequence[int]) -> None:
+        """Have compiled code know of ``more`` blocks of an owner."""
+        if owner not in self._tables:
+            if not self._lines:
+                lines = len(self._places)
+                self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+                self._lines = [*range(lines, len(self._places))]
+            self._tables[owner] = array("i"), self._lines.pop()
+        table, line = self._tables[owner]
+        table.extend(more)
+        self._places[line] = table.buffer_info()
 
     def move(self, owner: str, sources: Sequence[int], start: int) -> None:
         """Have the rows at ``sources`` at ``start``, ``start + 1``, ... in every call, from the next pass on.
@@ -114,23 +131,24 @@ class KVPool:
 
     def clear(self) -> None:
         """Take all blocks from all owners."""
-        self._blocks.clear()
-        self._tables.clear()
+        for owner in [*self._blocks]:
+            self.forget(owner)
         self._unclean = []
         self._moves = {}
 
     def forget(self, owner: str) -> None:
         """Take all blocks from ``owner``, which may have none."""
-        self._blocks.pop(owner, None)
-        self._tables.pop(owner, None)
+        if self._blocks.pop(owner, None) is not None:
+            self._lines.append(self._tables.pop(owner)[1])
 
     def blocks_of(self, owner: str) -> list[int]:
         """``owner``'s blocks, in the order of its positions."""
         return self._blocks[owner]
 
-    def table_of(self, owner: str) -> array[int]:
-        """``blocks_of`` as int32."""
-        return self._tables[owner]
+    def tables_of(self, owners: Iterable[str]) -> NDArray[np.int64]:
+        """[owners, 2]: where each one's ``blocks_of`` lie, as int32, until it gets more, and how many they are."""
+        tables = self._tables
+        return self._places[[tables[owner][1] for owner in owners]]
 
 
 def in_place(rows: Sequence[int]) -> bool:

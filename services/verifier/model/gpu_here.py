@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from services.verifier.config import TargetConfig
+from speculation.errors import ConfigurationError
+
 # Compute capability of the first generation whose matrix units take bfloat16 (Ampere).
 OLDEST = (8, 0)
 _SHOWN = 200
@@ -67,3 +70,22 @@ def _runs(built: str, capability: tuple[int, int]) -> bool:
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether it is a GPU that multiplies in fp8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_FROM
+
+
+def check_device(config: TargetConfig) -> None:
+    """Refuse a device that this machine or its software does not have.
+
+    Raises:
+        ConfigurationError: names the setting and what is possible.
+    """
+    kind = config.device.partition(":")[0]
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
+        raise ConfigurationError(field="verifier.device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
+    if kind == "cuda" and (reason := no_gpu()):
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)
+    if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
+        raise ConfigurationError(
+            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="verifier.device", value=config.device
+        )
+    if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)

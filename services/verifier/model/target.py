@@ -26,14 +26,14 @@ from services.verifier.loading.load_model import split_layers
 from services.verifier.loading.memory import kept_states, state_slots
 from services.verifier.loading.model_config import check_files, read_config
 from services.verifier.loading.model_size import check_memory
-from services.verifier.model.gpu_here import no_gpu, without_kernels
+from services.verifier.model.gpu_here import check_device
 from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.served_weights import served_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
@@ -41,6 +41,9 @@ from speculation.messages import ServedWeights
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
+
+# The one row of a request in ``SingleRows``.
+_FIRST = (0,)
 
 
 class TransformersTarget:
@@ -68,7 +71,7 @@ class TransformersTarget:
     ) -> None:
         self._means = means
         check_backends(config)
-        _check_device(config)
+        check_device(config)
         with reading(f"load the model at {config.model_path}", about=config.model_path):
             check_files(config)
             model_config = read_config(config).get_text_config()
@@ -270,12 +273,19 @@ class TransformersTarget:
         self.blocks.forget_all()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        self._keep(request_id, context, rows, self._rows[request_id].tokens)
+
+    def keep_singles(self, batch: SingleRows) -> None:
+        for request_id, context, token in zip(batch.request_ids, batch.contexts, batch.tokens, strict=True):
+            self._keep(request_id, context, _FIRST, (token,))
+
+    def _keep(self, request_id: str, context: int, rows: Sequence[int], computed: Sequence[int]) -> None:
+        """Keep ``rows`` of those that a pass has computed of a request."""
         self._part.memory.keep(request_id, context, rows)
         self._earlier.keep(request_id, context, rows)
         tokens = self._tokens.get(request_id)
         if tokens is None and not self._chooser.follows(request_id):
             return
-        computed = self._rows[request_id].tokens
         kept = [computed[row] for row in rows]
         self._chooser.commit(request_id, context, kept)
         if tokens is not None:
@@ -289,7 +299,8 @@ class TransformersTarget:
             self._save_states(batch)
         self._earlier.begin(batch, ids)
         self._under_way.append((batch, ids))
-        self._rows.update((rows.request_id, rows) for rows in batch)
+        if not isinstance(batch, SingleRows):
+            self._rows.update((rows.request_id, rows) for rows in batch)
 
     def _save_states(self, batch: Sequence[Rows]) -> None:
         for rows in batch:
@@ -297,7 +308,7 @@ class TransformersTarget:
                 self._part.memory.save_state(rows.request_id, length, kept)
                 self._earlier.save_state(rows.request_id, length, kept)
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> Sequence[Outcome]:
         batch, _ = self._under_way[0]
         logits = self.end_pass()
         start = time.perf_counter()
@@ -360,25 +371,6 @@ class TransformersTarget:
 
     def shutdown(self) -> None:
         self._earlier.stop()
-
-
-def _check_device(config: TargetConfig) -> None:
-    """Refuse a device that this machine or its software does not have.
-
-    Raises:
-        ConfigurationError: names the setting and what is possible.
-    """
-    kind = config.device.partition(":")[0]
-    if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
-        raise ConfigurationError(field="verifier.device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
-    if kind == "cuda" and (reason := no_gpu()):
-        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)
-    if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
-        raise ConfigurationError(
-            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="verifier.device", value=config.device
-        )
-    if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
-        raise ConfigurationError(f"{reason}; or use device: cpu", field="verifier.device", value=config.device)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

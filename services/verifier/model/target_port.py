@@ -5,15 +5,15 @@ The loop hands over rows and gets choices. Logits stay where the target computes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple, Protocol
+from itertools import accumulate, chain
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.records import quickly_made
+from speculation.records import maker, quickly_made
 from speculation.types import Features, SamplingParams, TokenLogprobs, TokenTree
 
 
@@ -61,8 +61,68 @@ class Rows:
         return self.logits + len(self.scored)
 
 
+_make_rows = maker(Rows)
+
+
+class SingleRows(Sequence[Rows]):
+    """Entries of a pass with one token each, after which the target chooses, and nothing else: by columns.
+
+    A ``Rows`` is made for each where they are read one by one.
+
+    >>> rows = SingleRows(["a", "b"], [3, 8], [5, 6])
+    >>> rows[1] == Rows(request_id="b", context=8, tokens=(6,), logits=1)
+    True
+    """
+
+    __slots__ = ("_made", "contexts", "request_ids", "tokens")
+
+    def __init__(self, request_ids: list[str], contexts: list[int], tokens: list[int]) -> None:
+        self.request_ids, self.contexts, self.tokens = request_ids, contexts, tokens
+        self._made: list[Rows] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Rows]: ...
+
+    def __getitem__(self, at: int | slice) -> Rows | Sequence[Rows]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[Rows]:
+        return iter(self._all())
+
+    def _all(self) -> list[Rows]:
+        if self._made is None:
+            self._made = [
+                _make_rows(request_id=request_id, context=context, tokens=(token,), logits=1)
+                for request_id, context, token in zip(self.request_ids, self.contexts, self.tokens, strict=True)
+            ]
+        return self._made
+
+
+def ids_of(batch: Sequence[Rows]) -> list[str]:
+    """The requests of a pass's entries."""
+    return batch.request_ids if isinstance(batch, SingleRows) else [rows.request_id for rows in batch]
+
+
+def contexts_of(batch: Sequence[Rows]) -> list[int]:
+    """The contexts of a pass's entries."""
+    return batch.contexts if isinstance(batch, SingleRows) else [rows.context for rows in batch]
+
+
+def tokens_of(batch: Sequence[Rows]) -> list[int]:
+    """The tokens of all rows of a pass."""
+    return batch.tokens if isinstance(batch, SingleRows) else [*chain.from_iterable([rows.tokens for rows in batch])]
+
+
 def rows_read(batch: Sequence[Rows]) -> list[int]:
     """Indices of a pass's rows whose logits are read."""
+    if isinstance(batch, SingleRows):
+        return list(range(len(batch)))
     ends = accumulate(len(rows.tokens) for rows in batch)
     return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
@@ -157,6 +217,32 @@ class Outcome:
     scored: tuple[TokenLogprobs, ...] = ()
 
 
+_make_outcome = maker(Outcome)
+
+
+class SingleOutcomes(Sequence[Outcome]):
+    """Those of ``SingleRows`` where a token was chosen after each, and nothing else is told."""
+
+    __slots__ = ("choices",)
+
+    def __init__(self, choices: list[int]) -> None:
+        self.choices = choices
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    @overload
+    def __getitem__(self, at: int) -> Outcome: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
+
+    def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
+        if isinstance(at, slice):
+            return SingleOutcomes(self.choices[at])
+        return _make_outcome(choices=(self.choices[at],))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
     """The tokens that a request begins with.
@@ -216,7 +302,7 @@ class Target(Protocol):
     def begin(self, batch: Sequence[Rows]) -> None:
         """Start a pass. A request may be in one pass at a time."""
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> Sequence[Outcome]:
         """End the oldest pass. Returns the result of each entry.
 
         Raises:
@@ -246,6 +332,9 @@ class Target(Protocol):
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         """Commit ``rows`` of the request's pass just finished (ascending indices into its tokens) after ``context``."""
+
+    def keep_singles(self, batch: SingleRows) -> None:
+        """As ``keep`` of each entry's one row."""
 
     def close(self, request_id: str) -> None:
         """Free what the request holds. It must not be in a pass."""

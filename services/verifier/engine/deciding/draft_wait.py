@@ -64,7 +64,7 @@ class DraftWait:
             if request.mailboxes and request.decoding and not request.undrafted and not request.closed
         ]
         if not drafted:
-            self._waiting.pass_begins(self._budget.seconds(load))
+            self.for_nobody(load)
             note_undrafted(batch, self._drafting, "deadline")
             return
         named = [request for request in drafted if request.by_paper]
@@ -75,6 +75,10 @@ class DraftWait:
         if named:
             cut = await self._for_named(batch, named, load, meanwhile, alone=alone)
         note_undrafted(batch, self._drafting, cut)
+
+    def for_nobody(self, load: Load) -> None:
+        """Note that a pass without drafts begins."""
+        self._waiting.pass_begins(self._budget.seconds(load))
 
     async def _for_named(
         self,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.drafting import Drafting
-from services.verifier.engine.passes import Part, PassSize, decoding_load
+from services.verifier.engine.passes import PassSize, PassWork, decoding_load
 from speculation.budget import Budget
 from speculation.costs import Load
 
@@ -26,8 +25,8 @@ class StepContest:
         self._contest = contest if timed else None
         drafting.quiet = timed and not contest.drafting
 
-    def learn(self, parts: Sequence[Part], size: PassSize, whole_s: float, *, busy: bool, speculates: bool) -> None:
-        """Learn from a step before it is committed. Sets each part's ``saved_s``, and whether drafting is quiet.
+    def learn(self, work: PassWork, size: PassSize, whole_s: float, *, busy: bool, speculates: bool) -> None:
+        """Learn from a step before it is committed. Sets ``saved_s`` of parts and singles, and whether drafting is quiet.
 
         Args:
             size: that of its pass.
@@ -35,31 +34,35 @@ class StepContest:
             busy: an origin had work for a request of the pass meanwhile.
             speculates: whether any running request may be drafted for.
         """
+        parts, singles = work.parts, work.singles
         decoded = {part.request: len(part.verdict.committed) for part in parts if part.verdict and part.chain == 1}
-        if self._contest is None or not decoded:
+        count = len(singles) + len(decoded)
+        if self._contest is None or not count:
             return
-        plain_s, prompt_s = self._budget.seconds(decoding_load(decoded)), 0.0
-        if len(decoded) < len(parts):
+        plain_s, prompt_s = self._budget.seconds(decoding_load(decoded).together(singles.load)), 0.0
+        if count < len(work):
             nodes = sum(len(part.tree) for part in parts)
             prompt_s = max(0.0, self._budget.prompt_seconds(size.load.plus(-nodes)) - plain_s)
-        self._count_saved(parts, len(decoded), whole_s, plain_s, prompt_s)
+        self._count_saved(work, count, whole_s, plain_s, prompt_s)
         expected = {"seconds": whole_s, "plain_s": plain_s, "prompt_s": prompt_s}
         if not speculates:
-            self._contest.learn_plain(requests=len(decoded), **expected)
+            self._contest.learn_plain(requests=count, **expected)
         elif any(request.by_paper for request in decoded):
             # They draft in either case, so the step says nothing of the others.
             pass
         elif self._drafting.quiet or not any(use.trial for request in decoded for use in request.used.values()):
             # A costly source that is tried pays for it, or goes, by its own account.
-            repeats, tokens = any(request.repetition.begins for request in decoded), sum(decoded.values())
-            self._contest.learn(requests=len(decoded), tokens=tokens, busy=busy, repeats=repeats, **expected)
+            repeats = any(request.repetition.begins for request in decoded)
+            tokens = len(singles) + sum(decoded.values())
+            self._contest.learn(requests=count, tokens=tokens, busy=busy, repeats=repeats, **expected)
         self._drafting.quiet = not self._contest.drafting
 
-    def _count_saved(self, parts: Sequence[Part], requests: int, whole_s: float, plain_s: float, prompt_s: float) -> None:
+    def _count_saved(self, work: PassWork, requests: int, whole_s: float, plain_s: float, prompt_s: float) -> None:
         """A request's tokens after the first one would each have taken another plain step."""
         assert self._contest is not None
         another_s = plain_s * self._contest.plain_share(requests, prompts=False)
         this_s = (plain_s + prompt_s) * self._contest.plain_share(requests, prompts=prompt_s > 0)
-        for part in parts:
+        work.singles.saved_s = this_s - whole_s
+        for part in work.parts:
             if part.verdict is not None:
                 part.saved_s = this_s + (len(part.verdict.committed) - 1) * another_s - whole_s

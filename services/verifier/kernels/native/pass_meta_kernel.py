@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.verifier.attention.calls import TILE
 from services.verifier.kernels.native.library import Library
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, SingleRows, contexts_of
 
 # Numbers that suffice for most passes, by row; where they do not, more are tried once.
 _ROOM_PER_ROW, _MOST_PER_ROW = 256, 4096
@@ -40,7 +40,7 @@ class PassMetaKernel:
     def describe(
         self,
         batch: Sequence[Rows],
-        tables: Sequence[array[int]],
+        tables: NDArray[np.int64],
         padding_block: int,
         rows: int,
         block_rows: int,
@@ -49,7 +49,7 @@ class PassMetaKernel:
         """The numbers of ``pass_meta.describe``, valid until the next call.
 
         Args:
-            tables: each request's KV blocks, by position, as int32.
+            tables: [requests, 2]: where each one's KV blocks lie, by position, as int32, and how many they are.
 
         Returns:
             None where a tree has more than 128 nodes, or its copies are too many: the reference can do that.
@@ -57,9 +57,14 @@ class PassMetaKernel:
         Raises:
             IndexError: a request does not own blocks for its rows.
         """
-        entries = array("q", _entries(batch, tables))
-        parents = array("i", chain.from_iterable([request.parents for request in batch]))
-        contexts = [request.context for request in batch]
+        contexts = contexts_of(batch)
+        # As in ``struct pass_entry``.
+        entries = np.empty((len(batch), 5), dtype=np.int64)
+        entries[:, :2], entries[:, 2], entries[:, 3], entries[:, 4] = tables, contexts, 1, 0
+        parents = array("i")
+        if not isinstance(batch, SingleRows):
+            entries[:, 3], entries[:, 4] = [each.chain for each in batch], [len(each.parents) for each in batch]
+            parents.extend(chain.from_iterable([each.parents for each in batch]))
         reached = sum(contexts) // TILE + 2 * len(batch)
         if split:
             # Two numbers for each segment of a block, of which there are no more than rows.
@@ -70,27 +75,13 @@ class PassMetaKernel:
                 self._numbers = np.empty(room, dtype=np.int32)
                 self._address = self._numbers.ctypes.data
             count = self._describe(
-                entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, split, padding_block,
+                entries.ctypes.data, len(batch), parents.buffer_info()[0], rows, block_rows, split, padding_block,
                 self._address, len(self._numbers),
             )  # fmt: skip
             if count >= 0:
                 return self._numbers[:count]
             if count < -1:
-                request, owned = batch[-2 - count], len(tables[-2 - count])
+                request, owned = batch[-2 - count], int(tables[-2 - count, 1])
                 needed = request.context + len(request.tokens)
                 raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {needed} rows")
         return None
-
-
-def _entries(batch: Sequence[Rows], tables: Sequence[array[int]]) -> list[int]:
-    """The numbers of each ``struct pass_entry``."""
-    return [
-        number
-        for request, table in zip(batch, tables, strict=True)
-        for number in (
-            *table.buffer_info(),
-            request.context,
-            len(request.tokens) - len(request.parents),
-            len(request.parents),
-        )
-    ]

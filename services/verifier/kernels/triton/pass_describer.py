@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from services.verifier.kernels.triton import virtual_groups
 from services.verifier.kernels.triton.pass_meta import PassMeta, describe
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, ids_of, tokens_of
 
 
 class PassDescriber:
@@ -35,12 +34,11 @@ class PassDescriber:
         if numbers is None:
             tables = [self._pool.blocks_of(request.request_id) for request in batch]
             return describe(batch, tables, self._pool.padding_block, rows, block_rows, split, self._pack)
-        tokens = [*chain.from_iterable([request.tokens for request in batch])]
-        tokens += [0] * (rows - len(tokens))
-        return PassMeta(numbers=numbers, tokens=tokens)
+        tokens = tokens_of(batch)
+        return PassMeta(numbers=numbers, tokens=tokens + [0] * (rows - len(tokens)))
 
     def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int, split: bool) -> NDArray[np.int32] | None:
         if self._kernel is None:
             return None
-        tables = [self._pool.table_of(request.request_id) for request in batch]
+        tables = self._pool.tables_of(ids_of(batch))
         return self._kernel.describe(batch, tables, self._pool.padding_block, rows, block_rows, split)
