@@ -98,14 +98,15 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
     node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
-    finish = None
+    finish, length = None, stop.generated
     while node is not None and finish is None:
         token = choose_at(node)
         node = child_with(tree, node, token)
         if node is not None:
             path.append(node)
         tokens.append(token)
-        finish = stop.after(tokens)
+        length += 1
+        finish = reason_to_end(token, length, stop.stop_token_ids, stop.room)
     return _make_accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
 

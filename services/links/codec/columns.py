@@ -198,6 +198,38 @@ def write_draft_columns(drafts: DraftColumns, made: drafting_pb2.Drafts) -> None
     trees.score_counts.extend(drafts.node_counts)
 
 
+def read_draft_columns(wire: drafting_pb2.Drafts) -> DraftColumns | None:
+    """The drafts of a message as columns; None where their groups or times differ, scores lack, or one breaks a limit."""
+    trees, count = wire.trees, len(wire.session_ids)
+    counts, took_s, groups = trees.counts[:], wire.drafting_s[:], wire.groups[:]
+    each, of_nodes = (
+        (wire.base_lengths, wire.base_hashes, counts, took_s, groups),
+        (trees.parents, trees.sources, trees.scores),
+    )
+    nodes = sum(counts)
+    fits = all(len(column) == count for column in each) and all(len(column) == nodes for column in (trees.tokens, *of_nodes))
+    alike = trees.score_counts[:] == counts and len(set(groups)) == 1 == len(set(took_s))
+    if not (fits and alike and len(groups[0]) <= limits.MAX_SOURCE_NAME and 0 <= took_s[0] < float("inf")):
+        return None
+    names = _names(trees)
+    if not names.sound:
+        return None
+    return DraftColumns(
+        left=(),
+        session_ids=wire.session_ids[:],
+        base_lengths=wire.base_lengths[:],
+        base_hashes=wire.base_hashes[:],
+        node_counts=counts,
+        tokens=trees.tokens[:],
+        parents=trees.parents[:],
+        sources=trees.sources[:],
+        source_names=names.all,
+        scores=trees.scores[:],
+        drafting_s=took_s[0],
+        group=groups[0],
+    )
+
+
 def read_drafts(wire: drafting_pb2.Drafts) -> list[Draft | DraftFailure]:
     """The drafts of a message. One that breaks a limit becomes a failure of its session only.
 

@@ -175,10 +175,15 @@ class DraftWait:
     def _missing(self, drafted: Iterable[LiveRequest], load: Load) -> dict[_Group, Missing]:
         """Drafts that may still arrive, by origin and group."""
         asked: dict[_Group, list[tuple[float, float]]] = {}
+        connected: dict[str, bool] = {}
         for request in drafted:
             for origin, mailbox in request.mailboxes.items():
                 groups = mailbox.missing(request.tokens)
-                if not groups or not self._drafting.connected(origin):
+                if not groups:
+                    continue
+                if origin not in connected:
+                    connected[origin] = self._drafting.connected(origin)
+                if not connected[origin]:
                     continue
                 expected, missing = request.expected(), [*groups.items()]
                 if len(missing) > 1:
