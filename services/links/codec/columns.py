@@ -34,11 +34,15 @@ def numbers_of_report(report: StepReport) -> int | None:
     seen, size = report.observation, len(report.committed) + len(report.accepted_path) + 5
     if seen is None:
         return size
-    tree, rows = seen.tree, len(seen.top_ids)
-    top = len(seen.top_ids[0]) if rows else 0
-    known = seen.features is None and not seen.probe_ids and not tree.probes and not tree.proposals
-    even = top and rows == 1 + len(tree.tokens) and set(map(len, seen.top_ids)) == {top}
-    return size + 4 * rows + top * rows if known and even else None
+    tree, ids = seen.tree, seen.top_ids
+    if seen.features is not None or seen.probe_ids or tree.probes or tree.proposals or len(ids) != 1 + len(tree.tokens):
+        return None
+    top = len(ids[0])
+    # Without a set: each request has a report in each step.
+    for row in ids:
+        if len(row) != top:
+            return None
+    return size + (4 + top) * len(ids) if top else None
 
 
 def numbers_of_draft(draft: Draft) -> int | None:

@@ -288,9 +288,10 @@ class Mailbox:
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
-        if not self.find(tokens):
+        at_hand = self.find(tokens)
+        if not at_hand:
             return dict.fromkeys(self._groups, at)
-        there = [found.draft.group for found in self.find(tokens) if not found.late]
+        there = [found.draft.group for found in at_hand if not found.late]
         return {group: at for group in self._groups if group not in there}
 
     @property
@@ -324,7 +325,8 @@ class Mailbox:
 
     def expected(self, tokens: Sequence[int]) -> float:
         """Expected number of accepted tokens of the best draft that ``find`` finds."""
-        found = self.find(tokens)
+        known = self._found
+        found = known[1] if known is not None and known[0] == len(tokens) else self.find(tokens)
         if not found:
             return 0.0
         if self._bringing is None:

@@ -107,7 +107,7 @@ class DraftWait:
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
-        others = any(request.undrafted for request in batch)
+        others = len(drafted) < len(batch) and any(request.undrafted for request in batch)
         longest = self._waiting.seconds(list(missing.values()), tokens, pass_s, delays_others=others)
         if longest > 0:
             meanwhile()
