@@ -207,10 +207,7 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        for mailbox in self.mailboxes.values():
-            if not mailbox.given_up:
-                return False
-        return True
+        return all(mailbox.given_up for mailbox in self.mailboxes.values())
 
     def drafts(self) -> list[ReadyDraft]:
         """The drafts at hand for the coming step: at most one of each group of each origin."""

@@ -56,7 +56,7 @@ class CompiledBudget(MeasuredBudget):
         # What AcceptanceRates holds: sources by their number, and of each, bucket by bucket, accepted nodes and all of them.
         self._sources: dict[str, int] = {}
         self._accepted, self._seen = array("d"), array("d")
-        # The trees that were told last, empty ones left out, and their columns: a step that checks them all learns from them.
+        # The trees that were told last, without empty ones, and their columns: a step that checks all learns from these.
         self._told: tuple[list[TokenTree], tuple[array[int] | array[float], ...]] = [], ()
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
