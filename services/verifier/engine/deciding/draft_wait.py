@@ -189,7 +189,7 @@ class DraftWait:
                 if len(missing) > 1:
                     missing.sort(key=lambda each: self._typical_s(origin, each[0]))
                 for group, at in missing:
-                    worth = mailbox.worth(group).of(late=False)
+                    worth = mailbox.worth(group).in_time.value
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
                     asked.setdefault((origin, group), []).append((at, gain))
