@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from speculation.records import maker, quickly_made
-from speculation.tree import ROOT, child_with, children
+from speculation.tree import ROOT, children
 from speculation.types import FinishReason, SamplingParams, TokenTree
 
 
@@ -95,17 +95,22 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
     Args:
         choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
+    held, parents, probes = tree.tokens, tree.parents, tree.probes
     node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
-    finish = None
+    finish, length = None, stop.generated
     while node is not None and finish is None:
-        token = choose_at(node)
-        node = child_with(tree, node, token)
-        if node is not None:
-            path.append(node)
+        token, above, node = choose_at(node), node, None
+        # As ``child_with``, which would be called for each token of each request.
+        for child in range(above + 1, len(held)):
+            if parents[child] == above and held[child] == token and child not in probes:
+                node = child
+                path.append(child)
+                break
         tokens.append(token)
-        finish = stop.after(tokens)
+        length += 1
+        finish = reason_to_end(token, length, stop.stop_token_ids, stop.room)
     return _make_accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from speculation.messages import Draft, StepReport
-from speculation.types import TokenTree
+from speculation.records import maker
+from speculation.types import EMPTY_TREE, TokenTree
+
+_make_draft, _make_tree = maker(Draft), maker(TokenTree)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,18 +86,17 @@ class DraftColumns:
     def alone(self) -> list[Draft]:
         """The drafts, each by itself."""
         made, first = [], 0
+        tokens, parents, scores = tuple(self.tokens), tuple(self.parents), tuple(self.scores)
+        sources = tuple([self.source_names[each] for each in self.sources])
         for name, length, base, count in zip(
             self.session_ids, self.base_lengths, self.base_hashes, self.node_counts, strict=True
         ):
             nodes = slice(first, first + count)
-            tree = TokenTree(
-                tokens=tuple(self.tokens[nodes]),
-                parents=tuple(self.parents[nodes]),
-                sources=tuple([self.source_names[each] for each in self.sources[nodes]]),
-                scores=tuple(self.scores[nodes]),
-            )
+            tree = EMPTY_TREE
+            if count:
+                tree = _make_tree(tokens=tokens[nodes], parents=parents[nodes], sources=sources[nodes], scores=scores[nodes])
             made.append(
-                Draft(
+                _make_draft(
                     session_id=name,
                     base_length=length,
                     base_hash=base,

@@ -50,6 +50,14 @@ class DraftReceiver(Protocol):
         """The link has a drafter; it may be a new one that knows no session."""
 
 
+@runtime_checkable
+class TakesDraftsTogether(Protocol):
+    """What a ``DraftReceiver`` may implement too."""
+
+    def on_drafts(self, drafts: DraftColumns) -> None:
+        """Take the drafts of several sessions, as ``on_reply`` takes each."""
+
+
 class DraftLink(Protocol):
     """A connection to a drafter. Sending never blocks and never raises: a drafter can cost speed, nothing else."""
 

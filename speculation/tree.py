@@ -251,13 +251,33 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
     >>> follow(chain([7, 8, 9], "suffix"), [7, 8, 4])
     2
     """
-    node = ROOT
+    return _walked(tree, tokens)[0]
+
+
+def follow_on(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, bool]:
+    """As ``follow``; and whether all are there and anything remains below: whether ``descend`` gives a tree with nodes.
+
+    >>> follow_on(chain([7, 8], "suffix"), [7]), follow_on(chain([7], "suffix"), [7]), follow_on(chain([7], "suffix"), [5])
+    ((1, True), (1, False), (0, False))
+    """
+    count, node = _walked(tree, tokens)
+    if count < len(tokens) or not tree.probes:
+        return count, count == len(tokens) and node in tree.parents
+    return count, any(parent == node and child not in tree.probes for child, parent in enumerate(tree.parents))
+
+
+def _walked(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
+    """How many of ``tokens`` lie on a path from the root, and the last node of that path."""
+    held, parents, probes, node = tree.tokens, tree.parents, tree.probes, ROOT
     for count, token in enumerate(tokens):
-        found = child_with(tree, node, token)
-        if found is None:
-            return count
-        node = found
-    return len(tokens)
+        # Without a call for each token: every step walks down every draft.
+        for child in range(node + 1, len(held)):
+            if parents[child] == node and held[child] == token and child not in probes:
+                node = child
+                break
+        else:
+            return count, node
+    return len(tokens), node
 
 
 def child_with(tree: TokenTree, node: int, token: int) -> int | None:
@@ -272,23 +292,6 @@ def child_with(tree: TokenTree, node: int, token: int) -> int | None:
         if parents[child] == node and tokens[child] == token and child not in tree.probes:
             return child
     return None
-
-
-def goes_on(tree: TokenTree, tokens: Sequence[int]) -> bool:
-    """Whether anything remains of a tree below the path ``tokens``: whether ``descend`` gives a tree with nodes.
-
-    >>> goes_on(chain([7, 8], "suffix"), [7]), goes_on(chain([7, 8], "suffix"), [7, 8]), goes_on(chain([7], "suffix"), [5])
-    (True, False, False)
-    """
-    node = ROOT
-    for token in tokens:
-        found = child_with(tree, node, token)
-        if found is None:
-            return False
-        node = found
-    if not tree.probes:
-        return node in tree.parents
-    return any(parent == node and child not in tree.probes for child, parent in enumerate(tree.parents))
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:

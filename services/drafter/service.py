@@ -16,7 +16,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.sessions.known_states import BoundedStates
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.outcomes import OutcomeRanks
-from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
+from services.drafter.sessions.request import DraftedPrefix, DraftedRequest, drafted_prefix
 from services.drafter.sessions.shared_answers import SharedAnswers
 from services.drafter.sessions.text_group import TextGroup, TextSession
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
@@ -105,7 +105,7 @@ class DrafterService:
             tenant=message.tenant,
             models=[self._model(name) for name in message.sources if runs_model(name)],
             reads_states=any(runs_model(name) and SOURCES[kind_of(name)].layers for name in message.sources),
-            prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
+            prefix=drafted_prefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
             traceparent=message.traceparent,
         )
         self._sessions[session.id] = session
@@ -144,7 +144,7 @@ class DrafterService:
         """As ``speculation.ports.DraftsAtOnce.at_once``: for text sources alone that have read all of the prompt."""
         start = time.perf_counter()
         session = self._sessions.get(message.session_id)
-        if session is None or not self._can_at_once(session) or (text := session.text) is None:
+        if session is None or not session.drafts_within(self._longest_at_once_s) or (text := session.text) is None:
             return None
         advanced = self._advanced(message, start)
         if isinstance(advanced, DraftFailure):
@@ -157,17 +157,18 @@ class DrafterService:
     def together(self, reports: ReportColumns) -> DraftColumns | None:
         """As ``speculation.ports.DraftsTogether.together``: for sessions that ``at_once`` drafts for by compiled code."""
         start = time.perf_counter()
+        most_s = self._longest_at_once_s
         sessions = [self._sessions.get(name) for name in reports.session_ids]
-        able = [session if session is not None and self._can_at_once(session) else None for session in sessions]
+        able = [session if session is not None and session.drafts_within(most_s) else None for session in sessions]
         made = drafted_together(able, reports, start)
         for name in () if made is None else made.session_ids:
             self._sessions.move_to_end(name)
         return made
 
-    def _can_at_once(self, session: DraftedRequest) -> bool:
-        """Whether a step's draft needs no wait, and no other draft comes after it."""
-        alone = self._retriever is None and not session.models and not self._config.draft_ahead
-        return alone and session.counted and self._thread.takes(session.text_s)
+    @property
+    def _longest_at_once_s(self) -> float:
+        """As ``DraftingThread.longest_at_once_s``; below 0, too, where a draft waits, or others come after it."""
+        return -1.0 if self._retriever is not None or self._config.draft_ahead else self._thread.longest_at_once_s
 
     def _advanced(self, message: StepReport, start: float) -> DraftedRequest | DraftFailure:
         """The session, told of a step's prefix and hidden states; its text sources are not yet.
@@ -192,7 +193,7 @@ class DrafterService:
         for model in session.models:
             model.observe(message)
         session.begin(
-            DraftedPrefix(
+            drafted_prefix(
                 length=message.length,
                 hash=prefix_hash,
                 max_nodes=message.max_nodes,

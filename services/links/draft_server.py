@@ -209,15 +209,16 @@ class _Conversation:
         if sum(map(numbers_of_nodes, reports.max_nodes)) > MOST_NUMBERS:
             return None
         drafts = self._drafts_together.together(reports)
-        for name in () if drafts is None else drafts.session_ids:
-            self._heard(name)
+        if drafts is not None:
+            self._heard(drafts.session_ids)
         return drafts
 
-    def _heard(self, name: str) -> None:
-        """Note that a step of a session has been answered: further drafts still being made are for an earlier prefix."""
-        self._sessions.heard(name)
-        if (further := self._further.pop(name, None)) is not None:
-            further.cancel()
+    def _heard(self, names: Sequence[str]) -> None:
+        """Note that steps of sessions have been answered: further drafts still being made are for an earlier prefix."""
+        self._sessions.heard(*names)
+        for name in names if self._further else ():
+            if (further := self._further.pop(name, None)) is not None:
+                further.cancel()
 
     async def _take(self, call: SessionCall | FeatureChunk) -> None:
         name = call.session_id
@@ -247,7 +248,7 @@ class _Conversation:
             log.exception("drafting failed for %s", call.session_id)
             reply = _failure(call.session_id)
         if reply is not None:
-            self._heard(call.session_id)
+            self._heard([call.session_id])
         return reply
 
     def _begin(self, doing: Coroutine[None, None, _T]) -> asyncio.Task[_T]:

@@ -22,6 +22,7 @@ from services.links.codec.features import features_of, in_messages
 from services.links.codec.held_models import decode_drafter, encode_drafter
 from services.links.draft_forms import COLUMNS, READ_HERE, reads
 from services.links.draft_server import converse, encode_replies
+from services.links.handing_over import HandingOver
 from services.links.internal import Guard, guard_of, serve_internal
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
@@ -125,6 +126,7 @@ class GrpcDraftLink:
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
         calls, peer, drafter = CallQueue(), _Peer(), drafting_pb2_grpc.DraftingServiceStub(channel)
+        handing_over = HandingOver(receiver)
         self.card = await _described(drafter, self._metadata) if self._elsewhere else None
         replies = drafter.Draft(_requests(calls, peer), metadata=(*self._metadata, *READ_HERE))
         self._calls, self._talking = calls, replies
@@ -133,8 +135,7 @@ class GrpcDraftLink:
             async for wire in replies:
                 # It has come with the first reply.
                 peer.columns = peer.columns or reads(await replies.initial_metadata(), COLUMNS)
-                for reply in codec.decode_drafting_replies(wire):
-                    receiver.on_reply(reply)
+                handing_over.message(wire)
         finally:
             self._calls = None
             # gRPC goes on reading requests of a broken stream.

@@ -38,11 +38,13 @@ class OpenSessions:
         self._heard[session_id] = self._clock()
         self._heard.move_to_end(session_id)
 
-    def heard(self, session_id: str) -> None:
-        """Note a call for a session. Sessions not opened here are ignored."""
-        if session_id in self._heard:
-            self._heard[session_id] = self._clock()
-            self._heard.move_to_end(session_id)
+    def heard(self, *session_ids: str) -> None:
+        """Note a call for each of these sessions. Sessions not opened here are ignored."""
+        now, known = self._clock(), self._heard
+        for session_id in session_ids:
+            if session_id in known:
+                known[session_id] = now
+                known.move_to_end(session_id)
 
     def close(self, session_id: str) -> None:
         """Close a session at the drafter. Unknown ids are fine."""

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +79,13 @@ class Recipe:
                 fresh.replace(made)
         return _loaded(made), digest
 
-    def functions(self, signatures: Mapping[str, tuple[str, str | None]]) -> ctypes.PyDLL:
+    def functions(self, signatures: Mapping[str, tuple[str, str | None]], *, unlocked: Collection[str] = ()) -> ctypes.PyDLL:
         """The library's functions, called with the interpreter's lock: each takes microseconds, and getting the lock back
         from another thread may take longer.
 
         Args:
             signatures: by function, its arguments (P: address, i: 32 bits, q: 64 bits) and its result.
+            unlocked: those that may last are there once more, as ``NAME_unlocked``: other threads run meanwhile.
 
         Raises:
             OSError, SubprocessError: as ``load``.
@@ -92,9 +93,13 @@ class Recipe:
         loaded, _ = self.load()
         functions = ctypes.PyDLL(loaded._name, handle=loaded._handle)
         for name, (arguments, result) in signatures.items():
-            function = getattr(functions, name)
-            function.argtypes = [_KINDS[each] for each in arguments]
-            function.restype = None if result is None else _KINDS[result]
+            for place, library in (("", functions), ("_unlocked", loaded)):
+                if place and name not in unlocked:
+                    continue
+                function = getattr(library, name)
+                function.argtypes = [_KINDS[each] for each in arguments]
+                function.restype = None if result is None else _KINDS[result]
+                setattr(functions, name + place, function)
         return functions
 
     def ship(self) -> Path:

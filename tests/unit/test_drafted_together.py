@@ -13,7 +13,7 @@ import pytest
 from benchmarks.papers.engine import ChangingDrafter
 from outrider.internal.v1 import drafting_pb2
 from services.drafter.config import DrafterConfig, RecyclingConfig, SuffixConfig
-from services.drafter.native import automaton, recycling_table
+from services.drafter.native import automaton, recycling_table, steps
 from services.drafter.native.library import drafting_library
 from services.drafter.service import DrafterService
 from services.drafter.sessions import text_group
@@ -235,3 +235,12 @@ async def test_what_stands_in_front_of_a_drafter_counts_drafts_made_together_as_
 def _lines(sink: PrometheusSink, name: str) -> list[str]:
     lines = sink.exposition().decode().splitlines()
     return [line for line in lines if line.startswith(f"outrider_{name}") and "_created" not in line]
+
+
+def test_other_threads_run_while_many_sessions_are_drafted_for() -> None:
+    library = drafting_library()
+    assert library is not None
+    # ctypes' flag of functions that keep the interpreter's lock.
+    keeps = {name: bool(getattr(library, name)._flags_ & 4) for name in ("steps_take", "steps_take_unlocked")}
+    assert keeps == {"steps_take": True, "steps_take_unlocked": False}
+    assert [steps._taking(count) is library.steps_take for count in (1, 7, 8, 64)] == [True, True, False, False]

@@ -15,7 +15,7 @@ from speculation.tree import (
     depths,
     descend,
     follow,
-    goes_on,
+    follow_on,
     merge,
     path_to,
     prune,
@@ -205,4 +205,4 @@ def test_a_tree_goes_on_where_something_is_left_of_it() -> None:
             tokens=tuple(numbers.randrange(3) for _ in range(nodes)), parents=parents, sources=("x",) * nodes, probes=probes
         )
         tokens = [numbers.randrange(3) for _ in range(numbers.randrange(4))]
-        assert goes_on(tree, tokens) == bool(descend(tree, tokens))
+        assert follow_on(tree, tokens) == (follow(tree, tokens), bool(descend(tree, tokens)))

@@ -8,6 +8,8 @@ static const int32_t LENGTH_OF[LENGTHS] = {1, 2, 3, 4, 6, 9, 13}, COUNT_OF[COUNT
 static const double SHARE_OF[SHARES] = {0.0, 0.2, 0.4, 0.7, 0.95};
 static const double STEP = 0.5, SLOWEST = 0.01, LARGEST = 12.0;
 
+enum { NAMED_WORDS = 4 };
+
 /* An open path: a candidate below a node. `number`: of equally likely ones the first comes first. */
 struct open {
     double probability;
@@ -16,6 +18,8 @@ struct open {
 
 /* The last draft: nodes, root first, the candidates after each, and what was left open. */
 struct draft {
+    /* While a place is asked: a bit for each token that is named there, perhaps shared by several. */
+    uint64_t named[NAMED_WORDS];
     struct drafted *nodes;
     struct candidate *candidates;
     struct open *heap;
@@ -36,8 +40,18 @@ static int32_t candidates_of(const struct draft *draft, int32_t node) {
     return node + 1 < draft->node_count ? draft->nodes[node + 1].candidates : draft->candidate_count;
 }
 
+/* Whether nobody can have named a token here before; from now on somebody has. */
+static int first_named(struct draft *draft, int32_t token) {
+    const uint32_t mixed = (uint32_t)token * 0x9E3779B1u, at = mixed >> 24;
+    const uint64_t bit = (uint64_t)1 << (at & 63);
+    uint64_t *word = draft->named + (at >> 6);
+    const int first = !(*word & bit);
+    *word |= bit;
+    return first;
+}
+
 static void name(struct draft *draft, int32_t begin, int32_t token, int32_t kind) {
-    for (int32_t at = begin; at < draft->candidate_count; at++)
+    for (int32_t at = first_named(draft, token) ? draft->candidate_count : begin; at < draft->candidate_count; at++)
         if (draft->candidates[at].token == token) {
             /* Each source names a token once. */
             if (draft->candidates[at].first < SUFFIX_KINDS && kind >= SUFFIX_KINDS && draft->candidates[at].second < 0)
@@ -177,6 +191,9 @@ static void unfold(struct draft *draft, const struct wanted *wanted, struct draf
     if (!reserve((void **)&draft->nodes, &draft->node_room, draft->node_count, sizeof(struct drafted))) return;
     const int32_t number = draft->node_count++, begin = node.candidates = draft->candidate_count;
     draft->nodes[number] = node;
+    memset(draft->named, 0, sizeof draft->named);
+    /* Suffixes are looked up while these come. */
+    if (wanted->table) table_fetch(wanted->table, &node.place.context);
     if (wanted->own && node.place.own.state >= 0) ask_suffix(draft, begin, wanted, &node.place);
     if (wanted->table) ask_recycling(draft, begin, wanted, &node.place, number == 0);
     calibrate(draft->candidates + begin, draft->candidate_count - begin, wanted->weights);

@@ -65,6 +65,10 @@ class CompiledBlendSession(BlendSession):
         self._last, self._other = (Held(library.blend_new(), library.blend_free) for _ in range(2))
         self._wanted = ctypes.create_string_buffer(_WANTED.size)
         self._limits = (0, 0) if self._suffix is None else (self._suffix.config.depth, self._suffix.config.max_endings)
+        # What ``before_step`` tells of every step.
+        self._learnt = self._last.address, self._weights, self._squares
+        recycled = (0, 0) if self._recycling is None else (self._table.address, self._end.address)
+        self._unmoved = *recycled, *self._limits
         self._room(0)
 
     def draft(self, max_nodes: int) -> TokenTree:
@@ -83,20 +87,16 @@ class CompiledBlendSession(BlendSession):
         """
         if len(self._sources) < self._whole or self._models:
             return None
-        own = shared = table = end = 0
-        place: Ending | None = NOWHERE
+        own = shared = state = size = 0
         if self._suffix is not None:
             try:
-                place = self._suffix.before_step(many)
+                found = self._suffix.before_step(many)
             except Exception:
                 return None
-            if place is None:
+            if found is None:
                 return None
-            counted, answers = self._suffix.automata
-            own, shared = counted.address, answers.address  # type: ignore[union-attr]  # Both are compiled.
-        if self._recycling is not None:
-            table, end = self._table.address, self._end.address
-        return self._last.address, self._weights, self._squares, own, shared, table, end, *self._limits, *place
+            own, shared, state, size = found
+        return *self._learnt, own, shared, *self._unmoved, state, size
 
     def after_step(self, tokens: array[int], least: float, end: Ending, shared_end: Ending, *, drafted: bool) -> None:
         """Note what steps.c has done; if it has not ``drafted``, there was no memory to count the tokens."""

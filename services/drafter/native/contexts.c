@@ -40,6 +40,26 @@ static int32_t find(const struct entries *entries, const struct context *key) {
     return at;
 }
 
+/* So many nodes' entries stay in the nearest cache. */
+enum { MOST_FETCHED = 32 };
+
+/* Fetches the entries of the last tokens of a context, of every order, into the caches: their buckets first, then they
+   themselves. One after the other they would be waited for as long as all of them together. */
+static void fetch(const struct entries *entries, const struct context *context) {
+    const int32_t *buckets[LONGEST_CONTEXT];
+    if (!entries->room) return;
+    for (int32_t order = 1; order <= context->size; order++) {
+        const struct context key = last(context, order);
+        __builtin_prefetch(buckets[order - 1] = bucket_of(entries, &key));
+    }
+    for (int32_t order = 1; order <= context->size; order++) {
+        const int32_t at = *buckets[order - 1];
+        if (at < 0) continue;
+        __builtin_prefetch(entries->all + at);
+        __builtin_prefetch(entries->ids + (int64_t)at * entries->width);
+    }
+}
+
 static void unlink_age(struct entries *entries, int32_t at) {
     const struct entry *entry = entries->all + at;
     *(entry->older < 0 ? &entries->oldest : &entries->all[entry->older].newer) = entry->newer;
@@ -156,6 +176,11 @@ static const int32_t *ids_of(const struct pass *pass, int64_t row) {
 /* Notes the likeliest ids after the root and each node. Deeper nodes first: if two paths end in the same context, the one
    nearer to the text is kept. */
 static void table_learn(struct table *table, const struct context *root, const struct pass *pass) {
+    const int64_t fetched = pass->nodes < MOST_FETCHED ? pass->nodes : MOST_FETCHED;
+    for (int64_t node = fetched - 1; node >= -1; node--) {
+        const struct context context = context_of(root, pass->tokens, pass->parents, node);
+        fetch(&table->top, &context);
+    }
     const int32_t *ids = ids_of(pass, pass->nodes + 1);
     for (int64_t node = pass->nodes - 1; node >= -1; node--) {
         const struct context context = context_of(root, pass->tokens, pass->parents, node);
@@ -214,6 +239,10 @@ int32_t table_observe(struct table *table, struct text_end *end, const int32_t *
     if (!table_fits(&pass)) return 0;
     table_watch(table, end, &pass);
     return 1;
+}
+
+void table_fetch(const struct table *table, const struct context *context) {
+    fetch(&table->top, context), fetch(&table->seen, context);
 }
 
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids) {

@@ -32,6 +32,8 @@ int table_fits(const struct pass *pass);
 void table_watch(struct table *table, struct text_end *end, const struct pass *pass);
 /* Notes that tokens followed a context, one after the other, and moves it behind them. */
 void table_read(struct table *table, struct context *context, const int32_t *tokens, int64_t many);
+/* Fetches into the caches what is known of the ends of a context. */
+void table_fetch(const struct table *table, const struct context *context);
 /* The tokens that were likeliest after the last `order` tokens of a context, in a pass; returns how many. */
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids);
 /* The token that followed these in a text; -1: unknown. */

@@ -56,7 +56,7 @@ _SIGNATURES = {
 def drafting_library() -> ctypes.PyDLL | None:
     """The compiled functions; None if they are not available, which the log explains."""
     try:
-        return _RECIPE.functions(_SIGNATURES)
+        return _RECIPE.functions(_SIGNATURES, unlocked=("steps_take",))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("no compiled drafters, each draft takes longer: %s", error)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.drafter.merging.blend import LEAST
@@ -16,6 +16,8 @@ from speculation.columns import ReportColumns
 _SESSION, _REPORTS, _OUTCOME, _DRAFTS = struct.Struct("7P5i4xQ"), struct.Struct("13P"), 5, struct.Struct("4P")
 _NOBODY = bytes(_SESSION.size)
 NOT_DONE, _NO_MEMORY = -1, -2
+# Fewer reports take some tens of microseconds; getting the interpreter's lock back from a busy thread may take milliseconds.
+_FEW = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,7 +45,6 @@ def take_steps(
         blends: the session of each report; None: nothing is to be done.
         prefixes: length and hash of each session's prefix.
     """
-    library = drafting_library()
     many = reports.committed_counts
     asked = [None if blend is None else blend.before_step(size) for blend, size in zip(blends, many, strict=True)]
     sessions = b"".join(
@@ -56,21 +57,27 @@ def take_steps(
     least = array("d", [max(LEAST, each) for each in reports.min_probabilities])
     told = _REPORTS.pack(*map(_address, _columns(reports)), _address(least))
     drafts = _DRAFTS.pack(_address(tokens), _address(parents), _address(sources), _address(scores))
-    assert library is not None, "sessions are compiled"
-    made = library.steps_take(sessions, told, count, _address(outcomes), drafts)
-    counts = outcomes[::_OUTCOME].tolist()
+    made = _taking(count)(sessions, told, count, _address(outcomes), drafts)
+    counts: list[int] = []
     first = 0
-    for at, (blend, size) in enumerate(zip(blends, many, strict=True)):
-        if blend is not None and counts[at] != NOT_DONE:
-            state, length, shared, shared_length = outcomes[_OUTCOME * at + 1 : _OUTCOME * (at + 1)]
-            drafted = counts[at] != _NO_MEMORY
+    told_of_each = zip(*[iter(outcomes.tolist())] * _OUTCOME, strict=True)
+    for blend, size, probability, (nodes, *ends) in zip(blends, many, least, told_of_each, strict=True):
+        if blend is not None and nodes != NOT_DONE:
             committed = reports.committed[first : first + size]
-            blend.after_step(committed, least[at], (state, length), (shared, shared_length), drafted=drafted)
-            counts[at] = max(counts[at], 0)
+            blend.after_step(committed, probability, (ends[0], ends[1]), (ends[2], ends[3]), drafted=nodes != _NO_MEMORY)
+        counts.append(0 if nodes == _NO_MEMORY else nodes)
         first += size
     return TakenSteps(
         counts=counts, tokens=tokens[:made], parents=parents[:made], sources=sources[:made], scores=scores[:made]
     )
+
+
+def _taking(count: int) -> Callable[..., int]:
+    """The function that takes so many reports: without the interpreter's lock where that lasts, so that a pass may begin."""
+    library = drafting_library()
+    assert library is not None, "sessions are compiled"
+    found: Callable[..., int] = library.steps_take if count < _FEW else library.steps_take_unlocked
+    return found
 
 
 def _columns(reports: ReportColumns) -> tuple[array[int], ...]:

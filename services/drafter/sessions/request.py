@@ -34,10 +34,26 @@ class DraftedPrefix:
     length: int
     hash: int
     max_nodes: int
-    min_probability: float = 0.0
+    min_probability: float
     start: float
-    expected: dict[asyncio.Future[TokenTree | None], tuple[str, DraftedPrefix]] = field(default_factory=dict)
-    assumed: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    expected: dict[asyncio.Future[TokenTree | None], tuple[str, DraftedPrefix]]
+    assumed: dict[str, list[tuple[int, ...]]]
+
+
+_make_prefix = maker(DraftedPrefix)
+
+
+def drafted_prefix(*, length: int, hash: int, max_nodes: int, start: float, min_probability: float = 0.0) -> DraftedPrefix:
+    """A prefix for which nothing is expected or assumed yet."""
+    return _make_prefix(
+        length=length,
+        hash=hash,
+        max_nodes=max_nodes,
+        min_probability=min_probability,
+        start=start,
+        expected={},
+        assumed={},
+    )
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -65,6 +81,10 @@ class DraftedRequest:
     generation: int | None = None
     states: KnownStates = field(default_factory=KnownStates)
 
+    def drafts_within(self, most_s: float) -> bool:
+        """Whether text sources alone draft for it, have read all of the prompt, and take at most so many seconds."""
+        return self.text_s <= most_s and self.counted and not self.models
+
     def begin(self, prefix: DraftedPrefix) -> None:
         """Draft for another prefix from now on; ask all models for drafts of it.
 
@@ -72,6 +92,8 @@ class DraftedRequest:
         been told of the prefix by then.
         """
         before, self.prefix = self.prefix, prefix
+        if not self.models:
+            return
         for group in self.models:
             asked = (prefix.max_nodes, prefix.min_probability) if prefix.max_nodes else group.waiting_for(self.id)
             if asked is not None:

@@ -43,7 +43,12 @@ class DraftingThread:
 
     def takes(self, expected_s: float) -> bool:
         """Whether a call that takes so long may run in the event loop itself now."""
-        return not self._open and expected_s <= _AT_ONCE_S
+        return expected_s <= self.longest_at_once_s
+
+    @property
+    def longest_at_once_s(self) -> float:
+        """Seconds of the longest call that may run in the event loop itself now; below 0: none may."""
+        return -1.0 if self._open else _AT_ONCE_S
 
     def run(
         self,

@@ -8,7 +8,7 @@ from itertools import compress
 
 from services.drafter.native.blend import KNOWN, CompiledBlendSession
 from services.drafter.native.steps import NOT_DONE, take_steps
-from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
+from services.drafter.sessions.request import DraftedRequest, drafted_prefix
 from speculation.columns import DraftColumns, ReportColumns
 from speculation.sources import TEXT
 
@@ -34,7 +34,7 @@ def drafted_together(sessions: Sequence[DraftedRequest | None], reports: ReportC
             if session.answer is not None:
                 session.answer += reports.committed[first : first + many]
             session.begin(
-                DraftedPrefix(
+                drafted_prefix(
                     length=reports.lengths[at],
                     hash=reports.prefix_hashes[at],
                     max_nodes=reports.max_nodes[at],

@@ -208,7 +208,7 @@ class SuffixSession:
         self._shared: tuple[tuple[Automaton | CompiledAutomaton | None, int], Ending] = (None, 0), NOWHERE
         self._unfollowed: list[int] = []
         # What of the answer is not in ``_answers`` yet; and the tokens before that, without which n-grams would be missing.
-        self._answer = list(message.tokens[message.prompt_length :])
+        self._answer = array("i", message.tokens[message.prompt_length :])
         self._told = message.tokens[max(0, message.prompt_length - config.depth + 1) : message.prompt_length]
         self._read(message.tokens)
 
@@ -272,8 +272,8 @@ class SuffixSession:
             if found >= enough:
                 return
 
-    def before_step(self, many: int) -> Ending | None:
-        """Where the text ends in the tenant's answers.
+    def before_step(self, many: int) -> tuple[int, int, int, int] | None:
+        """Addresses of both automata, and where the text ends in the tenant's answers.
 
         None: to observe ``many`` tokens takes more than to count them in the own text and to follow them in the answers.
         """
@@ -282,18 +282,22 @@ class SuffixSession:
             return None
         if self._beside and len(self._answer) + many >= _TOLD:
             return None
-        return self._shared_end()
+        shared = answers.automaton
+        (known, changes), end = self._shared
+        if shared is not known or shared.changes != changes or self._unfollowed:
+            end = self._shared_end()
+        return own.automaton.address, shared.address, *end  # type: ignore[union-attr]  # Both are compiled.
 
     def after_step(self, tokens: array[int], end: Ending, shared_end: Ending) -> None:
         """Note that compiled code has counted and followed tokens, behind which the text ends here."""
         self._own.counted(tokens, end)
         self._recent.extend(tokens)
-        self._answer += tokens
+        self._answer.extend(tokens)
         self._shared = self._shared[0], shared_end
 
     def observe(self, report: StepReport) -> None:
         self._read(report.committed)
-        self._answer += report.committed
+        self._answer.extend(report.committed)
         if self._beside and len(self._answer) >= _TOLD:
             self._tell()
 
@@ -307,7 +311,7 @@ class SuffixSession:
         self._answers.add((*before, *self._answer))
         self._answers.memory.work(_PIECE)
         self._told = (*before, *self._answer)[1 - self.config.depth :]
-        self._answer = []
+        self._answer = array("i")
 
     def catch_up(self) -> bool:
         """Count another piece of the texts."""

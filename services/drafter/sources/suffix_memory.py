@@ -30,6 +30,8 @@ class Memory:
     Attributes:
         begin: what lies before this position is to be forgotten.
         end: position behind the last token.
+        automaton: the counts so far. ``work`` may replace it.
+        idle: ``work`` has nothing to do.
     """
 
     def __init__(self, depth: int, likeliest: int) -> None:
@@ -39,26 +41,23 @@ class Memory:
         self._base = self.begin = self.end = 0
         self._used = self._anew()
         self._next: _Counted | None = None
-
-    @property
-    def automaton(self) -> Automaton | CompiledAutomaton:
-        """The counts so far. ``work`` may replace it."""
-        return self._used.automaton
+        self._look()
 
     @property
     def complete(self) -> bool:
         """Whether exactly the remembered text is counted."""
         return self._used.head == self.end and self._used.tail == self.begin
 
-    @property
-    def idle(self) -> bool:
-        """Whether ``work`` has nothing to do."""
-        return self._next is None and self._used.head == self.end and self._used.tail == self.begin
+    def _look(self) -> None:
+        """Set what is asked for in every step."""
+        self.automaton: Automaton | CompiledAutomaton = self._used.automaton
+        self.idle = self._next is None and self.complete
 
     def add(self, tokens: Iterable[int]) -> None:
         """Append tokens; ``work`` will count them."""
         self._text.extend(tokens)
         self.end = self._base + len(self._text)
+        self._look()
 
     def read(self, tokens: Sequence[int], most: int) -> int:
         """``add`` tokens and ``work``: where nothing else is left to do, in one go."""
@@ -83,6 +82,7 @@ class Memory:
         if self.begin >= self.end:
             self._used, self._next = self._anew(), None
             self._trim()
+        self._look()
 
     def work(self, most: int) -> int:
         """Count and uncount at most ``most`` tokens; returns how many of these were not needed."""
@@ -97,6 +97,7 @@ class Memory:
             if self._next.head == self._used.head == self.end:
                 self._used, self._next = self._next, None
         self._trim()
+        self._look()
         return most
 
     def _anew(self) -> _Counted:

@@ -34,11 +34,15 @@ def numbers_of_report(report: StepReport) -> int | None:
     seen, size = report.observation, len(report.committed) + len(report.accepted_path) + 5
     if seen is None:
         return size
-    tree, rows = seen.tree, len(seen.top_ids)
-    top = len(seen.top_ids[0]) if rows else 0
-    known = seen.features is None and not seen.probe_ids and not tree.probes and not tree.proposals
-    even = top and rows == 1 + len(tree.tokens) and set(map(len, seen.top_ids)) == {top}
-    return size + 4 * rows + top * rows if known and even else None
+    tree, ids = seen.tree, seen.top_ids
+    if seen.features is not None or seen.probe_ids or tree.probes or tree.proposals or len(ids) != 1 + len(tree.tokens):
+        return None
+    top = len(ids[0])
+    # Without a set: each request has a report in each step.
+    for row in ids:
+        if len(row) != top:
+            return None
+    return size + (4 + top) * len(ids) if top else None
 
 
 def numbers_of_draft(draft: Draft) -> int | None:
@@ -196,6 +200,38 @@ def write_draft_columns(drafts: DraftColumns, made: drafting_pb2.Drafts) -> None
     trees.source_names.extend(drafts.source_names)
     trees.scores.extend(drafts.scores)
     trees.score_counts.extend(drafts.node_counts)
+
+
+def read_draft_columns(wire: drafting_pb2.Drafts) -> DraftColumns | None:
+    """The drafts of a message as columns; None where their groups or times differ, scores lack, or one breaks a limit."""
+    trees, count = wire.trees, len(wire.session_ids)
+    counts, took_s, groups = trees.counts[:], wire.drafting_s[:], wire.groups[:]
+    each, of_nodes = (
+        (wire.base_lengths, wire.base_hashes, counts, took_s, groups),
+        (trees.parents, trees.sources, trees.scores),
+    )
+    nodes = sum(counts)
+    fits = all(len(column) == count for column in each) and all(len(column) == nodes for column in (trees.tokens, *of_nodes))
+    alike = trees.score_counts[:] == counts and len(set(groups)) == 1 == len(set(took_s))
+    if not (fits and alike and len(groups[0]) <= limits.MAX_SOURCE_NAME and 0 <= took_s[0] < float("inf")):
+        return None
+    names = _names(trees)
+    if not names.sound:
+        return None
+    return DraftColumns(
+        left=(),
+        session_ids=wire.session_ids[:],
+        base_lengths=wire.base_lengths[:],
+        base_hashes=wire.base_hashes[:],
+        node_counts=counts,
+        tokens=trees.tokens[:],
+        parents=trees.parents[:],
+        sources=trees.sources[:],
+        source_names=names.all,
+        scores=trees.scores[:],
+        drafting_s=took_s[0],
+        group=groups[0],
+    )
 
 
 def read_drafts(wire: drafting_pb2.Drafts) -> list[Draft | DraftFailure]:

@@ -12,6 +12,7 @@ from services.links.codec.columns import (
     MOST_NUMBERS,
     numbers_of_draft,
     numbers_of_report,
+    read_draft_columns,
     read_drafts,
     read_report_columns,
     read_reports,
@@ -118,6 +119,13 @@ def decode_drafting_replies(wire: drafting_pb2.DraftResponse) -> Sequence[Drafti
         InvalidArgument: no event.
     """
     return read_drafts(wire.drafts) if wire.HasField("drafts") else [decode_drafting_reply(wire)]
+
+
+def decode_replies_together(wire: drafting_pb2.DraftResponse) -> DraftColumns | Sequence[DraftingReply]:
+    """As ``decode_drafting_replies``; where possible, several drafts that share a message as columns."""
+    several = wire.HasField("drafts") and len(wire.drafts.session_ids) > 1
+    columns = read_draft_columns(wire.drafts) if several else None
+    return decode_drafting_replies(wire) if columns is None else columns
 
 
 def each_alone(replies: Sequence[DraftingReply | DraftColumns]) -> Iterator[DraftingReply]:

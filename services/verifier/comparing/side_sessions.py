@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from speculation.columns import DraftColumns
 from speculation.messages import (
     CloseSession,
     Draft,
@@ -17,7 +18,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.ports import DraftLink, DraftReceiver
+from speculation.ports import DraftLink, DraftReceiver, TakesDraftsTogether
 
 Replies = asyncio.Queue[Draft | DraftFailure]
 
@@ -70,6 +71,7 @@ class _Sorting:
 
     def __init__(self, receiver: DraftReceiver, replies: dict[str, Replies]) -> None:
         self._receiver = receiver
+        self._together = receiver if isinstance(receiver, TakesDraftsTogether) else None
         self._replies = replies
 
     def on_reply(self, reply: DraftingReply) -> None:
@@ -78,6 +80,13 @@ class _Sorting:
             self._receiver.on_reply(reply)
         else:
             replies.put_nowait(reply)
+
+    def on_drafts(self, drafts: DraftColumns) -> None:
+        if self._together is not None and not self._replies:
+            self._together.on_drafts(drafts)
+            return
+        for draft in drafts.alone():
+            self.on_reply(draft)
 
     def on_connected(self) -> None:
         for name, replies in self._replies.items():

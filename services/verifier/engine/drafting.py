@@ -21,12 +21,14 @@ from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
-from services.verifier.engine.origins import Origin
+from services.verifier.engine.native.tree_check import TreeCheck
+from services.verifier.engine.origins import Origin, check_trusted
 from services.verifier.engine.passes import PassSize
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
 from speculation.budget import Wanted
-from speculation.errors import InvalidArgument, MalformedTree
+from speculation.columns import DraftColumns
+from speculation.errors import MalformedTree
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
 from speculation.sources import draft_groups, spec_of
 from speculation.tree import validate
@@ -95,7 +97,7 @@ class Drafting:
         """Start every origin's link."""
         self._now = clock()
         for origin in self._origins.values():
-            await origin.link.start(OriginReceiver(origin, self.on_reply, self.on_connected))
+            await origin.link.start(OriginReceiver(origin, self.on_reply, self.on_drafts, self.on_connected))
 
     async def stop(self) -> None:
         """Stop every origin's link."""
@@ -103,16 +105,8 @@ class Drafting:
             await origin.link.stop()
 
     def check(self, plan: Plan) -> None:
-        """Check that the plan's drafters may be used with its acceptance rule.
-
-        Raises:
-            InvalidArgument: the rule is rejection and one of its origins is not trusted.
-        """
-        if plan.acceptance != "rejection":
-            return
-        for origin in self._origins.values():
-            if plan.speculates and origin.serves(plan.sources) and not origin.trusted:
-                raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")
+        """As ``check_trusted``, of all origins."""
+        check_trusted(plan, self._origins.values())
 
     # --- calls to the origins -----------------------------------------------------------------------------------
 
@@ -201,14 +195,16 @@ class Drafting:
             return
         if request.by_paper:
             prices = None
-        at, reopened = self._now(), self._leave_out(request)
+        at, reopened = self._now(), self._leave_out(request) if request.used else ()
         for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
                 continue
             # Where time does not count, each step waits for its own draft, so none may go without being asked for.
             free = (prices is None and not request.by_paper) or mailbox.asks(at)
-            cost = self.costs.of(origin.name, costly=bool(request.used))
-            due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
+            due = prices is None
+            if prices is not None:
+                cost, repeats = self.costs.of(origin.name, costly=bool(request.used)), request.repetition.begins
+                due = self._due(cost, mailbox, wanted, prices, free=free, repeats=repeats)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
@@ -243,7 +239,7 @@ class Drafting:
     def _leave_out(self, request: LiveRequest) -> set[str]:
         """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
         before = request.sources
-        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed and request.used else ()
+        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed else ()
         reopened = set()
         self._settling = _SETTLING if gone else self._settling
         for origin, mailbox in self._of(request) if gone else ():
@@ -327,10 +323,9 @@ class Drafting:
 
     def experience_of(self, origin: str, group: str) -> Experience:
         """The statistics of one origin's draft group."""
-        found = self._experience.get((origin, group))
-        if found is None:
-            found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
-        return found
+        if (origin, group) not in self._experience:
+            self._experience[origin, group] = Experience(self._config.draft_deadline_s)
+        return self._experience[origin, group]
 
     # --- replies ------------------------------------------------------------------------------------------------
 
@@ -339,8 +334,7 @@ class Drafting:
         if isinstance(reply, Forgotten):
             self._forgetting.answered(origin.name, reply.forget_id)
             return
-        request = self._requests.find(reply.session_id)
-        mailbox = None if request is None else request.mailboxes.get(origin.name)
+        request, mailbox = self._addressee(origin, reply.session_id)
         if request is None or mailbox is None:
             return
         if isinstance(reply, DraftFailure):
@@ -353,13 +347,33 @@ class Drafting:
             self._take(origin, request, mailbox, reply)
         self.came.set()
 
-    def _take(self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
-        if draft.group in request.message.plan.sources and draft.group not in request.sources:
+    def on_drafts(self, origin: Origin, drafts: DraftColumns) -> None:
+        """Handle several drafts as ``on_reply`` does each. Their trees are checked together."""
+        check = TreeCheck(drafts, self._vocab_size, origin.serves)
+        for at, draft in enumerate(drafts.alone()):
+            request, mailbox = self._addressee(origin, draft.session_id)
+            if request is None or mailbox is None:
+                continue
+            try:
+                # What is not sound is looked at once more, to say why.
+                self._take(origin, request, mailbox, draft, sound=check.sound(at, request.message.plan.sources))
+            except Exception:
+                log.exception("handling a draft of %s failed; it is dropped", origin.name)
+            self.came.set()
+
+    def _addressee(self, origin: Origin, session_id: str) -> tuple[LiveRequest | None, Mailbox | None]:
+        request = self._requests.find(session_id)
+        return request, None if request is None else request.mailboxes.get(origin.name)
+
+    def _take(self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft, *, sound: bool = False) -> None:
+        planned = request.message.plan.sources
+        if draft.group in planned and draft.group not in request.sources:
             # Of a model that was given up meanwhile.
             return
         try:
-            sources = origin.serves(request.message.plan.sources)
-            validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
+            if not sound:
+                sources = origin.serves(planned)
+                validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
         except MalformedTree as error:
             self._stats.drafts_malformed += 1
             mailbox.none_for(len(request.tokens))
@@ -367,7 +381,7 @@ class Drafting:
                 origin.name, "dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error
             )
             return
-        tracked = draft.group in request.message.plan.sources or (origin.name, draft.group) in self._experience
+        tracked = draft.group in planned or (origin.name, draft.group) in self._experience
         if not tracked and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):

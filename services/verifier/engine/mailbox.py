@@ -13,7 +13,7 @@ from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.records import maker, quickly_made
-from speculation.tree import descend, follow, goes_on
+from speculation.tree import descend, follow_on
 from speculation.types import TokenTree
 
 # Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
@@ -91,6 +91,17 @@ class _Kept:
 _make_ready, _make_kept = maker(ReadyDraft), maker(_Kept)
 
 
+class _ByGroup(dict[str, Experience]):
+    """The statistics of draft groups, each asked for once."""
+
+    def __init__(self, asked: Callable[[str], Experience]) -> None:
+        self._asked = asked
+
+    def __missing__(self, group: str) -> Experience:
+        found = self[group] = self._asked(group)
+        return found
+
+
 class Mailbox:
     """One origin's drafts for one request.
 
@@ -112,7 +123,7 @@ class Mailbox:
         self.pace = Pace()
         self.received: Counter[str] = Counter()
         self._prefixes = prefixes
-        self._experience = experience
+        self._experience = _ByGroup(experience)
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         # When a draft was asked for, by prefix length. The first one's time is not counted: it includes opening the session.
         self._asked: OrderedDict[int, float] = OrderedDict()
@@ -169,7 +180,7 @@ class Mailbox:
         like_last, passes = -math.inf, 1
         drafted: list[tuple[Worth, float]] = []
         for group in self._groups:
-            wait_s = 0.0 if self.ahead else self._experience(group).typical_s
+            wait_s = 0.0 if self.ahead else self._experience[group].typical_s
             drafted.append((self.worth(group), wait_s))
             like_last = max(like_last, prices.gain_s(self._brought, wait_s))
             passes = max(passes, math.ceil(min(wait_s / prices.pass_s, _MOST_PASSES)))
@@ -184,45 +195,51 @@ class Mailbox:
             most: most tokens that a draft is credited with.
             now: arrival time, in seconds of the event loop's clock.
         """
-        experience = self._experience(draft.group)
+        group, base, length = draft.group, draft.base_length, len(tokens)
+        experience = self._experience[group]
         experience.spoke()
-        self.received[draft.group] += 1
-        worth = self._worth.get(draft.group)
+        self.received[group] += 1
+        worth = self._worth.get(group)
         if worth is None:
-            worth = self._worth[draft.group] = experience.worth.copy()
-            if draft.group not in self._opened_for:
+            worth = self._worth[group] = experience.worth.copy()
+            if group not in self._opened_for:
                 self._opened_for = ()
             self._regroup()
         self.ahead = self.ahead or bool(draft.assumed)
-        self._busy_at = len(tokens)
-        if self._prefixes.known(draft):
-            self._answered = max(self._answered, draft.base_length)
-        asked_for = None if draft.assumed else self._asked_for(draft)
+        self._busy_at = length
+        known = self._prefixes.known(draft)
+        if known and base > self._answered:
+            self._answered = base
+        asked_for = None if draft.assumed else base if base in self._asked else self._asked_earlier(draft, known)
         asked_at = None if asked_for is None else self._asked[asked_for]
         if asked_for is not None and asked_at is not None:
-            if draft.base_length != self._opened_at and not draft.unready:
+            if base != self._opened_at and not draft.unready:
                 experience.came(now - asked_at)
             if not draft.more:
                 del self._asked[asked_for]
-            if not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                right = follow(draft.tree, since)
-                self._brought, left = min(most, right), right == len(since) and _goes_on(draft.tree, since)
+            if base < length and not draft.unready and (since := self._prefixes.since(draft, tokens)):
+                right, left = _rated(draft.tree, since)
+                self._brought = min(most, right)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
                     # A remainder is rated by the steps that it serves. Without one, no step will.
                     if not left:
                         each.learn(0.0, late=True)
-        self._kept.append(_make_kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+        asked = asked_at is not None and not draft.unready
+        # Mostly it is the only one, and for the coming step: what ``find`` would find.
+        alone = known and base == length and not draft.assumed and not self._kept
+        self._kept.append(_make_kept(draft=draft, asked=asked, at=now))
+        self._bringing = None
         self._found = None
+        if alone:
+            self._found = length, [_make_ready(draft=draft, tree=draft.tree, late=False, asked=asked, at=now)]
 
-    def _asked_for(self, draft: Draft) -> int | None:
-        """The length of the prefix for which the draft was asked; None if it was not.
+    def _asked_earlier(self, draft: Draft, known: bool) -> int | None:
+        """The length of an earlier prefix for which the draft was asked; None if it was not.
 
         A drafter may hear of a longer prefix before it begins, and draft for that one.
         """
-        if draft.base_length in self._asked:
-            return draft.base_length
-        if not len(draft.tree) or not self._prefixes.known(draft):
+        if not len(draft.tree) or not known:
             return None
         return next((length for length in reversed(self._asked) if length < draft.base_length), None)
 
@@ -240,7 +257,7 @@ class Mailbox:
             reopen: whether the drafter wants its session reopened. If not, it drafts no more for this request.
         """
         for group in self._groups:
-            self._experience(group).spoke()
+            self._experience[group].spoke()
         self.none_for(length)
         if not reopen:
             self.given_up = True
@@ -271,9 +288,10 @@ class Mailbox:
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
-        if not self.find(tokens):
+        at_hand = self.find(tokens)
+        if not at_hand:
             return dict.fromkeys(self._groups, at)
-        there = [found.draft.group for found in self.find(tokens) if not found.late]
+        there = [found.draft.group for found in at_hand if not found.late]
         return {group: at for group in self._groups if group not in there}
 
     @property
@@ -290,7 +308,7 @@ class Mailbox:
 
     def worth(self, group: str) -> Worth:
         """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""
-        return self._worth.get(group) or self._experience(group).worth
+        return self._worth.get(group) or self._experience[group].worth
 
     def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one.
@@ -307,7 +325,8 @@ class Mailbox:
 
     def expected(self, tokens: Sequence[int]) -> float:
         """Expected number of accepted tokens of the best draft that ``find`` finds."""
-        found = self.find(tokens)
+        known = self._found
+        found = known[1] if known is not None and known[0] == len(tokens) else self.find(tokens)
         if not found:
             return 0.0
         if self._bringing is None:
@@ -350,19 +369,18 @@ class Mailbox:
         at_hand = self.find(tokens)
         over = len(at_hand) == len(self._kept)
         for found in at_hand:
-            right = follow(found.tree, committed)
-            remains = right == len(committed) and _goes_on(found.tree, committed)
+            right, remains = _rated(found.tree, committed)
             over = over and not remains
             if found.asked:
                 group = found.draft.group
-                brought = min(most, right)
-                self._brought = max(self._brought, brought)
-                # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not remains
-                for each in (self._experience(group).worth, self._worth[group]):
-                    each.learn(brought, late=found.late)
-                    if ends:
-                        each.learn(max(0, brought - 1), late=True)
+                brought = right if right < most else most
+                if brought > self._brought:
+                    self._brought = brought
+                for each in (self._experience[group].worth, self._worth[group]):
+                    (each.late if found.late else each.in_time).add(brought)
+                    # A step later it would have brought one token less. A remainder is rated by the next step instead.
+                    if not (found.late or remains):
+                        each.late.add(brought - 1 if brought else 0)
         if over:
             # The next ``find`` would look through all of them for nothing.
             self._kept.clear()
@@ -375,9 +393,10 @@ class Mailbox:
             self._found = None
 
 
-def _goes_on(tree: TokenTree, since: Sequence[int]) -> bool:
-    """Whether a draft has a ``_remainder``."""
-    return not tree.proposals and goes_on(tree, since)
+def _rated(tree: TokenTree, since: Sequence[int]) -> tuple[int, bool]:
+    """How many tokens a draft had right, and whether it has a ``_remainder``."""
+    right, left = follow_on(tree, since)
+    return right, left and not tree.proposals
 
 
 def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from speculation.errors import InvalidArgument
 from speculation.held_models import DrafterCard, HeldModel
 from speculation.ports import DescribedDrafts, DraftLink
 from speculation.sources import spec_of
@@ -49,3 +50,16 @@ class Origin:
             return False
         specs = [spec_of(name) for name in self.serves(sources)]
         return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
+
+
+def check_trusted(plan: Plan, origins: Iterable[Origin]) -> None:
+    """Check that the plan's drafters may be used with its acceptance rule.
+
+    Raises:
+        InvalidArgument: the rule is rejection and one of its origins is not trusted.
+    """
+    if plan.acceptance != "rejection":
+        return
+    for origin in origins:
+        if plan.speculates and origin.serves(plan.sources) and not origin.trusted:
+            raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")

@@ -74,8 +74,9 @@ class StrategyCounts:
         self.drafts += 1
         self.drafted += drafted
         self.accepted += accepted
-        for depth in range(min(accepted, _POSITIONS)):
-            self.accepted_at[depth] += 1
+        counts = self.accepted_at
+        for depth in range(accepted if accepted < _POSITIONS else _POSITIONS):
+            counts[depth] += 1
 
 
 @dataclass(slots=True)
@@ -188,7 +189,10 @@ class LoopStats:
             probes = set(tree.probes)
             _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
             _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
-        _count(self.accepted_by_source, [tree.sources[node] for node in accepted_path])
+        accepted = self.accepted_by_source
+        for node in accepted_path:
+            name = tree.sources[node]
+            accepted[name] = accepted.get(name, 0) + 1
 
 
 def _count(counts: dict[str, int], names: Sequence[str]) -> None:

@@ -35,8 +35,8 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
         committed=accepted.tokens,
         length=len(request.tokens) + len(accepted.tokens),
         finish_reason=accepted.finish_reason,
-        logprobs=_logprobs(accepted, outcome),
-        observation=_observe(tree, outcome),
+        logprobs=_logprobs(accepted, outcome) if outcome.logprobs is not None else (),
+        observation=_observe(tree, outcome) if outcome.top_ids else None,
     )
 
 
@@ -77,15 +77,14 @@ class KnownTrial(rejection.DraftTrial):
 
 
 def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted:
-    def choose_at(node: int) -> int:
-        choice = outcome.choices[node + 1]
-        if choice == NOT_CHOSEN:
-            raise nothing_chosen(outcome)
-        return choice
-
-    if outcome.distribution is None:
-        return acceptance.walk(tree, choose_at, request.stop_rule)
     distribution = outcome.distribution
+    if distribution is None:
+        choices = outcome.choices
+        accepted = acceptance.walk(tree, lambda node: choices[node + 1], request.stop_rule)
+        # No node holds it, so a walk that meets it ends there.
+        if accepted.tokens[-1] == NOT_CHOSEN:
+            raise nothing_chosen(outcome)
+        return accepted
     randomness = rejection.SeededRandomness(request.message.sampling.seed)
 
     def trial_at(node: int, siblings: list[int], position: int) -> rejection.DraftTrial:
@@ -96,15 +95,12 @@ def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
 
 
 def _logprobs(accepted: Accepted, outcome: Outcome) -> tuple[TokenLogprobs, ...]:
-    if outcome.logprobs is None:
-        return ()
     nodes = (ROOT, *accepted.path)
+    assert outcome.logprobs is not None
     return tuple(outcome.logprobs(node + 1, token) for node, token in zip(nodes, accepted.tokens, strict=False))
 
 
-def _observe(tree: TokenTree, outcome: Outcome) -> Observation | None:
-    if not outcome.top_ids:
-        return None
+def _observe(tree: TokenTree, outcome: Outcome) -> Observation:
     ids = outcome.top_ids
     probe_ids = tuple(ids[node + 1] for node in tree.probes)
     if not outcome.chances:

@@ -111,7 +111,7 @@ class DraftWait:
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
-        others = any(request.undrafted for request in batch)
+        others = len(drafted) < len(batch) and any(request.undrafted for request in batch)
         longest = self._waiting.seconds(list(missing.values()), tokens, pass_s, delays_others=others)
         if longest > 0:
             meanwhile()
@@ -179,16 +179,21 @@ class DraftWait:
     def _missing(self, drafted: Iterable[LiveRequest], load: Load) -> dict[_Group, Missing]:
         """Drafts that may still arrive, by origin and group."""
         asked: dict[_Group, list[tuple[float, float]]] = {}
+        connected: dict[str, bool] = {}
         for request in drafted:
             for origin, mailbox in request.mailboxes.items():
                 groups = mailbox.missing(request.tokens)
-                if not groups or not self._drafting.connected(origin):
+                if not groups:
+                    continue
+                if origin not in connected:
+                    connected[origin] = self._drafting.connected(origin)
+                if not connected[origin]:
                     continue
                 expected, missing = request.expected(), [*groups.items()]
                 if len(missing) > 1:
                     missing.sort(key=lambda each: self._typical_s(origin, each[0]))
                 for group, at in missing:
-                    worth = mailbox.worth(group).of(late=False)
+                    worth = mailbox.worth(group).in_time.value
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
                     asked.setdefault((origin, group), []).append((at, gain))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-# Bits of a token id, and of the two last ones.
+# Bits of a token id, and of the last one.
 _BITS = 32
-_PAIR = (1 << 2 * _BITS) - 1
+_LAST = (1 << _BITS) - 1
 # So many tokens predict the next one. After so many right predictions in a row a draft is worth a try.
 _CONTEXT, _STREAK = 2, 2
 # Tokens of the text before the answer that are read, and pairs that are remembered.
@@ -35,15 +35,16 @@ class Repetition:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` follow."""
-        before, streak, last, followers = self._streak, self._streak, self._last, self._followers
+        before, streak, last, followers, read = self._streak, self._streak, self._last, self._followers, self._read
         for token in tokens:
             streak = streak + 1 if followers.get(last) == token else 0
-            if self._read >= _CONTEXT:
+            if read >= _CONTEXT:
                 followers[last] = token
                 if len(followers) > _REMEMBERED:
                     followers.popitem(last=False)
-            self._read += 1
-            last = (last << _BITS | token) & _PAIR
+            read += 1
+            # Of the last one alone first: a number of three tokens costs more.
+            last = (last & _LAST) << _BITS | token
             before = streak if streak < before else before
-        self._last, self._streak = last, streak
+        self._last, self._streak, self._read = last, streak, read
         self.begins = before < _STREAK <= streak

@@ -17,7 +17,7 @@ _RECIPE = Recipe(
     name="engine",
     folder=_HERE,
     shipped=_HERE / "shipped",
-    sources=("nodes.c", "check.c"),
+    sources=("nodes.c", "trees.c", "check.c"),
     # Contraction is off: the reference rounds after every operation.
     flags=("-O3", "-ffp-contract=off", "-fPIC"),
     links=("-lm",),
@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[str, str | None]] = {
     "nodes_rank": ("PPPPqqP", "q"),
     "nodes_probabilities": ("PP", None),
     "nodes_learn": ("PP", None),
+    "trees_check": ("PqqP", None),
 }
 
 

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import is_
 
 from services.verifier.engine.native.library import engine_library
 from speculation.budget import MeasuredBudget
@@ -55,6 +56,8 @@ class CompiledBudget(MeasuredBudget):
         # What AcceptanceRates holds: sources by their number, and of each, bucket by bucket, accepted nodes and all of them.
         self._sources: dict[str, int] = {}
         self._accepted, self._seen = array("d"), array("d")
+        # The trees that were told last, without empty ones, and their columns: a step that checks all learns from these.
+        self._told: tuple[list[TokenTree], tuple[array[int] | array[float], ...]] = [], ()
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         self._costs.learn(load, seconds)
@@ -99,6 +102,14 @@ class CompiledBudget(MeasuredBudget):
 
     def _columns(self, trees: Sequence[TokenTree]) -> tuple[_Nodes, tuple[array[int] | array[float], ...]]:
         """The nodes of trees as compiled code reads them, and the memory that this lies in."""
+        trees = [tree for tree in trees if tree.tokens]
+        told, held = self._told
+        if len(told) != len(trees) or not all(map(is_, told, trees)):
+            held = self._anew(trees)
+            self._told = trees, held
+        return _Nodes(len(trees), *[_address(each) for each in (*held, self._accepted, self._seen)]), held
+
+    def _anew(self, trees: Sequence[TokenTree]) -> tuple[array[int] | array[float], ...]:
         names = list(chain.from_iterable([tree.sources for tree in trees]))
         numbers = self._numbers(names)
         held = (
@@ -115,7 +126,7 @@ class CompiledBudget(MeasuredBudget):
                 if not tree.scores:
                     held[3][first + probe] = 0.0
             first += len(tree.tokens)
-        return _Nodes(len(trees), *[_address(each) for each in (*held, self._accepted, self._seen)]), held
+        return held
 
     def _numbers(self, names: Iterable[str]) -> Mapping[str, int]:
         """The number of each source; one that is new has seen nothing."""
