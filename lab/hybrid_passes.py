@@ -176,7 +176,11 @@ def measure(model_type: str, stored: str, repeats: int) -> dict[str, float]:
         "one row, GB/s of weights": shape.read_per_pass(config) / found["one row"] / 1e6,
         "tree of 32, GFLOP/s of products": 33 * 2 * shape.multiplied(config) / found["tree of 32"] / 1e6,
     }
-    return parameters | found | rates
+    held = {
+        "KB of states, a request": shape.state_values_per_request * 4e-3,
+        "KB of keys and values, a token": shape.cache_values_per_token * 4e-3,
+    }
+    return parameters | found | rates | held
 
 
 @torch.inference_mode()
