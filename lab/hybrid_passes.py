@@ -1,9 +1,12 @@
 """What passes of models with states cost: a tree of 32 against a chain of 8, one row and a prompt against transformers.
 
-    python -m lab.hybrid_passes [llama lfm2 qwen3_next granitemoehybrid mamba2] [--repeats 9]
+    python -m lab.hybrid_passes [llama lfm2 qwen3_next granitemoehybrid mamba2] [--stored float32] [--repeats 9]
 
 Random weights, in the widths of small published models. Everything runs on one thread and is timed by the processor's own
 seconds, so that what runs beside it matters less. Each pass of ours commits its first row, which the next one steps again.
+
+``--stored`` says how matrices are stored, and multiplied by us: bfloat16, or one of GGUF's types such as Q8_0 and Q4_1.
+transformers computes in float32 with the numbers that these stand for.
 """
 
 from __future__ import annotations
@@ -18,9 +21,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
+from gguf import GGMLQuantizationType, quants
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from services.model_files.weights.files import save_blocks
+from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks, any_numbers
+from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.config import TargetConfig
+from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 
@@ -99,18 +108,53 @@ class Ours:
         self._target.close("prompt")
 
 
+def in_blocks(matrix: torch.Tensor, kind: str) -> StoredBlocks:
+    """[outputs, inputs] in blocks of one of GGUF's types."""
+    raw = quants.quantize(matrix.numpy(), GGMLQuantizationType[kind])
+    return StoredBlocks(torch.from_numpy(raw), kind, matrix.shape[1])
+
+
+@torch.no_grad()
+def store(model: PreTrainedModel, kind: str, folder: Path) -> None:
+    """Write a model with its matrices in ``kind``, and give it the numbers that they stand for."""
+    model.config.save_pretrained(folder)
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    held: dict[str, AnyWeight] = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        made: AnyWeight = weight.detach()
+        if name in model.all_tied_weights_keys:
+            continue
+        if kind == "bfloat16" and id(weight) in linear:
+            made = weight.bfloat16()
+        elif id(weight) in linear:
+            made = in_blocks(weight.detach(), kind)
+        elif ".experts." in name and kind != "bfloat16":
+            made = StackedBlocks(tuple(in_blocks(one, kind) for one in weight.detach()), inputs_first=False)
+        held[name] = made
+        weight.copy_(any_numbers(made))
+    save_blocks(held, folder)
+
+
+def both(model_type: str, stored: str, folder: Path) -> tuple[TransformersTarget, PreTrainedModel, TargetConfig]:
+    """Our model and transformers', of the same numbers."""
+    config = CONFIG_MAPPING[model_type](**_SHARED, **SIZES[model_type])
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if stored == "float32":
+        theirs.save_pretrained(folder)
+    else:
+        store(theirs, stored, folder)
+    held = "float32" if stored == "float32" else "as_stored"
+    ours = TargetConfig(model_path=str(folder), kv_cache_tokens=2048, threads=1, weights=held)
+    return TransformersTarget(ours), theirs, ours
+
+
 @torch.inference_mode()
-def measure(model_type: str, repeats: int) -> dict[str, float]:
-    """Milliseconds of each pass."""
+def measure(model_type: str, stored: str, repeats: int) -> dict[str, float]:
+    """Milliseconds of each pass, and what follows of them."""
     torch.manual_seed(0)
     with TemporaryDirectory() as folder:
-        made = AutoModelForCausalLM.from_config(
-            CONFIG_MAPPING[model_type](**_SHARED, **SIZES[model_type]), dtype=torch.float32
-        )
-        made.save_pretrained(folder)
-        parameters = sum(parameter.numel() for parameter in made.parameters())
-        target = TransformersTarget(TargetConfig(model_path=str(Path(folder)), kv_cache_tokens=2048, threads=1))
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        target, theirs, config = both(model_type, stored, Path(folder))
+        shape = shape_of(config)
     ours, cache = Ours(target), DynamicCache(config=theirs.config)
     named = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     if model_type == "mamba2":
@@ -126,19 +170,43 @@ def measure(model_type: str, repeats: int) -> dict[str, float]:
         "prompt": ours.prompt,
         "prompt, transformers": lambda: theirs(torch.tensor([drawn(PROMPT)]), use_cache=True),
     }
-    counted = {"million parameters": parameters / 1e6}
-    return counted | milliseconds(turns, repeats) | milliseconds(prompts, max(2, repeats // 4))
+    parameters = {"million parameters": sum(parameter.numel() for parameter in theirs.parameters()) / 1e6}
+    found = milliseconds(turns, repeats) | milliseconds(prompts, max(2, repeats // 4))
+    rates = {
+        "one row, GB/s of weights": shape.read_per_pass(config) / found["one row"] / 1e6,
+        "tree of 32, GFLOP/s of products": 33 * 2 * shape.multiplied(config) / found["tree of 32"] / 1e6,
+    }
+    held = {
+        "KB of states, a request": shape.state_values_per_request * 4e-3,
+        "KB of keys and values, a token": shape.cache_values_per_token * 4e-3,
+    }
+    return parameters | found | rates | held
+
+
+@torch.inference_mode()
+def core() -> dict[str, float]:
+    """What one core does at most: bytes that torch sums up, and sums of products of two large matrices by torch."""
+    many, square, side = torch.ones(2**27), torch.ones(2048, 2048), 2048
+    least = {"sum": float("inf"), "product": float("inf")}
+    for _ in range(5):
+        for name, run in (("sum", many.sum), ("product", lambda: square @ square)):
+            start = time.process_time()
+            run()
+            least[name] = min(least[name], time.process_time() - start)
+    return {"GB/s": many.nbytes / least["sum"] / 1e9, "GFLOP/s": 2 * side**3 / least["product"] / 1e9}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", default=[*SIZES], help="of models; default: all")
+    parser.add_argument("--stored", default="float32", help="how matrices are stored; default: float32")
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    print("one core", json.dumps({name: round(value, 1) for name, value in core().items()}), flush=True)
     for model_type in arguments.types:
-        found = {name: round(value, 2) for name, value in measure(model_type, arguments.repeats).items()}
-        print(model_type, json.dumps(found), flush=True)
+        found = measure(model_type, arguments.stored, arguments.repeats)
+        print(model_type, arguments.stored, json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,10 @@ static void linears(int type) {
         outrider_linear(&layer, rows, in, 0, out, panels * PANEL);
         printf("linear %d rows %d %016llx\n", type, (int)rows, (unsigned long long)hash(out, rows * panels * PANEL));
     }
+    const struct linear three[] = {layer, layer, {weights(type, inputs, outputs, panels), 0, type, inputs, panels}};
+    const int64_t chosen[] = {2, 0}, ends[] = {ROWS_AT_ONCE - 3, ROWS_AT_ONCE};
+    outrider_linears(three, 2, chosen, ends, in, out, panels * PANEL);
+    printf("linears %d %016llx\n", type, (unsigned long long)hash(out, ROWS_AT_ONCE * panels * PANEL));
 }
 
 static struct linear random_linear(int64_t inputs, int64_t outputs) {

@@ -123,9 +123,10 @@ What would be needed for the others:
 - *Stages*: models that are not split call their parts otherwise than stages know (the families of GPT-2, BERT and OPT, which also
   add positions to embeddings), or have layers that read more than the hidden states before them: those of Gemma 3n and 4 inputs of
   each layer, or other layers' keys. Zamba's read the embeddings of the tokens, so every stage of theirs holds that matrix, and its own
-  copy of the block that layers share. Of weights that transformers splits (LARA mini) no part can be read.
+  copy of the block that layers share, once. Of weights that transformers splits (LARA mini) no part can be read.
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
-  would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
+  would have to hold the indexers' keys as well, and the choice would have to be the same in a tree
+  ([what it would take](log/2026-11.md#2026-11-29-what-sparse-attention-by-an-indexer-would-take)).
 
 | type | served | bits | stages | layers | dtypes |
 |---|---|---|---|---|---|

@@ -136,6 +136,38 @@ def test_experts_in_blocks(kind: str, inputs_first: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("inputs_first", [False, True])
+@pytest.mark.parametrize("kept", ["float32", "bfloat16", "Q8_0"])
+def test_rows_of_several_matrices_in_one_call(kept: str, inputs_first: bool) -> None:
+    """More rows than a kernel takes at once, none, and a few."""
+    if library() is None:
+        pytest.skip("our kernels cannot be compiled here")
+    plain = torch.randn(EXPERTS, OUTPUTS, INPUTS)
+    if kept == "Q8_0":
+        weight = held(StackedBlocks(tuple(quantized(one) for one in plain), inputs_first), "native")
+    else:
+        weight = exact((plain.mT.contiguous() if inputs_first else plain).to(getattr(torch, kept)), "native")
+    rows, chosen, ends = torch.randn(203, INPUTS), torch.tensor([0, 2]), torch.tensor([200, 203])
+    made = weight.numbers.sorted_product(rows, chosen, ends, inputs_first=inputs_first)
+    assert made is not None and made.shape == (203, OUTPUTS) and made.is_contiguous()
+    for number, first, end in ((0, 0, 200), (2, 200, 203)):
+        own = weight[number].T if inputs_first else weight[number]
+        assert torch.equal(made[first:end], functional.linear(rows[first:end], own))
+    assert [one.stored_as for one in weight.numbers.packed] == [kept] * EXPERTS
+
+
+def test_matrices_that_are_not_alike_are_multiplied_one_by_one(kind: str) -> None:
+    """Those in blocks are padded to whole ones, others not. Kernels that are not ours have no such call."""
+    weight = exact(torch.randn(EXPERTS, OUTPUTS, INPUTS), kind)
+    given = torch.randn(2, INPUTS), torch.tensor([1]), torch.tensor([2])
+    assert (weight.numbers.sorted_product(*given, inputs_first=False) is None) == (kind == "onednn")
+    # Packed in the other form.
+    assert weight.numbers.sorted_product(torch.randn(2, OUTPUTS), *given[1:], inputs_first=True) is None
+    if (compiled := library()) is not None:
+        others = [NativeLinear(compiled, made, None) for made in (torch.randn(8, 70), torch.randn(8, 70).bfloat16())]
+        assert NativeLinear.together(others[:1]) is not None and NativeLinear.together(others) is None
+
+
 def held(blocks: StackedBlocks, kind: str) -> ExactWeight:
     made = exact(torch.empty(0), kind)
     return ExactWeight.whole(Numbers(owner="Test", shape=torch.Size(blocks.shape), stored=blocks, make=made.numbers.make))

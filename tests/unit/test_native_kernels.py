@@ -258,5 +258,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 349 and own[0] == "check 1"
+    assert len(own) == 370 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

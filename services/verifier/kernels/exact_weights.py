@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,18 @@ from services.model_files.weights.stacked_blocks import StackedBlocks
 from services.model_files.weights.stored_blocks import Weight
 
 _Function = Callable[..., Any]
+
+
+class SortedProduct(Protocol):
+    """Rows times one of several matrices each, which share their rows out one after the other."""
+
+    def __call__(self, rows: torch.Tensor, chosen: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """[rows, inputs] to [rows, outputs]: matrix ``chosen[n]`` has the rows from ``ends[n - 1]`` to ``ends[n]``.
+
+        Args:
+            chosen: numbers of matrices, int64.
+            ends: likewise.
+        """
 
 
 class PackedLinear(nn.Module):
@@ -50,6 +62,11 @@ class PackedLinear(nn.Module):
         form = (*shape, False)
         return ExactWeight.whole(Numbers(owner=type(self).__name__, shape=shape, form=form, packed=[self]))
 
+    @classmethod
+    def together(cls, layers: Sequence[PackedLinear]) -> SortedProduct | None:
+        """Multiplies by all of ``layers`` in one call; None: they are not alike, or there is no such call."""
+        return None
+
 
 # Takes the weight, [outputs, inputs], and the bias.
 MakePacked = Callable[[Weight, torch.Tensor | None], PackedLinear]
@@ -65,6 +82,7 @@ class Numbers:
         make: packs one matrix.
         form: outputs and inputs of the packed matrices, and whether inputs come first in the parameter.
         packed: the packed matrices, in the order of the parameter.
+        together: multiplies by all of these in one call; None: each is called by itself.
         inexact: functions that multiplied by the parameter in another way than row by row.
     """
 
@@ -74,6 +92,7 @@ class Numbers:
     make: MakePacked | None = None
     form: tuple[int, int, bool] | None = None
     packed: list[PackedLinear] = field(default_factory=list)
+    together: SortedProduct | None = None
     inexact: set[str] = field(default_factory=set)
 
     def plain(self) -> torch.Tensor:
@@ -111,9 +130,23 @@ class Numbers:
         made: torch.Tensor = packed(padded)[: len(flat)].contiguous()
         return made.view(*rows.shape[:-1], outputs)
 
+    def sorted_product(
+        self, rows: torch.Tensor, chosen: torch.Tensor, ends: torch.Tensor, *, inputs_first: bool
+    ) -> torch.Tensor | None:
+        """Of rows sorted by matrix, see ``SortedProduct``; None: the matrices cannot be multiplied by in one call.
+
+        Args:
+            inputs_first: whether the parameter is [matrices, inputs, outputs].
+        """
+        first, second = self.shape[-2:]
+        form = (second, first, True) if inputs_first else (first, second, False)
+        if rows.dtype != torch.float32 or not self._pack(form) or self.together is None:
+            return None
+        return self.together(rows, chosen, ends)
+
     def exchange(self, other: Numbers) -> None:
         """Exchange the numbers of two parameters of one shape, packed in the same form."""
-        for name in ("stored", "make", "form", "packed"):
+        for name in ("stored", "make", "form", "packed", "together"):
             own, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
             setattr(other, name, own)
@@ -130,7 +163,7 @@ class Numbers:
             if (matrices := self._matrices(form)) is None:
                 return False
             self.packed = [self.make(one, None) for one in matrices]
-            self.form, self.stored = form, None
+            self.form, self.stored, self.together = form, None, type(self.packed[0]).together(self.packed)
         return self.form == form
 
     def _matrices(self, form: tuple[int, int, bool]) -> Iterable[Weight] | None:

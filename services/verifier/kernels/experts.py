@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from services.verifier.kernels.exact_weights import ExactWeight
 from services.verifier.kernels.sharded_layers import shards_of
 
 NAME = "outrider"
@@ -35,15 +36,14 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     Returns:
         [rows, hidden size].
     """
-    asked = top_k_index.flatten()
-    by_expert = asked.argsort(stable=True)
+    asked, by_expert = top_k_index.flatten().sort(stable=True)
     rows = by_expert // top_k_index.shape[1]
-    counts = asked.bincount(minlength=self.num_experts).tolist()
+    chosen, counts = asked.unique_consecutive(return_counts=True)
     up = "gate_up_proj" if self.has_gate else "up_proj"
     shards = shards_of(self)
-    made = _products(self, up, hidden_states[rows], counts)
+    made = _products(self, up, hidden_states[rows], chosen, counts)
     made = self._apply_gate(made) if self.has_gate else self.act_fn(made)
-    made = _products(self, "down_proj", made if shards is None else shards.columns(made), counts)
+    made = _products(self, "down_proj", made if shards is None else shards.columns(made), chosen, counts)
     # The oldest transformers that is taken does not have it yet.
     if getattr(self, "has_post_expert_norm", False):
         made = self.post_expert_norm(made)
@@ -54,15 +54,24 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     return total if shards is None else shards.columns(total)
 
 
-def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """[rows, outputs]: the rows, [rows, inputs], sorted by expert with ``counts`` for each, times their expert's weights."""
+def _products(module: Any, name: str, rows: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """[rows, outputs]: the rows, [rows, inputs], sorted by expert, times their expert's weights.
+
+    Args:
+        chosen: the experts that have rows, ascending.
+        counts: how many each of them has.
+    """
     weight, bias = getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None
-    made = []
-    for number, given in enumerate(torch.split(rows, counts)):
-        if len(given):
-            own = weight[number].T if module.is_transposed else weight[number]
-            made.append(functional.linear(given, own, None if bias is None else bias[number]))
-    return torch.cat(made)
+    if isinstance(weight, ExactWeight):
+        # One call of a kernel, where there are many experts with a row each.
+        made = weight.numbers.sorted_product(rows, chosen, counts.cumsum(0), inputs_first=module.is_transposed)
+        if made is not None:
+            return made if bias is None else made + bias[chosen.repeat_interleave(counts)]
+    products = []
+    for number, given in zip(chosen.tolist(), torch.split(rows, counts.tolist()), strict=True):
+        own = weight[number].T if module.is_transposed else weight[number]
+        products.append(functional.linear(given, own, None if bias is None else bias[number]))
+    return torch.cat(products)
 
 
 def use(model: nn.Module) -> None:

@@ -31,7 +31,8 @@ from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
 from services.verifier.kernels.linears import as_linears, products, quantize
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.kernels.shard_check import MakeLayer, compared_rows, sharded_products, unequal_shard
-from services.verifier.kernels.shared_products import joint_bias, joint_weight, replace_by
+from services.verifier.kernels.shared_products import joint_layer, replace_by
+from services.verifier.kernels.tied_layers import TiedLayers
 from services.verifier.model.graphs import captured
 from speculation.errors import ConfigurationError
 
@@ -156,9 +157,10 @@ def put(
         if left := use_row_kernels(model, make, form):
             log.info("layers that torch computes: %s", ", ".join(left))
         return
+    tied = TiedLayers(model)
     for parent, layers in products(model):
         linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
-        replace_by(make(joint_weight(linear), joint_bias(linear)), parent, layers)
+        replace_by(tied.made(linear, partial(joint_layer, make, linear)), parent, layers)
 
 
 def maker_of(linears: str, dtype: Dtype) -> MakeLayer:

@@ -10,7 +10,8 @@ Layers that are called one after the other with the same input (query, key and v
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -21,6 +22,7 @@ from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinea
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.exact_weights import PackedLinear
 from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, replace_by
+from services.verifier.kernels.tied_layers import TiedLayers
 from services.verifier.model.gpu_here import multiplies_fp8
 from speculation.errors import ConfigurationError
 
@@ -115,12 +117,16 @@ def as_linears(model: nn.Module) -> None:
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:
     """Replace every linear layer in ``model`` by a packed one; returns their number."""
     replaced = 0
+    tied = TiedLayers(model)
     for parent, layers in products(model):
         linears = list(layers.values())
-        packed = make(joined([linear.weight for linear in linears]), joint_bias(linears))
-        replace_by(packed, parent, layers)
+        replace_by(tied.made(linears, partial(_packed, make, linears)), parent, layers)
         replaced += len(linears)
     return replaced
+
+
+def _packed(make: MakeLinear, linears: Sequence[Linear]) -> PackedLinear:
+    return make(joined([linear.weight for linear in linears]), joint_bias(linears))
 
 
 def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:

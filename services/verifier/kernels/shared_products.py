@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
+
+_M = TypeVar("_M", bound=nn.Module)
 
 # Children of one module that are called in this order with the same input.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -88,6 +90,11 @@ def joint_bias(layers: Sequence[HasBias]) -> torch.Tensor | None:
 def joint_weight(layers: Sequence[nn.Linear]) -> torch.Tensor:
     """The weights of layers one after the other, [outputs of all, inputs]; a single one as it is, since it may be tied."""
     return layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+
+
+def joint_layer(make: Callable[[torch.Tensor, torch.Tensor | None], _M], layers: Sequence[nn.Linear]) -> _M:
+    """What ``make`` makes of the weights and biases of layers one after the other."""
+    return make(joint_weight(layers), joint_bias(layers))
 
 
 def as_parameter(weight: torch.Tensor) -> nn.Parameter:

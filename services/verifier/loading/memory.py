@@ -56,7 +56,7 @@ class Shape:
 
     Attributes:
         layers: number of layers.
-        per_layer: parameters in one layer.
+        per_layer: parameters in one layer, without those that it shares with others.
         others: parameters outside of the layers, including the embeddings.
         embeddings: parameters of the embeddings, of which a pass reads only its tokens' rows.
         stored_bytes: bytes per parameter in the model's files.
@@ -69,6 +69,8 @@ class Shape:
         longest: tokens of the longest request that the model was made for; 0: not known.
         mixtures: experts of which a pass reads those that its rows choose; all others are among ``per_layer`` alone.
         stepped: what layers with a state hold of rows.
+        shared: parameters that several layers have in common. A stage holds them once, and reads them for each layer.
+        again: how many more parameters layers have than there are, since they share some.
         uncut: what ranks do not share out evenly.
         gathers: what ranks exchange.
     """
@@ -87,6 +89,8 @@ class Shape:
     longest: int = 0
     mixtures: tuple[Mixture, ...] = ()
     stepped: SteppedRows = _NO_STATES
+    shared: int = 0
+    again: int = 0
     uncut: Uncut = _ALL_CUT
     gathers: Exchanged = _ALONE
 
@@ -94,7 +98,7 @@ class Shape:
         """Bytes of a rank's weights in the largest stage: during loading on a CPU; on a GPU, which gets them as used."""
         if config.tensor_parallel_size > 1:
             return self._of_rank(config.tensor_parallel_size).weights(replace(config, tensor_parallel_size=1))
-        layers = self.per_layer * -(-self.layers // config.stages)
+        layers = self.per_layer * -(-self.layers // config.stages) + self.shared
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
         if config.quantised and config.device != "cpu":
@@ -122,7 +126,7 @@ class Shape:
     def _multiplied(self, config: TargetConfig) -> int:
         """As ``multiplied``, as if a row chose all experts."""
         own = self._of_rank(config.tensor_parallel_size)
-        return own.per_layer * own.layers + own.others - own.embeddings
+        return own.per_layer * own.layers + own.shared + own.again + own.others - own.embeddings
 
     def _of_rank(self, ranks: int) -> Shape:
         """What one rank holds of the weights."""

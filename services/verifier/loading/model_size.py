@@ -77,12 +77,12 @@ def shape_of(config: TargetConfig) -> Shape:
         layers = DecoderParts.of(skeleton).layers
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
-    in_layers = sum(parameter.numel() for parameter in layers.parameters())
-    # What layers share, each stage has of its own.
-    apart = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    uses = Counter(parameter for layer in layers for parameter in layer.parameters())
+    in_layers = sum(parameter.numel() for parameter in uses)
+    shared = sum(parameter.numel() for parameter, count in uses.items() if count > 1)
     return Shape(
         layers=max(1, len(layers)),
-        per_layer=(in_layers if config.stages == 1 else apart) // max(1, len(layers)),
+        per_layer=(in_layers - shared) // max(1, len(layers)),
         # A tied output layer is packed separately from the embeddings.
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
@@ -97,6 +97,8 @@ def shape_of(config: TargetConfig) -> Shape:
         longest=text.to_dict().get("max_position_embeddings") or 0,
         mixtures=_mixtures(skeleton),
         stepped=held.stepped,
+        shared=shared,
+        again=sum(parameter.numel() * (count - 1) for parameter, count in uses.items()),
         # Last, since it cuts the skeleton.
         uncut=uncut_of(skeleton),
     )

@@ -50,6 +50,7 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
     folder, tied = wanted.folder, model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
     lacking: list[str] = []
+    sources: dict[str, tuple[str, Cut | None]] = {}
     places = {
         name: (name if wanted.names is None else wanted.names.in_whole(name), place)
         for name, place in model.state_dict().items()
@@ -66,7 +67,7 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
             whole = shape if cut is None else cut.whole_shape(shape)
             if files.shape(stored) != whole:
                 raise mismatched(stored, files.shape(stored), whole, folder)
-            weight = files.get(stored, cut)
+            weight, sources[name] = files.get(stored, cut), (stored, cut)
             if wanted.stored and _make_room(model, name, weight):
                 continue
             state[name] = _as_tensor(weight, name, model, wanted)
@@ -74,6 +75,18 @@ def read_weights(model: PreTrainedModel, wanted: WantedWeights) -> None:
         raise missing(model, lacking, folder)
     # What has weights in blocks has no torch weight any more, so strict loading would fail.
     model.load_state_dict(state, assign=True, strict=False)
+    _tie(model, sources)
+
+
+def _tie(model: PreTrainedModel, sources: Mapping[str, tuple[str, Cut | None]]) -> None:
+    """Let weights of one source, and of one type, be one, as transformers has those that layers share."""
+    first: dict[tuple[str, Cut | None, torch.dtype | None], nn.Parameter | StoredBlocks] = {}
+    for name, source in sources.items():
+        module, _, own = name.rpartition(".")
+        held = getattr(model.get_submodule(module), own)
+        if isinstance(held, nn.Parameter | StoredBlocks):
+            one = first.setdefault((*source, held.dtype if isinstance(held, nn.Parameter) else None), held)
+            setattr(model.get_submodule(module), own, one)
 
 
 def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:

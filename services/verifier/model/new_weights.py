@@ -87,7 +87,8 @@ class NewWeights:
 
 
 def _check_room(served: nn.Module) -> None:
-    needed = sum(_bytes_of(held) for _, (_, held) in _held(served))
+    # What is shared is held once.
+    needed = sum(_bytes_of(held) for held in {_key(held): held for _, (_, held) in _held(served)}.values())
     if needed > (free := free_memory()):
         raise ConfigurationError(
             f"there is no room for a second copy of the weights, which takes {needed / 2**30:.1f} GiB: "
@@ -149,9 +150,9 @@ def _pairs(served: PreTrainedModel, model: PreTrainedModel, folder: Path) -> Ite
                 f"{_form(own)}: store it in the same type, or serve with verifier.weights: float32",
                 about=folder,
             )
-        # One that is shared is exchanged once: a second time would be the way back.
+        # Numbers that are shared are exchanged once: a second time would be the way back. Tensors are, in every place.
         key = _key(own)
-        if key in seen:
+        if key in seen and own.layout == torch.strided:
             continue
         seen.add(key)
         if isinstance(own, ExactWeight):

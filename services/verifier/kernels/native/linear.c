@@ -149,9 +149,9 @@ INLINE void multiply_all(int width, enum weights type, int64_t rows, const float
     }
 }
 
-/* What a layer is asked; see outrider_linear. */
+/* What layers are asked; see outrider_linear. */
 struct product {
-    int64_t rows, out_row;
+    int64_t out_row;
     const float *in, *add;
     float *out;
 };
@@ -174,22 +174,41 @@ INLINE void one_panel(int width, const struct linear *layer, const struct produc
         }
 }
 
+/* Group `group` of the `groups` of equal size that `rows` rows from row `first` on are in, times a panel. */
+static void one_group(const struct linear *layer, const struct product *asked, int64_t number, int64_t first, int64_t rows,
+                      int64_t group, int64_t groups) {
+    const int64_t row = first + group * rows / groups, count = first + (group + 1) * rows / groups - row;
+    switch (width_of((enum weights)layer->type)) {
+        case 32: one_panel(32, layer, asked, number, row, count); break;
+        case 16: one_panel(16, layer, asked, number, row, count); break;
+        case FLOATS8: one_panel(FLOATS8, layer, asked, number, row, count); break;
+        case TABLED: one_panel(TABLED, layer, asked, number, row, count); break;
+        case 8: one_panel(8, layer, asked, number, row, count); break;
+        case 4: one_panel(4, layer, asked, number, row, count); break;
+    }
+}
+
 /* Groups are of equal size, since threads get equal numbers of panels: of 96 and 32 rows one thread would have the 96. */
 void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out,
                      int64_t out_row) {
-    const struct product asked = {.rows = rows, .out_row = out_row, .in = in, .add = add, .out = out};
+    const struct product asked = {.out_row = out_row, .in = in, .add = add, .out = out};
     const int64_t groups = (rows + GROUP - 1) / GROUP;
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t group = 0; group < groups; group++)
-        for (int64_t number = 0; number < layer->panels; number++) {
-            const int64_t row = group * rows / groups, count = (group + 1) * rows / groups - row;
-            switch (width_of((enum weights)layer->type)) {
-                case 32: one_panel(32, layer, &asked, number, row, count); break;
-                case 16: one_panel(16, layer, &asked, number, row, count); break;
-                case FLOATS8: one_panel(FLOATS8, layer, &asked, number, row, count); break;
-                case TABLED: one_panel(TABLED, layer, &asked, number, row, count); break;
-                case 8: one_panel(8, layer, &asked, number, row, count); break;
-                case 4: one_panel(4, layer, &asked, number, row, count); break;
-            }
+        for (int64_t number = 0; number < layer->panels; number++)
+            one_group(layer, &asked, number, 0, rows, group, groups);
+}
+
+/* Threads take panels as they come, since layers have different numbers of rows. A panel stays in a cache for all of them. */
+void outrider_linears(const struct linear *layers, int64_t count, const int64_t *chosen, const int64_t *ends,
+                      const float *in, float *out, int64_t out_row) {
+    const struct product asked = {.out_row = out_row, .in = in, .out = out};
+    const int64_t panels = layers->panels;
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int64_t at = 0; at < count; at++)
+        for (int64_t number = 0; number < panels; number++) {
+            const int64_t first = at ? ends[at - 1] : 0, rows = ends[at] - first, groups = (rows + GROUP - 1) / GROUP;
+            for (int64_t group = 0; group < groups; group++)
+                one_group(layers + chosen[at], &asked, number, first, rows, group, groups);
         }
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, bytes_of_row, sizes_of
-from services.verifier.kernels.exact_weights import PackedLinear
+from services.verifier.kernels.exact_weights import PackedLinear, SortedProduct
 from services.verifier.kernels.native.library import Library
 
 # Must equal the constants in vectors.h and blocks.h.
@@ -39,6 +40,7 @@ class NativeLinear(PackedLinear):
 
     def __init__(self, kernels: Library, weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
+        self.kernels = kernels
         self.out_features, self.in_features = weight.shape
         self._kernel = kernels.functions.outrider_linear
         self._kernel.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int64]
@@ -96,3 +98,32 @@ class NativeLinear(PackedLinear):
         out = rows.new_empty(*rows.shape[:-1], self._panels * PANEL)
         self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr(), out.shape[-1])
         return out[..., : self.out_features]
+
+    @classmethod
+    def together(cls, layers: Sequence[PackedLinear]) -> SortedProduct | None:
+        own = [layer for layer in layers if isinstance(layer, cls)]
+        # Blocks of different types may be padded to different numbers of inputs.
+        shapes = {(layer.out_features, layer.in_features, layer.struct.inputs) for layer in own}
+        return _Linears(own) if len(own) == len(layers) and len(shapes) == 1 else None
+
+
+class _Linears:
+    """Implements ``SortedProduct`` by one call of a native kernel."""
+
+    def __init__(self, layers: Sequence[NativeLinear]) -> None:
+        # Held, since the structs say where their weights lie.
+        self._layers = layers
+        self._structs = (LinearStruct * len(layers))(*(layer.struct for layer in layers))
+        self._kernel = layers[0].kernels.functions.outrider_linears
+        self._kernel.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64]
+        self._kernel.restype = None
+
+    def __call__(self, rows: torch.Tensor, chosen: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        layer = self._layers[0]
+        missing = layer.struct.inputs - layer.in_features
+        rows = functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+        out = rows.new_empty(len(rows), layer.struct.panels * PANEL)
+        self._kernel(
+            self._structs, len(chosen), chosen.data_ptr(), ends.data_ptr(), rows.data_ptr(), out.data_ptr(), out.shape[1]
+        )
+        return out[:, : layer.out_features].contiguous()

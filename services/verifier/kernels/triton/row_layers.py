@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,7 +17,8 @@ from torch.nn import functional
 from services.model_files.weights.rounded_inputs import round_by
 from services.verifier.kernels.multiplied_weight import MultipliedWeight
 from services.verifier.kernels.sharded_layers import ShardedLinear
-from services.verifier.kernels.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
+from services.verifier.kernels.shared_products import SIBLINGS, joint_layer, joint_weight, replace_by
+from services.verifier.kernels.tied_layers import TiedLayers
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
 from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_experts import ExpertProduct, RowExperts, is_mixture, use_row_routing
@@ -96,6 +98,7 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
     """
     round_by(model, rounded_rows)
     kinds: dict[type[nn.Module], bool] = {}
+    tied = TiedLayers(model)
     for parent in _modules(model):
         for name in [name for name, _ in parent.named_children()]:
             child = parent.get_submodule(name)
@@ -109,7 +112,8 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
             if kinds[type(child)] and _has_gated_form(child):
                 gate, up = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS[:2])
                 down = cast("nn.Linear | ShardedLinear", child.get_submodule(_PARTS[2]))
-                setattr(parent, name, RowFeedForward(gate, up, down, make))
+                own = [part for part in (gate, up, down) if isinstance(part, nn.Linear)]
+                setattr(parent, name, tied.made(own, partial(RowFeedForward, gate, up, down, make)))
     made: set[type[nn.Module]] = {
         RowNorm,
         RowGatedNorm,
@@ -126,7 +130,7 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear, form: ByteTyp
         made |= _use_row_experts(parent, form)
         for layers in _products(parent):
             linears = list(layers.values())
-            packed = make(joint_weight(linears), joint_bias(linears))
+            packed = tied.made(linears, partial(joint_layer, make, linears))
             replace_by(packed, parent, layers)
             made.add(type(packed))
     return sorted({type(module).__name__ for module in model.modules() if module._parameters and type(module) not in made})
