@@ -23,6 +23,7 @@ from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.choosing.best_of_shards import best_of_ranks
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native import attention_kernel as native_attention
 from services.verifier.kernels.native.attention_kernel import PlacedRows
@@ -58,7 +59,8 @@ log = logging.getLogger(__name__)
 # Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
 # Runs a pass over what the stage before made, see ``ModelSlice.run``.
-_Run = Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+_Entering = torch.Tensor | None
+_Run = Callable[[_Entering, _Entering], torch.Tensor]
 
 
 class ModelSlice:
@@ -78,7 +80,7 @@ class ModelSlice:
         embedded: gives its layers what rows are embedded as; None: they need not be given it.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
-        best: finds the likeliest ids of rows that ranks share; None: they are whole in any case.
+        best: finds what is sought of rows that ranks share; None: they are whole in any case.
     """
 
     def __init__(
@@ -221,18 +223,18 @@ class ModelSlice:
 
     @torch.inference_mode()
     def run(
-        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None, *, ids: int = 0
+        self, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering = None, *, sought: Sought = WHOLE_ROWS
     ) -> torch.Tensor:
         """One pass through the stage's layers.
 
         Args:
             hidden: [rows, hidden size], the output of the stage before; None for the first stage.
             earlier: see ``HiddenStates.kept``.
-            ids: how many of the likeliest ids suffice of each row read, see ``best``; 0: whole rows are needed.
+            sought: what suffices of each row read, see ``best``.
 
         Returns:
             On the stage's device: [rows, hidden size] for the next stage; from the last one [rows read, vocabulary],
-            logits in float32; of this rank's part of the vocabulary alone where ``best`` has the ids.
+            logits in float32; of this rank's part of the vocabulary alone where ``best`` has found what is sought.
 
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
@@ -241,7 +243,7 @@ class ModelSlice:
             self.prepare(batch)
         assert self._prepared is not None
         runs, self._prepared, self.likeliest = partial(self._prepared[1], hidden, earlier), None, None
-        made = runs() if self.best is None else self.best.rows_of(runs, ids)
+        made = runs() if self.best is None else self.best.rows_of(runs, batch, sought)
         return made.float() if self.is_last else made
 
     @torch.inference_mode()
@@ -290,9 +292,7 @@ class ModelSlice:
         made: torch.Tensor = found.logits[0, : len(chosen)].float()
         return made
 
-    def _replay(
-        self, replay: Replay, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _replay(self, replay: Replay, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering) -> torch.Tensor:
         """The pass by a captured graph."""
         made = replay(hidden)
         chosen = rows_read(batch)
@@ -305,9 +305,7 @@ class ModelSlice:
             return made.rows
         return made.rows[to_device(chosen, self.device, torch.int64)]
 
-    def _launch(
-        self, running: Running, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _launch(self, running: Running, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = len(running.laid_out.positions) - len(tokens)
