@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import batched
 
 from services.verifier.kernels.native.likeliest_kernel import MOST
 from services.verifier.model.target_port import Rows
@@ -61,8 +60,8 @@ class Sought:
     def of_numbers(cls, numbers: Sequence[int]) -> Sought:
         """The inverse of ``numbers``."""
         draws = []
-        for told in batched(numbers[1:], 3, strict=True):
-            temperature, seed, top_k = struct.unpack(_OF_DRAW, struct.pack(_AS_INTEGERS, *told))
+        for at in range(1, len(numbers), 3):
+            temperature, seed, top_k = struct.unpack(_OF_DRAW, struct.pack(_AS_INTEGERS, *numbers[at : at + 3]))
             draws.append(Draw(temperature=temperature, seed=seed, top_k=top_k) if temperature else None)
         return cls(ids=numbers[0], draws=tuple(draws))
 
