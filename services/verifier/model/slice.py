@@ -109,7 +109,7 @@ class ModelSlice:
         if outputs is not None:
             cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
-        rows = config.cache_tokens + MAX_NODES
+        self._rows = rows = config.cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
         functions.install(self.model)
         self.choice = means.pack(self.model, config)
@@ -125,8 +125,9 @@ class ModelSlice:
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
+        held = min(rows, native_attention.COMPARED_ROWS) if config.rounds_cache else rows
         self.pool, self._triton = pool_and_buckets(
-            calls, rows, self.dtype, self.device, config.attention_backend, means.attention
+            calls, held, self.dtype, self.device, config.attention_backend, means.attention
         )
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         self.states = states_of(state_shapes, config, self.library, means.steps)
@@ -150,6 +151,11 @@ class ModelSlice:
         # Ranks exchange what they make within the graphs, so they are connected first.
         if self.shards is None:
             self._capture()
+
+    def round_cache(self) -> None:
+        """Hold keys and values as the settings say from now on: they are compared with transformers' unrounded before."""
+        if self._config.rounds_cache:
+            native_attention.round_rows(self._kernel, self.pool, self._rows)
 
     def connect(self, exchange: Exchange) -> None:
         """Exchange with the other ranks of the stage from now on, if it has any: all call this, and capture their passes."""
@@ -328,9 +334,7 @@ class ModelSlice:
             made: torch.Tensor = decoder(**self._inputs(decoder, running.laid_out, entering)).last_hidden_state[0]
         return made
 
-    def _logits(
-        self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _logits(self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: _Entering) -> torch.Tensor:
         """[rows read, vocabulary], by the layers and the output layer."""
         chosen = rows_read(batch)
         # The output layer, too, gets no fewer rows than a layer may get.

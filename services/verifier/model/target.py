@@ -139,6 +139,7 @@ class TransformersTarget:
                     means = self._means.settling(config, self._earlier.settle)
                     part = ModelSlice(config, config.stages - 1, self._streams, means=means, rank=rank)
                 check_slice(part, config.stages)
+                part.round_cache()
             else:
                 self._earlier.keep_settled(part.choice.linears)
             self._part = part

@@ -161,6 +161,7 @@ def serve(spec: StageSpec) -> None:
         means = MEANS.settling(config, partial(follow, spec.host, spec.port, spec.process))
         part = ModelSlice(config, spec.stage, rank=spec.rank, means=means)
         check_slice(part, config.stages)
+        part.round_cache()
         loading = None
         if part.adapters is not None:
             loading = StageAdapters(spec.host, spec.port, spec.process, part.adapters, config)
