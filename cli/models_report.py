@@ -56,7 +56,8 @@ def print_weights(console: Console, model: outrider.Model) -> None:
     rounded = f"rounded to {weights.rounded_inputs}" if weights.rounded_inputs else "not rounded"
     stored = f"weights stored as {weights.stored or 'an unknown type'}"
     multiplied = f"multiplied as {', '.join(weights.multiplied)} by {weights.kernels} kernels"
-    console.print(f"{model.name}: {stored}, {multiplied}; what enters a layer is {rounded}", markup=False)
+    kept = f"; keys and values are rounded to {weights.rounded_cache}" if weights.rounded_cache else ""
+    console.print(f"{model.name}: {stored}, {multiplied}; what enters a layer is {rounded}{kept}", markup=False)
 
 
 def print_drafters(console: Console, model: outrider.Model) -> None:

@@ -158,12 +158,14 @@ class ServedWeights:
         multiplied: as what linear layers multiply by them, such as Q4_0 or float32; that of most of them first.
         kernels: what multiplies: native (Outrider's own), onednn or torch; on a GPU triton, cublaslt or torch.
         rounded_inputs: how layers round what enters them; empty: they do not.
+        rounded_cache: how keys and values are rounded when they are stored; empty: they are not.
     """
 
     stored: str = ""
     multiplied: tuple[str, ...] = ()
     kernels: str = ""
     rounded_inputs: str = ""
+    rounded_cache: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -381,6 +381,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
                 multiplied=tuple(model.weights.multiplied),
                 kernels=model.weights.kernels,
                 rounded_inputs=model.weights.rounded_inputs,
+                rounded_cache=model.weights.rounded_cache,
             ),
         )
         for model in wire.models

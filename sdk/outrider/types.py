@@ -209,13 +209,15 @@ class ServedWeights:
 
     ``stored``: how its files store them; empty: not known. ``multiplied``: as what linear layers multiply by them, such as
     Q4_0 or float32; that of most of them first. ``kernels``: what multiplies; ``native`` is Outrider's own.
-    ``rounded_inputs``: how layers round what enters them; empty: they do not.
+    ``rounded_inputs``: how layers round what enters them; ``rounded_cache``: how keys and values are when they are stored;
+    empty: they are not.
     """
 
     stored: str = ""
     multiplied: tuple[str, ...] = ()
     kernels: str = ""
     rounded_inputs: str = ""
+    rounded_cache: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

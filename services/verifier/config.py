@@ -15,6 +15,7 @@ Dtype = Literal["float32", "bfloat16", "int8", "fp8"]
 Weights = Literal["auto", "float32", "as_stored"]
 Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "triton", "cublaslt", "torch"]
 AttentionBackend = Literal["auto", "triton", "torch"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 # What multiplies where.
 _CPU_KERNELS: tuple[Kernels, ...] = ("auto", "avx512", "avx2", "neon", "onednn", "torch")
 _GPU_KERNELS: tuple[Kernels, ...] = ("auto", "triton", "cublaslt", "torch")
@@ -79,6 +80,13 @@ class TargetConfig:
             ge=64,
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        Setting(
+            "numbers of the KV cache: auto: those of the model's arithmetic; fp8, the same as fp8_e4m3: eight bits with a "
+            "scale for each row and head, on a CPU by our own kernels alone: a quarter of the memory, and other answers"
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Setting(
@@ -168,6 +176,11 @@ class TargetConfig:
         return self.dtype in ("int8", "fp8")
 
     @property
+    def rounds_cache(self) -> bool:
+        """Whether keys and values are rounded to eight bits when they are stored."""
+        return self.kv_cache_dtype != "auto"
+
+    @property
     def by_torchao(self) -> bool:
         """Whether torchao's kernels are to multiply by weights of eight bits on a GPU, and not ours."""
         return self.quantised and self.device != "cpu" and self.kernels == "torch"
@@ -229,8 +242,28 @@ def check_backends(config: TargetConfig) -> None:
             given=f"which needs a GPU, and verifier.device is {config.device}",
             allowed="auto or torch",
         )
+    _check_cache(config, on_gpu=on_gpu)
     _check_ranks(config, on_gpu=on_gpu)
     _check_adapters(config, on_gpu=on_gpu)
+
+
+def _check_cache(config: TargetConfig, *, on_gpu: bool) -> None:
+    """Our attention for CPUs alone rounds keys and values."""
+    if not config.rounds_cache:
+        return
+    for field_name, found, refused in (
+        ("device", config.device, on_gpu),
+        ("dtype", config.dtype, config.dtype == "bfloat16"),
+        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
+        ("attention_backend", config.attention_backend, config.attention_backend == "torch"),
+    ):
+        if refused:
+            raise ConfigurationError(
+                field="verifier.kv_cache_dtype",
+                value=config.kv_cache_dtype,
+                given=f"and verifier.{field_name} is {found}",
+                allowed="auto there; fp8 on a CPU in float32 or int8, by our own kernels and attention",
+            )
 
 
 def _check_ranks(config: TargetConfig, *, on_gpu: bool) -> None:

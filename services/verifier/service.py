@@ -248,7 +248,9 @@ def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str
     kernels = target.kernels
     multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
     device = target.device.type if target.device.type == "cpu" else (target.device.type, definition)
-    told = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
+    told: tuple[object, ...] = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
+    if config.rounds_cache:
+        told += ("fp8 keys and values",)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 

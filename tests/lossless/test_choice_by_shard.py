@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from services.verifier.choosing import best_of_shards as module
-from services.verifier.choosing.best_of_shards import LikeliestIds, best_of_shards
+from services.verifier.choosing.best_of_shards import LikeliestIds, PartFinder, best_of_shards
+from services.verifier.choosing.sought import Sought
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.slice import ModelSlice
@@ -55,19 +56,20 @@ def in_whole_rows(logits: torch.Tensor, k: int) -> LikeliestIds:
 
 
 class _Faulty(OnBoard):
-    """Gathers, of parts of ``length`` ids, with a fault of choices planted."""
+    """Gathers ``k`` ids of each row, of parts of ``length`` ids, with a fault of choices planted."""
 
-    fault, length = "", 0
+    fault, length, k = "", 0, 1
 
     def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
-        made = super().gather(own, within_s)
-        ranks = len(made)
+        gathered = super().gather(own, within_s)
+        ranks = len(gathered)
+        made = gathered.view(ranks, -1, 2, self.k)
         if self.fault == "an offset of ids is forgotten":
             made[1:, :, 1] -= self.length * torch.arange(1, ranks)[:, None, None]
         elif self.fault == "a tie falls to the wrong part":
             # What is told are doubles: a hair more changes the order of equals alone.
             made[1:, :, 0] = made[1:, :, 0].nextafter(torch.tensor(math.inf, dtype=torch.float64))
-        return made
+        return gathered
 
 
 def by_parts(
@@ -78,11 +80,12 @@ def by_parts(
 
     def of(rank: int) -> LikeliestIds | None:
         shards, gathers = StageRanks(rank, ranks), _Faulty(board, rank, order)
-        gathers.fault, gathers.length = fault, length
+        gathers.fault, gathers.length, gathers.k = fault, length, k
         shards.connect(gathers)
         assert _LIBRARY is not None
         own = logits[:, rank * length : (rank + 1) * length].contiguous()
-        return best_of_shards(own, k, shards, LikeliestKernel(_LIBRARY))
+        found = best_of_shards(own, (), Sought(ids=k), shards, PartFinder(_LIBRARY))
+        return None if found is None else found.ids
 
     with ThreadPoolExecutor(ranks) as threads:
         return list(threads.map(of, range(ranks)))
@@ -153,7 +156,7 @@ def outcomes(target: TransformersTarget) -> Iterator[tuple[list[Outcome], bool]]
         for each in batch:
             target.keep(each.request_id, each.context, range(each.chain))
         best = target._part.best
-        return found, best is not None and best.ids is not None
+        return found, best is not None and best.found is not None
 
     yield done(rows("a", 0, range(5, 25), logits=0))
     first, parts = done(rows("a", 20, range(9)), rows("b", 0, range(90, 60, -1), k=8))
@@ -172,8 +175,7 @@ def test_outcomes_are_those_of_one_process(models: dict[int, Path], ranks: int, 
     try:
         found, by_part = zip(*outcomes(target), strict=True)
         assert list(found) == whole
-        # One of them draws.
-        assert list(by_part) == [True, True, True, False, True]
+        assert list(by_part) == [True] * 5
     finally:
         target.shutdown()
 
@@ -190,19 +192,28 @@ def test_what_parts_do_not_say_is_chosen_from_whole_rows(models: dict[int, Path]
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.5}, {"logprobs": 0}, {"repetition_penalty": 1.1}, {"logit_bias": {5: 1.0}}], ids=str
+    "params",
+    [
+        {"temperature": 0.5, "top_p": 0.9},
+        {"temperature": 0.5, "min_p": 0.1},
+        {"temperature": 0.5, "top_k": 64},
+        {"logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {5: 1.0}},
+    ],
+    ids=str,
 )
 def test_what_needs_whole_rows_gets_them(models: dict[int, Path], params: dict[str, object]) -> None:
     chooser = TransformersTarget(config(models[1]))._chooser
     plain = Rows(request_id="plain", context=0, tokens=(1, 2), logits=1, top_k=3)
     chooser.open("plain", None)
     chooser.open("other", Sampling(params=SamplingParams(**params), prompt_length=1))  # type: ignore[arg-type]
-    assert chooser.likeliest_that_suffice([plain]) == 3
+    assert chooser.sought([plain]) == Sought(ids=3)
     other = Rows(request_id="other", context=0, tokens=(1, 2), logits=1)
-    assert not chooser.likeliest_that_suffice([plain, other])
+    assert chooser.sought([plain, other]) == Sought()
     for more in ({"scored": (2,)}, {"tried": TokenTree()}, {"noise": (1,)}):
         own = Rows(request_id="plain", context=0, tokens=(1, 2), logits=1, **more)  # type: ignore[arg-type]
-        assert not chooser.likeliest_that_suffice([plain, own])
+        assert chooser.sought([plain, own]) == Sought()
 
 
 @pytest.mark.examples(12)
@@ -214,12 +225,13 @@ def test_the_likeliest_of_every_type(model_type: str, tmp_path: Path) -> None:
 
     def run(part: ModelSlice) -> torch.Tensor:
         part.pool.assign("a", [0], 1)
-        return part.run(batch, None, ids=8)
+        return part.run(batch, None, sought=Sought(ids=8))
 
     wanted = in_whole_rows(run(ModelSlice(config(folder), 0)), 8)
     parts = ranks_of(config(folder, 2))
     together(parts, run)
-    assert [part.best.ids for part in parts if part.best is not None] == [wanted, wanted]
+    found = [part.best.found for part in parts if part.best is not None]
+    assert [each.ids for each in found if each is not None] == [wanted, wanted]
 
 
 def test_few_bytes_travel(models: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from cluster.models.target import resolve
 from cluster.ray.stage_actors import launch_child
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
+from services.verifier.choosing.sought import Draw, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import split_layers
@@ -132,7 +133,9 @@ def test_orders_survive_the_way() -> None:
         Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2, noise=(2,)),
         Rows(request_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
     )
-    orders.run(batch, 8)
+    drawn = Draw(temperature=0.1, seed=2**64 - 1, top_k=7)
+    sought = Sought(ids=8, draws=(None, drawn))
+    orders.run(batch, sought)
     orders.close("b")
     orders.close("unknown")
     orders.beat()
@@ -142,13 +145,14 @@ def test_orders_survive_the_way() -> None:
         Op.CLOSE, Op.BEAT,
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in read] == [
-        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), (8,), (1,), ()
+        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), tuple(sought.numbers()), (1,), ()
     ]  # fmt: skip
     assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers, rows.noise) for rows in read[9][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), (), (2,)),
         ("0", 64, (8,), (), (2, -1), ()),
     ]
-    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 0, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
+    assert Sought.of_numbers(read[9][1]) == sought
+    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
         with pytest.raises(ValueError):
             list(read_orders(broken))
 

@@ -85,6 +85,9 @@ ROWS: list[tuple[str, Dtype, int, str]] = [
     ("Qwen3-30B-A3B", "bfloat16", 8, "H100"), ("gpt-oss-120b", "bfloat16", 8, "H100"), ("DeepSeek-V3", "fp8", 8, "H200"),
     ("Qwen3-Next-80B-A3B", "bfloat16", 4, "H100"),
 ]  # fmt: skip
+# Of the columns, those that a page for readers with eight GPUs shows, and of which GPUs.
+OF_EIGHT = (0, 1, 2, 3, 6, 10, 11, 12)
+EIGHT = ("8 x H100", "8 x H200", "8 x B200")
 
 
 @cache
@@ -112,13 +115,18 @@ def table_row(make: Make, name: str, dtype: Dtype, count: int, kind: str) -> lis
 
 
 @pytest.mark.exhaustive
-def test_the_table_of_the_page(make: Make) -> None:
-    """To make it anew: copy what the failing assertion shows."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    for each in ROWS:
-        row = table_row(make, *each)
-        lines.append(f"| {' | '.join([*row, *[''] * (len(HEAD) - len(row))])} |")
-    assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
+def test_the_tables_of_the_pages(make: Make) -> None:
+    """To make them anew: copy what the failing assertions show."""
+    rows = [table_row(make, *each) for each in ROWS]
+    _check_table("docs/gpu-kernels.md", [HEAD, *[[*row, *[""] * (len(HEAD) - len(row))] for row in rows]])
+    of_eight = [row for row in rows if row[2] in EIGHT and len(row) == len(HEAD)]
+    _check_table("docs/gpus.md", [[row[at] for at in OF_EIGHT] for row in (HEAD, *of_eight)])
+
+
+def _check_table(page: str, rows: list[list[str]]) -> None:
+    head, *others = [f"| {' | '.join(row)} |" for row in rows]
+    lines = "\n".join([head, "|---" * len(rows[0]) + "|", *others])
+    assert lines in Path(page).read_text(), "\n" + lines
 
 
 @pytest.mark.exhaustive

@@ -188,4 +188,5 @@ def machine_and_model(target: TransformersTarget, config: TargetConfig) -> dict[
         "stages": [config.stages, config.tensor_parallel_size],
         "torch": torch.__version__,
         "kernels": target.kernels.about,
+        **({"cache": "fp8"} if config.rounds_cache else {}),
     }

@@ -1,56 +1,87 @@
-"""The likeliest ids of rows whose logits lie with several ranks: each finds its own part's best, and only these travel.
+"""The likeliest ids of rows whose logits lie with several ranks, and the tokens drawn: each finds its own part's best.
 
-A whole row has hundreds of thousands of bytes, a rank's few best some hundred. What is found is what one process finds in
-whole rows: the greatest logits, of equals the lowest ids.
+A whole row has hundreds of thousands of bytes, a rank's few best some hundred, and only these travel. What is found is what
+one process finds in whole rows: the greatest logits, of equals the lowest ids, or the greatest sum of logit and noise, which
+is a function of the id. Top-k leaves ids among the likeliest, so whoever draws by it needs no others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
+from services.verifier.choosing.sought import WHOLE_ROWS, Draw, Sought
+from services.verifier.kernels.native.choice_kernel import UNDECIDED
+from services.verifier.kernels.native.draw_kernel import DrawKernel, DrawnRow, leads
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.kernels.sharded_layers import ShardedOutput
+from services.verifier.model.target_port import NOT_CHOSEN, Rows
 from services.verifier.stages.stage_ranks import StageRanks
 
 # Of each row read, its likeliest ids, likeliest first.
 LikeliestIds = Sequence[tuple[int, ...]]
+# A logit, negative so that the greatest come first, and its id.
+_Pair = tuple[float, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundInParts:
+    """What ranks find of the rows that a pass reads.
+
+    Attributes:
+        ids: the likeliest, as many as were sought; ``logits`` are theirs.
+        drawn: the token drawn after each row of which all ids may be; ``NOT_CHOSEN`` after others.
+        vocabulary: of all ranks.
+    """
+
+    ids: LikeliestIds
+    logits: Sequence[tuple[float, ...]]
+    drawn: Sequence[int]
+    vocabulary: int
+
+
+class PartFinder:
+    """What a rank finds in its part, by native kernels."""
+
+    def __init__(self, library: Library) -> None:
+        self.likeliest, self.draws = LikeliestKernel(library), DrawKernel(library)
 
 
 class BestOfRanks:
     """Lets a pass's rows be gathered whole, or only their best. All ranks of a stage do the same.
 
     Attributes:
-        ids: of the last pass's rows; None: its rows are whole.
+        found: of the last pass's rows; None: they are whole.
     """
 
-    def __init__(self, output: ShardedOutput, finder: LikeliestKernel) -> None:
+    def __init__(self, output: ShardedOutput, finder: PartFinder) -> None:
         self._output, self._finder = output, finder
-        self.ids: LikeliestIds | None = None
+        self.found: FoundInParts | None = None
 
-    def rows_of(self, run: Callable[[], torch.Tensor], k: int) -> torch.Tensor:
-        """What ``run`` makes by the output layer: whole rows, or this rank's part of them where ``ids`` are found.
-
-        Args:
-            k: how many ids of each row suffice; 0: whole rows are needed.
+    def rows_of(
+        self, run: Callable[[], torch.Tensor], batch: Sequence[Rows] = (), sought: Sought = WHOLE_ROWS
+    ) -> torch.Tensor:
+        """What ``run`` makes by the output layer: whole rows, or this rank's part where ``found`` says what is sought.
 
         Raises:
             TargetLost: another rank is gone.
         """
-        self.ids = None
-        if not 0 < k <= self._output.out_features // self._output.shards.count:
+        self.found = None
+        if not 0 < sought.ids <= self._output.out_features // self._output.shards.count:
             return run()
         self._output.whole = False
         try:
             own = run().float()
         finally:
             self._output.whole = True
-        self.ids = best_of_shards(own, k, self._output.shards, self._finder)
-        return self._output.shards.columns(own) if self.ids is None else own
+        self.found = best_of_shards(own, batch, sought, self._output.shards, self._finder)
+        return self._output.shards.columns(own) if self.found is None else own
 
 
 def best_of_ranks(output: nn.Module | None, library: Library | None) -> BestOfRanks | None:
@@ -60,40 +91,51 @@ def best_of_ranks(output: nn.Module | None, library: Library | None) -> BestOfRa
     """
     if library is None or not isinstance(output, ShardedOutput):
         return None
-    return BestOfRanks(output, LikeliestKernel(library))
+    return BestOfRanks(output, PartFinder(library))
 
 
-def best_of_shards(own: torch.Tensor, k: int, shards: StageRanks, finder: LikeliestKernel) -> LikeliestIds | None:
-    """The ``k`` likeliest ids of each row. All ranks call this with their parts, and get the same.
+def best_of_shards(
+    own: torch.Tensor, batch: Sequence[Rows], sought: Sought, shards: StageRanks, finder: PartFinder
+) -> FoundInParts | None:
+    """What is sought of each row. All ranks call this with their parts, and get the same.
 
     Args:
-        own: [rows, vocabulary / ranks], float32, on the CPU: this rank's part of the logits.
+        own: [rows read, vocabulary / ranks], float32, on the CPU: this rank's part of the logits.
 
     Returns:
-        None where they do not say what whole rows would: a logit is not a number, the greatest is not finite, or a part has
-        fewer than ``k`` above -inf.
+        None where parts do not say what whole rows would: a logit is not a number, the greatest is not finite, a part has
+        fewer than are sought above -inf, equals of the last one that top-k leaves may not have been told, or rounding could
+        decide what is drawn.
 
     Raises:
         TargetLost: another rank is gone.
     """
-    told = shards.rows(torch.tensor(_told(own, k, finder), dtype=torch.float64).view(len(own), 2, k)).tolist()
-    length, found = own.shape[1], list[tuple[int, ...]]()
-    for parts in zip(*told, strict=True):
-        pairs = [
-            (-value, rank * length + int(at))
-            for rank, (values, places) in enumerate(parts)
-            for value, at in zip(values, places, strict=True)
-            if value > -math.inf
-        ]
-        if len(pairs) < shards.count * k:
+    k, length = sought.ids, own.shape[1]
+    draws = {row: (position, draw) for row, position, draw in sought.of_rows(batch)}
+    of_all = {row: told for row, told in draws.items() if not told[1].top_k}
+    asked = [DrawnRow(row, position, draw.seed, draw.temperature) for row, (position, draw) in of_all.items()]
+    likeliest = _likeliest_told(own, k, finder.likeliest)
+    drawn = finder.draws.best(own, asked, shards.index * length)
+    numbers = torch.tensor(likeliest + drawn, dtype=torch.float64)
+    told = shards.rows(numbers)
+    of_rows = told[:, : len(likeliest)].view(shards.count, len(own), 2, k)
+    of_draws = told[:, len(likeliest) :].view(shards.count, len(asked), 3)
+    ids, logits, tokens = list[tuple[int, ...]](), list[tuple[float, ...]](), [NOT_CHOSEN] * len(own)
+    for row, parts in enumerate(zip(*of_rows.tolist(), strict=True)):
+        pairs = _merged(parts, length)
+        _, draw = draws.get(row, (0, None))
+        if len(pairs) < shards.count * k or (draw is not None and draw.top_k and not _says_all(pairs, parts, draw)):
             return None
-        # Of equals the lowest ids come first.
-        pairs.sort()
-        found.append(tuple([each for _, each in pairs[:k]]))
-    return found
+        ids.append(tuple([each for _, each in pairs[:k]]))
+        logits.append(tuple([-value for value, _ in pairs[:k]]))
+    for row, best in zip(of_all, zip(*of_draws.tolist(), strict=True), strict=True):
+        tokens[row] = leads(best)
+        if tokens[row] == UNDECIDED:
+            return None
+    return FoundInParts(ids=ids, logits=logits, drawn=tokens, vocabulary=shards.count * length)
 
 
-def _told(own: torch.Tensor, k: int, finder: LikeliestKernel) -> list[float]:
+def _likeliest_told(own: torch.Tensor, k: int, finder: LikeliestKernel) -> list[float]:
     """What a rank tells of each row: ``k`` logits, then their places in its part; -inf where these do not suffice.
 
     Doubles hold both exactly, so that one gather carries them. Lists, since few numbers take less time so than in arrays.
@@ -110,3 +152,22 @@ def _told(own: torch.Tensor, k: int, finder: LikeliestKernel) -> list[float]:
     return [
         number for row, places in zip(rows, found, strict=True) for number in (*map(row.item, places), *map(float, places))
     ]
+
+
+def _merged(parts: Sequence[tuple[list[float], list[float]]], length: int) -> list[_Pair]:
+    """What the parts of a row tell, greatest first; of equals the lowest ids come first."""
+    pairs = [
+        (-value, rank * length + int(at))
+        for rank, (values, places) in enumerate(parts)
+        for value, at in zip(values, places, strict=True)
+        if value > -math.inf
+    ]
+    pairs.sort()
+    return pairs
+
+
+def _says_all(pairs: Sequence[_Pair], parts: Sequence[tuple[list[float], list[float]]], draw: Draw) -> bool:
+    """Whether all ids that top-k leaves are told: it keeps those that equal the last one, divided by the temperature."""
+    temperature = np.float32(draw.temperature)
+    last = np.float32(-pairs[draw.top_k - 1][0]) / temperature
+    return all(np.float32(values[-1]) / temperature < last for values, _ in parts)

@@ -6,6 +6,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
-from services.verifier.choosing.best_of_shards import LikeliestIds
+from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.reading import READER, LogitsReader
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.kernels.native.library import Library
@@ -137,30 +139,42 @@ class Chooser:
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
-    def likeliest_that_suffice(self, batch: Sequence[Rows]) -> int:
-        """How many of the likeliest ids of each row say all that ``outcomes`` would; 0: whole rows are needed."""
-        most = 1
+    def sought(self, batch: Sequence[Rows]) -> Sought:
+        """What says all that ``outcomes`` would, where ranks share the vocabulary."""
+        most, draws = 1, []
         for rows in batch:
-            if rows.scored or rows.noise or rows.tried is not None or not self._requests[rows.request_id].plain:
-                return 0
-            most = max(most, rows.top_k)
-        return most
+            request = self._requests[rows.request_id]
+            if rows.scored or rows.noise or rows.tried is not None or not (request.plain or request.draw):
+                return WHOLE_ROWS
+            draws.append(request.draw)
+            # One more than may be drawn tells whether equals of the last one are left out.
+            most = max(most, rows.top_k, request.draw.top_k + 1 if request.draw else 0)
+        return Sought(ids=most, draws=tuple(draws) if any(draws) else ())
 
-    def outcomes_of_likeliest(self, batch: Sequence[Rows], ids: LikeliestIds) -> list[Outcome]:
-        """As ``outcomes``, by as many of the likeliest ids of each row as suffice.
+    def outcomes_of_parts(self, batch: Sequence[Rows], found: FoundInParts) -> list[Outcome]:
+        """As ``outcomes``, by what was ``sought``.
 
         Raises:
             ValueError: see there.
         """
-        found, firsts, end = [], [own[0] for own in ids], 0
+        walks, truncated_walks, firsts, end = [], [], [own[0] for own in found.ids], 0
         for rows in batch:
-            walk = Walk(rows, self._requests[rows.request_id], end, [NOT_CHOSEN] * _choices(rows))
+            request = self._requests[rows.request_id]
+            walk = Walk(rows, request, end, [NOT_CHOSEN] * _choices(rows))
+            walks.append(walk)
             end += rows.logits
-            if rows.logits:
-                walk.follow(firsts)
-            tops = tuple([own[: rows.top_k] for own in ids[walk.first_row : end]]) if rows.top_k else ()
-            found.append(_make_outcome(choices=tuple(walk.choices), top_ids=tops))
-        return found
+            if request.draw is not None and request.draw.top_k:
+                truncated_walks.append(walk)
+            elif rows.logits:
+                walk.follow(firsts if request.draw is None else found.drawn)
+        if truncated_walks:
+            self._walk([walk for walk in truncated_walks if walk.rows.logits], _sparse(found, truncated_walks), None)
+        made = []
+        for walk in walks:
+            own = found.ids[walk.first_row : walk.first_row + walk.rows.logits]
+            tops = tuple([ids[: walk.rows.top_k] for ids in own]) if walk.rows.top_k else ()
+            made.append(_make_outcome(choices=tuple(walk.choices), top_ids=tops, error=walk.error))
+        return made
 
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
@@ -359,6 +373,16 @@ def _choices(rows: Rows) -> int:
     if rows.logits and rows.logits != 1 + len(rows.parents):
         raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
     return rows.logits
+
+
+def _sparse(found: FoundInParts, walks: Sequence[Walk]) -> torch.Tensor:
+    """[rows read, vocabulary]: rows of ``walks`` have their likeliest logits, and -inf where top-k leaves no id anyway."""
+    made = torch.full((len(found.ids), found.vocabulary), -math.inf)
+    rows = made.numpy()
+    for walk in walks:
+        for row in range(walk.first_row, walk.first_row + walk.rows.logits):
+            rows[row, found.ids[row]] = found.logits[row]
+    return made
 
 
 def _allowed(point: ChoicePoint) -> PackedBits | None:

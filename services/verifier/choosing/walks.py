@@ -10,6 +10,7 @@ from typing import NamedTuple
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
+from services.verifier.choosing.sought import Draw
 from services.verifier.kernels.native.choice_structs import request_struct
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling, Tried
 from speculation.acceptance import stop_token_ids
@@ -26,6 +27,7 @@ class RequestState:
         pipeline: all its processors as one function of a row and its history, if the model's generation config brings some;
             None if ``penalties``, the temperature and ``truncation`` are all.
         address: of the struct that the native kernel reads.
+        draw: how it draws, where ranks may do so each in its part; None: it does not, or they may not.
         unchanged: it takes the likeliest token everywhere; ``plain``: and wants no log-probabilities.
         follows: its choices depend on committed tokens.
         history: prompt and answer; kept only for ``pipeline``.
@@ -45,8 +47,10 @@ class RequestState:
         self.truncation = build_truncation(params)
         self.rule = sampling.rule
         changes = self.penalties.counts is not None or len(self.penalties.biased) > 0 or self.penalties.barred_until > 0
-        self.unchanged = not (params.temperature or self.pipeline or self.rule or changes)
+        as_they_are = not (self.pipeline or self.rule or changes)
+        self.unchanged = as_they_are and not params.temperature
         self.plain = self.unchanged and params.logprobs is None
+        self.draw = Draw.by(params) if as_they_are and params.logprobs is None else None
         self.follows = self.pipeline is not None or self.penalties.counts is not None
         self.history: list[int] = []
         self._known = 0

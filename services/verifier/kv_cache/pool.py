@@ -27,6 +27,10 @@ class KVPool:
     ``whole_rows``, as a GPU's kernels read them, this column is left out, and a key's numbers lie side by side as a value's
     do: ``keys`` has the same shape and other strides. Position p of a request lies in the request's block p // BLOCK;
     ``blocks.BlockAllocator`` decides which block of the pool that is.
+
+    Attributes:
+        rounded: rows are held as FP8 (e4m3), as our kernel for CPUs rounds and reads them: bytes, without the column of
+            ones, and for each row of a head a scale of its keys and one of its values, in ``key_scales``, ``value_scales``.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class KVPool:
         self.device = device
         self.dtype = dtype
         self.calls = tuple(sorted(calls, key=lambda call: call.entry))
-        self._whole_rows, self._ones = whole_rows, not whole_rows
+        self._whole_rows, self._ones, self.rounded = whole_rows, not whole_rows, False
         self._make(-(-rows // BLOCK))
         self._blocks: dict[str, list[int]] = {}
         # The same for compiled code: of each owner an array, and in a line of its own where that lies and how long it is.
@@ -54,18 +58,30 @@ class KVPool:
         # Calls of one shape share a tensor, [calls, blocks, ...], so that one copy moves a row in all of them.
         self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
-        self.values = list(self.keys)
+        self.values, self.key_scales, self.value_scales = list(self.keys), list(self.keys), list(self.keys)
+        dtype = torch.uint8 if self.rounded else self.dtype
         for heads, key_size, value_size in dict.fromkeys(shapes):
             entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
             shape = (len(entries), blocks + 1, heads)
             sizes = (BLOCK, key_size) if self._whole_rows else (key_size, BLOCK)
-            keys = torch.zeros(*shape, *sizes, dtype=self.dtype, device=self.device)
+            keys = torch.zeros(*shape, *sizes, dtype=dtype, device=self.device)
             keys = keys.transpose(-1, -2) if self._whole_rows else keys
-            values = torch.zeros(*shape, BLOCK, value_size + self._ones, dtype=self.dtype, device=self.device)
+            values = torch.zeros(*shape, BLOCK, value_size + self._ones, dtype=dtype, device=self.device)
             values[..., value_size:] = 1
             self._alike.append((keys, values))
             for entry, own_keys, own_values in zip(entries, keys, values, strict=True):
                 self.keys[entry], self.values[entry] = own_keys, own_values
+            if self.rounded:
+                # As if they were keys and values of one number, so that what moves rows moves their scales.
+                scales = torch.zeros(*shape, 1, BLOCK), torch.zeros(*shape, BLOCK, 1)
+                self._alike.append(scales)
+                for entry, of_keys, of_values in zip(entries, *scales, strict=True):
+                    self.key_scales[entry], self.value_scales[entry] = of_keys, of_values
+
+    def round_rows(self, rows: int) -> None:
+        """Hold ``rows`` rows from now on, ``rounded``. No block may be in use."""
+        self.rounded, self._ones = True, False
+        self._make(-(-rows // BLOCK))
 
     def grow(self, blocks: int) -> None:
         """Have ``blocks`` blocks, more than now; those there are keep their numbers and what they hold."""

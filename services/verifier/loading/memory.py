@@ -61,6 +61,7 @@ class Shape:
         embeddings: parameters of the embeddings, of which a pass reads only its tokens' rows.
         stored_bytes: bytes per parameter in the model's files.
         cache_values_per_token: numbers per token in the key-value pool.
+        cache_rows_per_token: rows of heads that these are; 0: not known.
         state_values_per_request: numbers per request in the states of layers, in float32.
         kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
         kv_heads: key-value heads of a layer; 0: not known.
@@ -81,6 +82,7 @@ class Shape:
     embeddings: int
     stored_bytes: int
     cache_values_per_token: int
+    cache_rows_per_token: int = 0
     state_values_per_request: int = 0
     kept_bytes: float | None = None
     kv_heads: int = 0
@@ -141,7 +143,11 @@ class Shape:
         """Bytes of the key-value cache of a rank of the largest stage."""
         # Ranks beyond the number of key heads hold the same ones.
         parts = config.stages * min(config.tensor_parallel_size, self.kv_heads or config.tensor_parallel_size)
-        return self.cache_values_per_token * config.cache_tokens * arithmetic_dtype(config).itemsize / parts
+        each: int = self.cache_values_per_token * arithmetic_dtype(config).itemsize
+        if config.rounds_cache:
+            # A byte for each number but the ones, and two scales for each row.
+            each = self.cache_values_per_token + self.cache_rows_per_token * (2 * torch.float32.itemsize - 1)
+        return each * config.cache_tokens / parts
 
     def states(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's states, of requests and kept ones."""

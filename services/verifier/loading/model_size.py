@@ -88,6 +88,7 @@ def shape_of(config: TargetConfig) -> Shape:
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
         cache_values_per_token=held.per_token,
+        cache_rows_per_token=held.rows,
         state_values_per_request=held.of_states,
         kept_bytes=_kept_bytes(config, total),
         kv_heads=text.to_dict().get("num_key_value_heads") or 0,
@@ -129,9 +130,10 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
 
 
 class _Held(NamedTuple):
-    """Numbers per token in the key-value pool, per request in the states of layers, and see ``Shape``."""
+    """Numbers, and rows of heads, per token in the key-value pool; numbers per request in states; see ``Shape``."""
 
     per_token: int
+    rows: int = 0
     of_states: int = 0
     summed: int = 0
     stepped: SteppedRows = SteppedRows()
@@ -157,4 +159,5 @@ def _held_values(skeleton: PreTrainedModel, config: TargetConfig) -> _Held:
     calls = [call for own in recorded.calls.values() for call in own]
     per_token = sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
     of_states = sum(math.prod(shape) for shape in recorded.state_shapes)
-    return _Held(per_token, of_states, max((summed(call) for call in calls), default=0), recorded.stepped)
+    rows, most_summed = sum(call.kv_heads for call in calls), max((summed(call) for call in calls), default=0)
+    return _Held(per_token, rows, of_states, most_summed, recorded.stepped)

@@ -17,6 +17,7 @@ from speculation.messages import ServedWeights
 
 # How torchao's kernels round what enters a layer with weights in fp8; ours do not.
 _BY_TORCH = "floats of 8 bits with a scale for each row"
+_IN_CACHE = "floats of 8 bits with a scale for each row and head"
 
 
 def served_weights(model: nn.Module, choice: Choice, config: TargetConfig) -> ServedWeights:
@@ -35,6 +36,7 @@ def served_weights(model: nn.Module, choice: Choice, config: TargetConfig) -> Se
         multiplied=_held(model) if config.device == "cpu" else (config.dtype,),
         kernels=choice.linears,
         rounded_inputs=rounded,
+        rounded_cache=_IN_CACHE if config.rounds_cache else "",
     )
 
 

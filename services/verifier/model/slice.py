@@ -23,6 +23,7 @@ from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.choosing.best_of_shards import best_of_ranks
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native import attention_kernel as native_attention
 from services.verifier.kernels.native.attention_kernel import PlacedRows
@@ -58,7 +59,8 @@ log = logging.getLogger(__name__)
 # Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
 # Runs a pass over what the stage before made, see ``ModelSlice.run``.
-_Run = Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+_Entering = torch.Tensor | None
+_Run = Callable[[_Entering, _Entering], torch.Tensor]
 
 
 class ModelSlice:
@@ -78,7 +80,7 @@ class ModelSlice:
         embedded: gives its layers what rows are embedded as; None: they need not be given it.
         likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
             until the next pass; None: the pass's graph has not computed it.
-        best: finds the likeliest ids of rows that ranks share; None: they are whole in any case.
+        best: finds what is sought of rows that ranks share; None: they are whole in any case.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class ModelSlice:
         if outputs is not None:
             cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
-        rows = config.cache_tokens + MAX_NODES
+        self._rows = rows = config.cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
         functions.install(self.model)
         self.choice = means.pack(self.model, config)
@@ -123,8 +125,9 @@ class ModelSlice:
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
+        held = min(rows, native_attention.COMPARED_ROWS) if config.rounds_cache else rows
         self.pool, self._triton = pool_and_buckets(
-            calls, rows, self.dtype, self.device, config.attention_backend, means.attention
+            calls, held, self.dtype, self.device, config.attention_backend, means.attention
         )
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         self.states = states_of(state_shapes, config, self.library, means.steps)
@@ -148,6 +151,11 @@ class ModelSlice:
         # Ranks exchange what they make within the graphs, so they are connected first.
         if self.shards is None:
             self._capture()
+
+    def round_cache(self) -> None:
+        """Hold keys and values as the settings say from now on: they are compared with transformers' unrounded before."""
+        if self._config.rounds_cache:
+            native_attention.round_rows(self._kernel, self.pool, self._rows)
 
     def connect(self, exchange: Exchange) -> None:
         """Exchange with the other ranks of the stage from now on, if it has any: all call this, and capture their passes."""
@@ -221,18 +229,18 @@ class ModelSlice:
 
     @torch.inference_mode()
     def run(
-        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None, *, ids: int = 0
+        self, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering = None, *, sought: Sought = WHOLE_ROWS
     ) -> torch.Tensor:
         """One pass through the stage's layers.
 
         Args:
             hidden: [rows, hidden size], the output of the stage before; None for the first stage.
             earlier: see ``HiddenStates.kept``.
-            ids: how many of the likeliest ids suffice of each row read, see ``best``; 0: whole rows are needed.
+            sought: what suffices of each row read, see ``best``.
 
         Returns:
             On the stage's device: [rows, hidden size] for the next stage; from the last one [rows read, vocabulary],
-            logits in float32; of this rank's part of the vocabulary alone where ``best`` has the ids.
+            logits in float32; of this rank's part of the vocabulary alone where ``best`` has found what is sought.
 
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
@@ -241,7 +249,7 @@ class ModelSlice:
             self.prepare(batch)
         assert self._prepared is not None
         runs, self._prepared, self.likeliest = partial(self._prepared[1], hidden, earlier), None, None
-        made = runs() if self.best is None else self.best.rows_of(runs, ids)
+        made = runs() if self.best is None else self.best.rows_of(runs, batch, sought)
         return made.float() if self.is_last else made
 
     @torch.inference_mode()
@@ -290,9 +298,7 @@ class ModelSlice:
         made: torch.Tensor = found.logits[0, : len(chosen)].float()
         return made
 
-    def _replay(
-        self, replay: Replay, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _replay(self, replay: Replay, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering) -> torch.Tensor:
         """The pass by a captured graph."""
         made = replay(hidden)
         chosen = rows_read(batch)
@@ -305,9 +311,7 @@ class ModelSlice:
             return made.rows
         return made.rows[to_device(chosen, self.device, torch.int64)]
 
-    def _launch(
-        self, running: Running, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _launch(self, running: Running, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = len(running.laid_out.positions) - len(tokens)
@@ -330,9 +334,7 @@ class ModelSlice:
             made: torch.Tensor = decoder(**self._inputs(decoder, running.laid_out, entering)).last_hidden_state[0]
         return made
 
-    def _logits(
-        self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _logits(self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: _Entering) -> torch.Tensor:
         """[rows read, vocabulary], by the layers and the output layer."""
         chosen = rows_read(batch)
         # The output layer, too, gets no fewer rows than a layer may get.

@@ -16,6 +16,7 @@ from services.model_files.generation_config import read_generation_config
 from services.verifier.checks.exactness import is_exact
 from services.verifier.checks.guard import check_slice
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
@@ -113,7 +114,7 @@ class TransformersTarget:
         self._config = config
         self._launch = launch
         self._streams = streams
-        self._under_way: deque[tuple[Sequence[Rows], int]] = deque()
+        self._under_way: deque[tuple[Sequence[Rows], Sought]] = deque()
         # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
@@ -141,6 +142,7 @@ class TransformersTarget:
                     means = self._means.settling(config, self._earlier.settle)
                     part = ModelSlice(config, config.stages - 1, self._streams, means=means, rank=rank)
                 check_slice(part, config.stages)
+                part.round_cache()
             else:
                 self._earlier.keep_settled(part.choice.linears)
             self._part = part
@@ -294,11 +296,11 @@ class TransformersTarget:
 
     def begin(self, batch: Sequence[Rows], *, whole: bool = False) -> None:
         """As ``Target.begin``; ``whole``: whole rows are needed, whatever the choices need."""
-        ids = 0 if whole or self._part.best is None else self._chooser.likeliest_that_suffice(batch)
+        sought = WHOLE_ROWS if whole or self._part.best is None else self._chooser.sought(batch)
         if self._has_states:
             self._save_states(batch)
-        self._earlier.begin(batch, ids)
-        self._under_way.append((batch, ids))
+        self._earlier.begin(batch, sought)
+        self._under_way.append((batch, sought))
         if not isinstance(batch, SingleRows):
             self._rows.update((rows.request_id, rows) for rows in batch)
 
@@ -313,8 +315,8 @@ class TransformersTarget:
         logits = self.end_pass()
         start = time.perf_counter()
         try:
-            if self._part.best is not None and (ids := self._part.best.ids) is not None:
-                return self._chooser.outcomes_of_likeliest(batch, ids)
+            if self._part.best is not None and (found := self._part.best.found) is not None:
+                return self._chooser.outcomes_of_parts(batch, found)
             return self._chooser.outcomes(batch, logits, self._part.likeliest)
         finally:
             self.choosing_s = time.perf_counter() - start
@@ -324,7 +326,7 @@ class TransformersTarget:
 
         Where ranks share them, and they need not be whole (``begin``), those of a part of the vocabulary.
         """
-        batch, ids = self._under_way.popleft()
+        batch, sought = self._under_way.popleft()
         part = self._part
         try:
             try:
@@ -332,7 +334,7 @@ class TransformersTarget:
                 part.prepare(batch)
             finally:
                 entering = self._earlier.finish(part)
-            return part.run(batch, *entering, ids=ids)
+            return part.run(batch, *entering, sought=sought)
         except OutriderError:
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ from itertools import islice
 
 import torch
 
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.model.target_port import Rows
 
 
@@ -79,9 +80,10 @@ class Orders:
         """Compute rows of noise with the adapter of that number, which every stage has loaded."""
         self.numbers += (Op.DRAFT_BY, adapter)
 
-    def run(self, batch: Sequence[Rows], ids: int = 0) -> None:
-        """Run a pass; ``ids`` as in ``ModelSlice.run``."""
-        self.numbers += (Op.PASS, ids, len(batch))
+    def run(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
+        """Run a pass; ``sought`` as in ``ModelSlice.run``."""
+        told = sought.numbers()
+        self.numbers += (Op.PASS, len(told), *told, len(batch))
         for rows in batch:
             self.numbers += (self._requests[rows.request_id], rows.context)
             self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers), len(rows.noise), rows.read)
@@ -118,7 +120,8 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         op = Op(number)
         if op is Op.PASS:
             batch = []
-            ids, entries = some(2)
+            sought = some(*some(1))
+            (entries,) = some(1)
             for _ in range(entries):
                 request, context, tokens, parents, layers, noise, read = some(7)
                 batch.append(
@@ -132,7 +135,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
                         noise=some(noise),
                     )
                 )
-            yield op, (ids,), tuple(batch)
+            yield op, sought, tuple(batch)
         elif op in (Op.OPEN, Op.KEEP):
             request, number, count = some(3)
             yield op, (request, number, *some(count)), ()

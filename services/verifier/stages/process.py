@@ -16,6 +16,7 @@ import torch
 
 from services.logs.clean import clean_logs
 from services.verifier.checks.guard import check_slice
+from services.verifier.choosing.sought import Sought
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.means import MEANS
@@ -60,7 +61,7 @@ class Stage:
 
     def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
         if op is Op.PASS:
-            self._pass(batch, *arguments)
+            self._pass(batch, Sought.of_numbers(arguments))
             return
         if op is Op.BEAT:
             if not self._part.is_first:
@@ -105,7 +106,7 @@ class Stage:
             if adapters is not None:
                 adapters.forget(request)
 
-    def _pass(self, batch: tuple[Rows, ...], ids: int) -> None:
+    def _pass(self, batch: tuple[Rows, ...], sought: Sought) -> None:
         """Run one pass; in any case the next stage is told how it went.
 
         Raises:
@@ -114,7 +115,7 @@ class Stage:
         health, made = Health.FINE, Activations()
         try:
             entering = self._entering(batch)
-            hidden = self._part.run(batch, *entering, ids=ids)
+            hidden = self._part.run(batch, *entering, sought=sought)
             if self._part.is_last:
                 return
             kept = self._part.hidden_states.handed_on(batch)
@@ -160,6 +161,7 @@ def serve(spec: StageSpec) -> None:
         means = MEANS.settling(config, partial(follow, spec.host, spec.port, spec.process))
         part = ModelSlice(config, spec.stage, rank=spec.rank, means=means)
         check_slice(part, config.stages)
+        part.round_cache()
         loading = None
         if part.adapters is not None:
             loading = StageAdapters(spec.host, spec.port, spec.process, part.adapters, config)

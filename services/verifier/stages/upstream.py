@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from services.model_files.folder import weights_digest
+from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
@@ -152,8 +153,8 @@ class EarlierStages(Protocol):
         """Have the adapter of rows of noise loaded, and wait for it; as ``load_adapter``."""
         ...
 
-    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None:
-        """Start a pass; ``ids`` as in ``ModelSlice.run``."""
+    def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
+        """Start a pass; ``sought`` as in ``ModelSlice.run``."""
         ...
 
     def finish(self, part: ModelSlice) -> Activations:
@@ -210,7 +211,7 @@ class NoStages:
 
     def draft_by(self, folder: str, digest: str) -> None: ...
 
-    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None: ...
+    def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None: ...
 
     def finish(self, part: ModelSlice) -> Activations:
         return Activations()
@@ -302,8 +303,8 @@ class Upstream:
         self._adapters.load(_OF_NOISE, folder, digest)
         self._orders.draft_by(self._adapters.number_of(_OF_NOISE))
 
-    def begin(self, batch: Sequence[Rows], ids: int = 0) -> None:
-        self._orders.run(batch, ids)
+    def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
+        self._orders.run(batch, sought)
         # Not waited for: a stage does not listen while it is sending something that the verifier has not received yet.
         self._under_way.append((batch, self._tell()))
 

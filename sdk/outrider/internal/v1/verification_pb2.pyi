@@ -785,12 +785,15 @@ class ServedWeights(_message.Message):
     MULTIPLIED_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     ROUNDED_INPUTS_FIELD_NUMBER: _builtins.int
+    ROUNDED_CACHE_FIELD_NUMBER: _builtins.int
     stored: _builtins.str
     """How the checkpoint stores them: a quantised format, or types of numbers or blocks; empty: not known."""
     kernels: _builtins.str
     """What multiplies: native (Outrider's own), onednn or torch; on a GPU triton, cublaslt or torch."""
     rounded_inputs: _builtins.str
     """How layers round what enters them; empty: they do not."""
+    rounded_cache: _builtins.str
+    """How keys and values are rounded when they are stored; empty: they are not."""
     @_builtins.property
     def multiplied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As what linear layers multiply by them, such as Q4_0 or float32; that of most of them first."""
@@ -802,10 +805,11 @@ class ServedWeights(_message.Message):
         multiplied: _abc.Iterable[_builtins.str] | None = ...,
         kernels: _builtins.str = ...,
         rounded_inputs: _builtins.str = ...,
+        rounded_cache: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels", "multiplied", b"multiplied", "rounded_inputs", b"rounded_inputs", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels", "multiplied", b"multiplied", "rounded_cache", b"rounded_cache", "rounded_inputs", b"rounded_inputs", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,10 +15,13 @@ from services.verifier.kernels.native.layer_adapter import AdaptedRows
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
+from speculation.errors import ConfigurationError
 from speculation.tree import ROOT
 
 # Must equal the constants in vectors.h and tree_attention.c.
 _COLUMNS = 16
+# Of a pool that is to be rounded: rows that it has while what reads it is compared.
+COMPARED_ROWS = 512
 _LARGEST_HEAD = 512
 # Queries (a row under one head) that share the reads of a tile. More would not fit into a core's own cache.
 _BLOCK_QUERIES = 24
@@ -41,7 +44,7 @@ class AttentionLayer(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
         *[(name, ctypes.c_int64) for name in _STRIDES],
-        *[(name, ctypes.c_void_p) for name in ("keys", "values", "out", "sinks", "bias")],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "out", "sinks", "bias")],
         *[(name, ctypes.c_int64) for name in _OF_CALL],
         *[(name, ctypes.c_float) for name in ("scale", "softcap")],
     ]
@@ -63,6 +66,18 @@ def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
         return None
     sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
     return None if any(size % _COLUMNS or size > _LARGEST_HEAD for size in sizes) else Kernel(kernels)
+
+
+def round_rows(kernel: Kernel | None, pool: KVPool, rows: int) -> None:
+    """Have ``rows`` rows in a pool from now on, rounded; ``kernel``: what attends. No block may be in use.
+
+    Raises:
+        ConfigurationError: keys and values are read by others, which do not round them.
+    """
+    if pool.calls and kernel is None:
+        reason = "our own attention, which alone rounds keys and values, does not take this model; use auto"
+        raise ConfigurationError(reason, field="verifier.kv_cache_dtype", value="fp8")
+    pool.round_rows(rows)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,6 +129,9 @@ class NativePass:
             scale=call.scale,
             softcap=call.softcap or 0,
         )
+        if self.pool.rounded:
+            made.key_scales = self.pool.key_scales[call.entry].data_ptr()
+            made.value_scales = self.pool.value_scales[call.entry].data_ptr()
         if call.sinks is not None:
             made.sinks = call.sinks.data_ptr()
         if call.bias is not None:
@@ -164,7 +182,11 @@ def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, stream_rows: int) -
     block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
     slots = (max(tables.own_slot) // TILE + 1) * TILE
     most = max(b - a for a, b in pairwise(block_rows))
-    per_thread = max(most * call.share * (slots + call.key_size + call.value_size + 1) for call in pool.calls)
+    per_thread = max(
+        most * call.share * (slots + call.key_size + call.value_size + 1)
+        + pool.rounded * TILE * (max(call.key_size, call.value_size) + call.value_size)
+        for call in pool.calls
+    )
     arrays = [
         torch.tensor(numbers, dtype=torch.int64)
         for numbers in (

@@ -13,7 +13,7 @@ from services.verifier.kernels.native.library import Library
 # What the kernel answers where the caller must choose.
 UNDECIDED = -1
 # Fewer are not worth waking a thread, which would be waited for if another process has its core.
-_ROWS_OF_A_THREAD = 32
+ROWS_OF_A_THREAD = 32
 
 
 class ChoiceKernel:
@@ -62,7 +62,7 @@ class ChoiceKernel:
             fields += (point.request.address, *addresses, len(ids), point.row, point.position)
         # Six fields of 64 bits each: the struct in choose.h.
         structs = (ctypes.c_int64 * len(fields))(*fields)
-        threads = max(1, min(torch.get_num_threads(), len(points) // _ROWS_OF_A_THREAD))
+        threads = max(1, min(torch.get_num_threads(), len(points) // ROWS_OF_A_THREAD))
         if (vocabulary, threads) != self._made_for:
             self._scratch = torch.empty(threads * int(self._room(vocabulary)))
             self._made_for = vocabulary, threads

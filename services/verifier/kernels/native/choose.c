@@ -243,15 +243,16 @@ static enum verdict judge(const struct request *request, const float *row, int64
     return INSIDE;
 }
 
-/* Logits of `row` from `least` on, relative to `top`, plus noise; -inf for all others. */
-static void add_noise(const struct point *point, const float *row, int64_t length, float top, float least, float *noisy) {
+/* Logits of `row` from `least` on, relative to `top`, plus noise; -inf for all others. `block`: of the row's first token. */
+static void add_noise(uint64_t seed, int64_t position, int64_t block, const float *row, int64_t length, float top, float least,
+                      float *noisy) {
     for (int64_t i = 0; i < length; i += GROUP) {
         const vec first = load(row + i), second = load(row + i + LANES);
         const ivec some = first >= spread(least), others = second >= spread(least);
         vec sums = spread(-INFINITE), other_sums = sums;
         if (any(some | others)) {
             uint32_t words[GROUP];
-            philox(point->request->seed, (uint64_t)point->position, (uint64_t)i / 4, words);
+            philox(seed, (uint64_t)position, (uint64_t)(block + i / 4), words);
             sums = either(some, first - top + gumbel(*(const uvec *)words), sums);
             other_sums = either(others, second - top + gumbel(*(const uvec *)(words + LANES)), other_sums);
         }
@@ -278,7 +279,7 @@ static int64_t sample(const struct point *point, float *row, int64_t length, int
         while (limit < LIMITS && within[limit] < enough) limit++;
         if (limit < LIMITS) least = larger_of(least, top + NUCLEI[limit] - NEAR_LIMIT);
     }
-    add_noise(point, row, length, top, least, noisy);
+    add_noise(request->seed, point->position, 0, row, length, top, least, noisy);
     const float lead = LEAD + ROUNDING * (top < 0 ? -top : top);
     for (;;) {
         const float best = scale(noisy, length, 1.0f);
@@ -320,6 +321,37 @@ void outrider_choose(const struct point *points, int64_t count, const float *log
         for (int64_t at = thread; at < count; at += threads)
             choices[at] = choose(points + at, logits + points[at].row * stride, vocabulary,
                                  scratch + thread * outrider_choose_room(vocabulary));
+}
+
+/* What a part of the vocabulary tells of a draw. Ids share noise in blocks of four, so what comes before `first` in its block
+ * is there as well, and cannot be drawn. */
+static void draw(const struct draw *draw, const float *logits, int64_t length, int64_t first, float *row, double *told) {
+    const int64_t before = first & 3, padded = (before + length + LENGTH_OF - 1) / LENGTH_OF * LENGTH_OF;
+    float *const noisy = row + padded;
+    told[0] = told[1] = told[2] = -INFINITE;
+    for (int64_t i = 0; i < before; i++) row[i] = -INFINITE;
+    memcpy(row + before, logits, (size_t)length * sizeof(float));
+    for (int64_t i = before + length; i < padded; i++) row[i] = -INFINITE;
+    const float top = scale(row, padded, (float)draw->temperature);
+    if (!(top > -INFINITE && top < INFINITE)) return;
+    add_noise(draw->seed, draw->position, first >> 2, row, padded, top, top - SPREAD_OF_NOISE, noisy);
+    const float best = scale(noisy, padded, 1.0f);
+    const int64_t winner = index_of(noisy, best);
+    noisy[winner] = -INFINITE;
+    told[0] = (double)top + best;
+    told[1] = (double)(first - before + winner);
+    told[2] = (double)top + scale(noisy, padded, 1.0f);
+}
+
+int64_t outrider_draw_room(int64_t length) { return outrider_choose_room(length + 3); }
+
+void outrider_draw(const struct draw *draws, int64_t count, const float *logits, int64_t length, int64_t stride, int64_t first,
+                   int64_t threads, float *scratch, double *told) {
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t thread = 0; thread < threads; thread++)
+        for (int64_t at = thread; at < count; at += threads)
+            draw(draws + at, logits + draws[at].row * stride, length, first, scratch + thread * outrider_draw_room(length),
+                 told + 3 * at);
 }
 
 void outrider_gumbel(const uint32_t *words, int64_t count, float *noise) {

@@ -9,6 +9,9 @@ import torch
 
 from services.verifier.kernels.native.library import Library
 
+# The kernel finds no more of a row.
+MOST = 64
+
 
 class LikeliestKernel:
     """Finds with the compiled kernel."""
@@ -31,7 +34,7 @@ class LikeliestKernel:
             logits: [all rows, vocabulary], float32, on the CPU; numbers of a row lie side by side.
 
         Returns:
-            None where a row has fewer than ``k`` numbers above -inf, or ``k`` is above 64.
+            None where a row has fewer than ``k`` numbers above -inf, or ``k`` is above ``MOST``.
 
         Raises:
             ValueError: logits of another type, or a row that is not there, which the kernel itself could not notice.

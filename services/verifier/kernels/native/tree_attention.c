@@ -5,8 +5,10 @@
  *
  * Exactness: whatever a row's answer is summed up from is added strictly in the order of positions, by fused multiply-adds,
  * one element at a time. How rows are grouped into blocks, passes or threads changes no bit. A tree's nodes lie behind the
- * committed tokens in any order; a node's ancestors are brought into the order of their positions first.
+ * committed tokens in any order; a node's ancestors are brought into the order of their positions first. Where keys and
+ * values are rounded, they are so when they are stored, one by one: all rows, their own among them, read what is stored.
  */
+#include "rounding.h"
 #include "tree_attention.h"
 
 enum { TILE = 64, QUERIES = 4, LARGEST_HEAD = 512, LONGEST_PATH = 256 };
@@ -80,15 +82,71 @@ static float weigh(const struct layer *layer, int64_t head, float *scores, int64
     return layer->sinks ? sum + exponential(spread(layer->sinks[head] - top))[0] : sum;
 }
 
+/* One of FP8's numbers as a byte. */
+INLINE uint8_t byte_of(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    const float size = __builtin_fabsf(number);
+    /* Below 2^-6 they are multiples of 2^-9, else an exponent and three bits behind the first. */
+    const uint32_t magnitude = size < 0x1p-6f ? (uint32_t)(size * 512.0f) : ((bits & 0x7fffffffu) >> 20) - (120u << 3);
+    return (uint8_t)(magnitude | (bits >> 24 & 0x80u));
+}
+
+/* The numbers of LANES bytes. */
+INLINE vec numbers_of(const uint8_t *bytes) {
+    const uvec codes = load_bytes(bytes), magnitudes = codes & 0x7fu;
+    const vec fine = to_floats(magnitudes) * 0x1p-9f, coarse = (vec)((magnitudes << 20) + (120u << 23));
+    return (vec)((uvec)either((ivec)(magnitudes < 8u), fine, coarse) | (codes & 0x80u) << 24);
+}
+
+/* Rounds a row of a head, whole vectors, to bytes that lie `apart`. Returns its scale, which is no number if one of them is not
+ * finite. The numbers that then stand for it are those of ``InputRounding``. */
+static float round_to_bytes(const float *in, int64_t size, uint8_t *bytes, int64_t apart) {
+    const float scale = scale_of(448.0f, size, in);
+    ivec usable = ~(ivec){0};
+    for (int64_t at = 0; at < size; at += LANES) {
+        const vec x = load(in + at), code = -larger(-larger(x / scale, spread(-448.0f)), spread(-448.0f));
+        usable &= magnitude(x) < spread(__builtin_inff());
+        const vec made = nearest_float(code);
+        for (int lane = 0; lane < LANES; lane++) bytes[(at + lane) * apart] = byte_of(made[lane]);
+    }
+    return any(~usable) ? __builtin_nanf("") : scale;
+}
+
 static void store(const struct layout *pass, const struct layer *layer, int64_t row, int64_t head) {
-    int64_t slot = pass->own_slot[row], size = layer->size;
-    int64_t tile = pass->tiles[pass->row_tiles[row] + slot / TILE] * layer->kv_heads + head;
+    int64_t slot = pass->own_slot[row], size = layer->size, value_size = layer->value_size;
+    int64_t tile = pass->tiles[pass->row_tiles[row] + slot / TILE] * layer->kv_heads + head, at = tile * TILE + slot % TILE;
     const float *key = layer->key + head * layer->key_head + row * layer->key_row;
     const float *value = layer->value + head * layer->value_head + row * layer->value_row;
-    float *column = layer->keys + tile * size * TILE + slot % TILE;
+    if (layer->key_scales) {
+        layer->key_scales[at] = round_to_bytes(key, size, (uint8_t *)layer->keys + tile * size * TILE + slot % TILE, TILE);
+        layer->value_scales[at] = round_to_bytes(value, value_size, (uint8_t *)layer->values + at * value_size, 1);
+        return;
+    }
+    float *column = (float *)layer->keys + tile * size * TILE + slot % TILE;
     for (int64_t d = 0; d < size; d++) column[d * TILE] = key[d];
-    memcpy(layer->values + (tile * TILE + slot % TILE) * (layer->value_size + 1), value,
-           (size_t)layer->value_size * sizeof(float));
+    memcpy((float *)layer->values + at * (value_size + 1), value, (size_t)value_size * sizeof(float));
+}
+
+/* Where the keys of a tile of a head lie: [size], a line of TILE numbers each. `widened`: room for them. */
+static void key_lines(const struct layer *layer, int64_t tile, float *widened, const float **lines) {
+    const int64_t numbers = layer->size * TILE;
+    const float *keys = layer->key_scales ? widened : (const float *)layer->keys + tile * numbers;
+    for (int64_t d = 0; d < layer->size; d++) lines[d] = keys + d * TILE;
+    if (!layer->key_scales) return;
+    const uint8_t *bytes = (const uint8_t *)layer->keys + tile * numbers;
+    const float *scales = layer->key_scales + tile * TILE;
+    for (int64_t at = 0; at < numbers; at += LANES) keep(widened + at, numbers_of(bytes + at) * load(scales + at % TILE));
+}
+
+/* The value at a place, tile * TILE + slot, as floats. `widened`: room for it. */
+static const float *value_line(const struct layer *layer, int64_t place, float *widened) {
+    const int64_t size = layer->value_size;
+    if (!layer->value_scales) return (const float *)layer->values + place * (size + 1);
+    const uint8_t *bytes = (const uint8_t *)layer->values + place * size;
+    const vec scale = spread(layer->value_scales[place]);
+    for (int64_t at = 0; at < size; at += LANES) keep(widened + at, numbers_of(bytes + at) * scale);
+    return widened;
 }
 
 /* First position that a row sees. */
@@ -103,6 +161,7 @@ struct block {
     int64_t first, count, share, queries, begin, end; /* rows; tiles that any of them sees or owns a slot in */
     const int64_t *tiles;
     float *scores, *query, *sums, *totals;
+    float *widened, *moved; /* of a tile whose keys or values are rounded, and of values elsewhere */
 };
 
 static struct block open_block(const struct layout *pass, const struct layer *layer, int64_t number, int64_t head,
@@ -115,6 +174,8 @@ static struct block open_block(const struct layout *pass, const struct layer *la
     block.query = block.scores + block.queries * pass->slots;
     block.sums = block.query + block.queries * layer->size;
     block.totals = block.sums + block.queries * layer->value_size;
+    block.widened = block.totals + block.queries;
+    block.moved = block.widened + TILE * (layer->size > layer->value_size ? layer->size : layer->value_size);
     memset(block.sums, 0, (size_t)(block.queries * layer->value_size) * sizeof(float));
     for (int64_t r = 0; r < block.count; r++) {
         int64_t row = block.first + r, begin = first_seen(layer, pass->position[row]) / TILE;
@@ -130,18 +191,17 @@ static struct block open_block(const struct layout *pass, const struct layer *la
     return block;
 }
 
-/* Where a tile's values lie for a row, by position. Returns 1 if any lies elsewhere than at its position's slot. */
+/* Where a tile's values lie for a row, by position. Returns 1 if any lies elsewhere than at its position's slot.
+ * straight_lines: where they lie by slot. */
 static int value_lines(const struct layout *pass, const struct layer *layer, const struct block *block, int64_t row,
-                       int64_t head, int64_t tile, const float **lines) {
+                       int64_t head, int64_t tile, const float *const *straight_lines, const float **lines) {
     int64_t position = pass->position[row], straight = pass->straight[row], begin = tile * TILE, end = begin + TILE;
     const int64_t *path = pass->path + pass->row_path[row];
-    const int64_t width = layer->value_size + 1;
-    const float *values = layer->values + (block->tiles[tile] * layer->kv_heads + head) * TILE * width;
-    for (int64_t p = 0; p < TILE; p++) lines[p] = values + p * width;
+    memcpy(lines, straight_lines, TILE * sizeof *lines);
     if (position < straight || end <= straight) return 0;
     for (int64_t p = straight > begin ? straight : begin; p < end && p <= position; p++) {
         int64_t slot = path[p - straight], at = block->tiles[slot / TILE] * layer->kv_heads + head;
-        lines[p - begin] = layer->values + (at * TILE + slot % TILE) * width;
+        lines[p - begin] = value_line(layer, at * TILE + slot % TILE, block->moved + (p - begin) * layer->value_size);
     }
     return 1;
 }
@@ -153,8 +213,7 @@ static void attend_block(const struct layout *pass, const struct layer *layer, i
     const float *lines[LARGEST_HEAD];
     for (int64_t tile = block.begin; tile < block.end; tile++) {
         float *scores = block.scores + tile * TILE;
-        for (int64_t d = 0; d < size; d++)
-            lines[d] = layer->keys + ((block.tiles[tile] * layer->kv_heads + head) * size + d) * TILE;
+        key_lines(layer, block.tiles[tile] * layer->kv_heads + head, block.widened, lines);
         for (int64_t q = 0; q < block.queries; q++) memset(scores + q * slots, 0, TILE * sizeof(float));
         multiply(block.queries, block.query, size, lines, size, scores, slots, TILE);
     }
@@ -165,12 +224,15 @@ static void attend_block(const struct layout *pass, const struct layer *layer, i
                                 pass->path + pass->row_path[row]);
     }
     for (int64_t tile = block.begin; tile < block.end; tile++) {
+        const float *straight[TILE];
+        for (int64_t p = 0; p < TILE; p++)
+            straight[p] = value_line(layer, (block.tiles[tile] * layer->kv_heads + head) * TILE + p, block.widened + p * width);
         /* Rows whose values lie straight share a product. */
         for (int64_t r = 0, rows; r < block.count; r += rows) {
             const float *others[TILE];
-            int moved = value_lines(pass, layer, &block, block.first + r, head, tile, lines);
+            int moved = value_lines(pass, layer, &block, block.first + r, head, tile, straight, lines);
             for (rows = 1; !moved && r + rows < block.count; rows++)
-                if (value_lines(pass, layer, &block, block.first + r + rows, head, tile, others)) break;
+                if (value_lines(pass, layer, &block, block.first + r + rows, head, tile, straight, others)) break;
             multiply(rows * share, block.scores + r * share * slots + tile * TILE, slots, lines, TILE,
                      block.sums + r * share * width, width, width);
         }

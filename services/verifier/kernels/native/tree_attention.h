@@ -22,8 +22,9 @@ struct layout {
 struct layer {
     const float *query, *key, *value;
     int64_t query_head, query_row, key_head, key_row, value_head, value_row;
-    float *keys;   /* [KV blocks, kv heads, size, TILE] */
-    float *values; /* [KV blocks, kv heads, TILE, value_size + 1] */
+    void *keys;   /* [KV blocks, kv heads, size, TILE]: floats, or with scales FP8 (e4m3) */
+    void *values; /* [KV blocks, kv heads, TILE, value_size + 1] floats, or [..., TILE, value_size] of FP8 */
+    float *key_scales, *value_scales; /* [KV blocks, kv heads, TILE], or none */
     float *out;
     const float *sinks; /* [heads], or none: scores of a key without a value */
     const float *bias;  /* [heads, bias_width], or none: added to scores, by the key's position or the distance to it */

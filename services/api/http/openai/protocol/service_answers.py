@@ -96,6 +96,7 @@ class ServedWeights(Answered):
     multiplied: list[str] = Field(description="as what linear layers multiply by them; that of most of them first")
     kernels: str = Field(description="what multiplies: native is Outrider's own")
     rounded_inputs: str = Field(description="how layers round what enters them; empty: they do not")
+    rounded_cache: str = Field(description="how keys and values are rounded when they are stored; empty: they are not")
 
 
 class Model(Answered):
