@@ -45,7 +45,6 @@ from speculation.sources import SOURCES, TEXT, kind_of, runs_model
 from speculation.types import EMPTY_TREE, Features, TokenTree
 
 log = logging.getLogger(__name__)
-
 _Result = TypeVar("_Result")
 
 # Longest wait, in seconds, until the sources have forgotten a tenant; the caller is blocked meanwhile.

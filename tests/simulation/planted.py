@@ -18,8 +18,8 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.identity import Identity
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.mailbox import Prefixes
 from services.verifier.engine.pause import Hold, Pause
+from services.verifier.engine.prefixes import Prefixes
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.service import VerifierService
 from speculation import acceptance

@@ -11,7 +11,8 @@ import pytest
 
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.mailbox import Mailbox, Prefixes
+from services.verifier.engine.mailbox import Mailbox
+from services.verifier.engine.prefixes import Prefixes
 from speculation.messages import Draft
 from speculation.tree import chain, claims, path_to
 from speculation.types import Plan, Proposal, TokenTree

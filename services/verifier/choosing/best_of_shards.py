@@ -45,6 +45,14 @@ class FoundInParts:
     drawn: Sequence[int]
     vocabulary: int
 
+    def whole(self, read: Sequence[int]) -> torch.Tensor:
+        """[rows of the pass, vocabulary]: those ``read`` have their likeliest logits, and -inf where top-k leaves no id."""
+        made = torch.full((len(self.ids), self.vocabulary), -math.inf)
+        rows = made.numpy()
+        for row in read:
+            rows[row, self.ids[row]] = self.logits[row]
+        return made
+
 
 class PartFinder:
     """What a rank finds in its part, by native kernels."""

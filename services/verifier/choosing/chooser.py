@@ -6,7 +6,6 @@ noise decide on the host. If rounding could make a difference, or a model brings
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -168,7 +167,8 @@ class Chooser:
             elif rows.logits:
                 walk.follow(firsts if request.draw is None else found.drawn)
         if truncated_walks:
-            self._walk([walk for walk in truncated_walks if walk.rows.logits], _sparse(found, truncated_walks), None)
+            read = [walk.first_row + row for walk in truncated_walks for row in range(walk.rows.logits)]
+            self._walk([walk for walk in truncated_walks if walk.rows.logits], found.whole(read), None)
         made = []
         for walk in walks:
             own = found.ids[walk.first_row : walk.first_row + walk.rows.logits]
@@ -373,16 +373,6 @@ def _choices(rows: Rows) -> int:
     if rows.logits and rows.logits != 1 + len(rows.parents):
         raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
     return rows.logits
-
-
-def _sparse(found: FoundInParts, walks: Sequence[Walk]) -> torch.Tensor:
-    """[rows read, vocabulary]: rows of ``walks`` have their likeliest logits, and -inf where top-k leaves no id anyway."""
-    made = torch.full((len(found.ids), found.vocabulary), -math.inf)
-    rows = made.numpy()
-    for walk in walks:
-        for row in range(walk.first_row, walk.first_row + walk.rows.logits):
-            rows[row, found.ids[row]] = found.logits[row]
-    return made
 
 
 def _allowed(point: ChoicePoint) -> PackedBits | None:

@@ -10,56 +10,19 @@ from dataclasses import dataclass
 from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
 from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
+from services.verifier.engine.prefixes import Prefixes
 from speculation.messages import Draft
-from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.records import maker, quickly_made
 from speculation.tree import descend, follow_on
 from speculation.types import TokenTree
 
-# Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
-_PREFIXES, _KEPT = 8, 64
+# Kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
+_KEPT = 64
 # Most drafts asked for at once: with more of them, a slow drafter would only fall further behind. A drafter that sends
 # drafts ahead may have several. A draft that has not come after ``_LOST_S`` seconds counts as lost.
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
 # Making a draft counts as taking at most so many passes.
 _MOST_PASSES = 100
-
-
-class Prefixes:
-    """Hashes of a request's prefixes after its last few steps. A draft must start from one of these.
-
-    Attributes:
-        hash: of the whole committed prefix.
-    """
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.hash = extend_hash(EMPTY_HASH, tokens)
-        self._hashes = {len(tokens): self.hash}
-
-    def commit(self, length: int, tokens: Sequence[int]) -> None:
-        """Note that ``tokens`` were appended, which made the prefix ``length`` tokens long."""
-        self.hash = extend_hash(self.hash, tokens)
-        # Drafts sent ahead start from one of the last few prefixes, never from much older ones.
-        self._hashes[length] = self.hash
-        if len(self._hashes) > _PREFIXES:
-            # Lengths grow, so the first is the oldest.
-            del self._hashes[next(iter(self._hashes))]
-
-    def known(self, draft: Draft) -> bool:
-        """Whether a draft starts from a remembered prefix."""
-        return self._hashes.get(draft.base_length) == draft.base_hash
-
-    def since(self, draft: Draft, tokens: Sequence[int]) -> tuple[int, ...] | None:
-        """The tokens committed after the position where a draft's tree starts.
-
-        Empty if the tree starts at the end of ``tokens``; None if it does not continue a prefix of ``tokens``.
-        """
-        end = draft.base_length + len(draft.assumed)
-        if end > len(tokens) or not self.known(draft):
-            return None
-        if draft.assumed and tuple(tokens[draft.base_length : end]) != draft.assumed:
-            return None
-        return tuple(tokens[end:])
 
 
 @quickly_made
