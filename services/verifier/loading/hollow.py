@@ -56,7 +56,7 @@ def weights_on_meta(make: Callable[[], _M]) -> _M:
         return make()
 
 
-class ByShapes(TorchDispatchMode):
+class ByShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """While it is in force, in its own thread, operations on the meta device are answered by shapes where that is enough."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
