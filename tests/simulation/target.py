@@ -7,9 +7,11 @@ second time, as ``states`` has stepped it; where the two differ, other tokens ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
@@ -37,6 +39,11 @@ class Worker:
         """Of the next call."""
         hang_s, self.hang_s = self.hang_s, 0.0
         return hang_s or self._pass_s * (20 if self._faults.fires("target: a pass is slow") else 1)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Call it once its time is over."""
+        worker: Any = self
+        return asyncio.get_running_loop().run_in_executor(worker, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """There is no thread to end."""

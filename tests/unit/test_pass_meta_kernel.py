@@ -1,5 +1,7 @@
 """The compiled description of a pass is the reference's, number for number."""
 
+from __future__ import annotations
+
 from array import array
 from random import Random
 

@@ -20,7 +20,7 @@ from speculation.errors import Internal, InvalidArgument
 from speculation.messages import GenerationRequest, Progress
 from speculation.types import EMPTY_TREE
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, request
-from tests.simulated import decoding, simulated
+from tests.simulated import decoding, run, simulated
 
 
 def a_request(draw: random.Random, number: int) -> GenerationRequest:
@@ -30,7 +30,11 @@ def a_request(draw: random.Random, number: int) -> GenerationRequest:
     if kind in (1, 2):
         sampling |= {"temperature": 1.0, "seed": draw.randrange(99), "top_p": draw.choice((0.7, 1.0))}
     if kind == 2:
-        sampling |= {"repetition_penalty": 1.2, "min_tokens": 3, "logit_bias": {3: 2.0}}
+        sampling |= {
+            "repetition_penalty": 1.2,
+            "min_tokens": min(3, int(str(sampling["max_tokens"]))),
+            "logit_bias": {3: 2.0},
+        }
     if kind == 3:
         sampling["stop_token_ids"] = (draw.randrange(VOCAB), draw.randrange(VOCAB))
     if kind == 4:
@@ -72,12 +76,11 @@ def test_answers_are_those_of_parts(seed: int, depth: int, monkeypatch: pytest.M
         together += len(found[0])
         return found
 
-    answered = simulated(answers)
     with monkeypatch.context() as patched:
         patched.setattr(loop_module, "singled_out", counted)
-        own, loop = answered(seed, depth)
+        own, loop = run(answers(seed, depth))
     monkeypatch.setattr(loop_module, "singled_out", lambda requests: (Singles([]), [*requests]))
-    parts, reference = answered(seed, depth)
+    parts, reference = run(answers(seed, depth))
     assert together > 20
     assert own == parts
     assert loop.stats.by_strategy == reference.stats.by_strategy
