@@ -21,10 +21,8 @@ from services.verifier.model import new_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from speculation.errors import ConfigurationError
 from tests.lossless.hybrids import make_hybrid
 from tests.new_weights import other_weights
-from tests.refusals import refuses
 from tests.weight_versions import as_halves
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -177,10 +175,3 @@ def test_a_twin_has_hooks_of_its_own() -> None:
     assert other[0].weight is module[0].weight and other[0] is not module[0]
     other[0] = nn.Identity()
     assert isinstance(module[0], nn.Linear)
-
-
-def test_over_stages_they_are_not_replaced(folder: Path) -> None:
-    from services.verifier.loading.replaceable import check_supported
-
-    with refuses(ConfigurationError, field="verifier.stages", value=2):
-        check_supported(config_of(folder, stages=2))
