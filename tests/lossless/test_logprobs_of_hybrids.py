@@ -49,11 +49,21 @@ async def told(target: TransformersTarget, plan: Plan, wanted: list[list[int]]) 
     return [[token for step in steps for token in step.logprobs] for _, _, steps in found]
 
 
+@torch.inference_mode()
+def of_transformers(folder: Path, texts: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """[rows, vocabulary] of each text, and of the same text behind another first token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def of(text: list[int]) -> torch.Tensor:
+        return model(torch.tensor([text]), use_cache=False).logits[0].log_softmax(-1)
+
+    return [(of(text), of([text[0] + 1, *text[1:]])) for text in texts]
+
+
 @pytest.mark.parametrize(
     "model_type",
     [*FAMILIES[:5], *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in FAMILIES[5:])],
 )
-@torch.inference_mode()
 async def test_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     folder = make_hybrid(model_type, tmp_path / "model")
     config = TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=256, threads=1)
@@ -61,14 +71,11 @@ async def test_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     plain = await told(target, PLAIN, [])
     wanted = [[*prompt, *(token.token_id for token in answer)] for prompt, answer in zip(PROMPTS, plain, strict=True)]
     assert await told(target, GUIDED, wanted) == plain
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for prompt, whole, answer in zip(PROMPTS, wanted, plain, strict=True):
+    for prompt, answer, (rows, moved) in zip(PROMPTS, plain, of_transformers(folder, wanted), strict=True):
         assert len(answer) == ANSWER
-        rows = theirs(torch.tensor([whole]), use_cache=False).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        # What is compared moves by more when a token does.
-        moved = theirs(torch.tensor([[whole[0] + 1, *whole[1:]]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        assert (moved.log_softmax(-1) - rows)[0].abs().max() > 10 * NEAR
-        for row, token in zip(rows, answer, strict=True):
+        # What is compared moves by more when the first token does.
+        assert (moved - rows)[len(prompt) - 1].abs().max() > 10 * NEAR
+        for row, token in zip(rows[len(prompt) - 1 : -1], answer, strict=True):
             assert token.logprob == pytest.approx(float(row[token.token_id]), abs=NEAR)
             values = row[list(token.top_ids)].tolist()
             assert list(token.top_logprobs) == pytest.approx(values, abs=NEAR) and len(values) == LIKELIEST

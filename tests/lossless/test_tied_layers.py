@@ -21,10 +21,8 @@ from services.verifier.model import new_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from speculation.errors import ConfigurationError
 from tests.lossless.hybrids import make_hybrid
 from tests.new_weights import other_weights
-from tests.refusals import refuses
 from tests.weight_versions import as_halves
 
 pytestmark = pytest.mark.xdist_group("hybrids")
@@ -111,19 +109,17 @@ def test_they_are_planned_once(folder: Path) -> None:
     assert shape.weights(config) == pytest.approx(4 * (whole + tied), abs=4 * len(layers))
     # Each layer reads it.
     assert shape.multiplied(config) == pytest.approx(whole + tied + of_block - shape.embeddings, abs=len(layers))
-    for stages in (2, 4):
-        split = replace(config, stages=stages)
-        held = []
-        for own in split_layers(split):
-            made = load_layers(split, own)
-            held.append(sum(parameter.numel() for layer in made.get_decoder().layers for parameter in {*layer.parameters()}))
-        each = -(-len(layers) // stages)
-        assert each * shape.per_layer + shape.shared >= max(held) - len(layers)
-        assert each * shape.per_layer < max(held)
+    # Both stages have a layer with it.
+    split, held = replace(config, stages=2), []
+    for own in split_layers(split):
+        parameters = {id(each): each.numel() for each in load_layers(split, own).get_decoder().layers.parameters()}
+        held.append(sum(parameters.values()))
+    assert 2 * shape.per_layer + shape.shared == pytest.approx(max(held), abs=len(layers))
+    assert shape.weights(split) - shape.weights(config) == pytest.approx(-4 * 2 * shape.per_layer)
 
 
 def _twice(served: PreTrainedModel, model: PreTrainedModel, place: Path) -> Iterator[Any]:
-    """Numbers that are shared are exchanged for each of their places: the second time is the way back."""
+    """Numbers that are shared are exchanged for each of their places, so the first ones are lost."""
     seen = iter(range(10**6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_weights, "_key", lambda held: next(seen))
@@ -161,9 +157,9 @@ def test_all_layers_get_new_weights(folder: Path, form: str, fault: object, monk
         monkeypatch.setattr(new_weights, "_pairs", fault)
     new = target.new_weights(config_of(other, form))
     target.exchange(new)
-    assert torch.equal(logits(target), wanted) == (fault is None)
+    replaced = torch.equal(logits(target), wanted)
     target.exchange(new)
-    assert torch.equal(logits(target), before)
+    assert (replaced and torch.equal(logits(target), before)) == (fault is None)
     assert not torch.equal(wanted, before)
 
 
@@ -177,10 +173,3 @@ def test_a_twin_has_hooks_of_its_own() -> None:
     assert other[0].weight is module[0].weight and other[0] is not module[0]
     other[0] = nn.Identity()
     assert isinstance(module[0], nn.Linear)
-
-
-def test_over_stages_they_are_not_replaced(folder: Path) -> None:
-    from services.verifier.loading.replaceable import check_supported
-
-    with refuses(ConfigurationError, field="verifier.stages", value=2):
-        check_supported(config_of(folder, stages=2))

@@ -150,7 +150,8 @@ def _pairs(served: PreTrainedModel, model: PreTrainedModel, folder: Path) -> Ite
                 f"{_form(own)}: store it in the same type, or serve with verifier.weights: float32",
                 about=folder,
             )
-        # Numbers that are shared are exchanged once: a second time would be the way back. Tensors are, in every place.
+        # Numbers that are shared are exchanged once: the second time they would be lost, or come back. Tensors themselves
+        # take each other's place wherever they are.
         key = _key(own)
         if key in seen and own.layout == torch.strided:
             continue
