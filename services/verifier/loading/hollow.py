@@ -59,6 +59,9 @@ def weights_on_meta(make: Callable[[], _M]) -> _M:
 class ByShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """While it is in force, in its own thread, operations on the meta device are answered by shapes where that is enough."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = self.answer(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if made is None else made
