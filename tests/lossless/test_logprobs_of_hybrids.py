@@ -51,13 +51,14 @@ async def told(target: TransformersTarget, plan: Plan, wanted: list[list[int]]) 
 
 @torch.inference_mode()
 def of_transformers(folder: Path, texts: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """[rows, vocabulary] of each text, and of the same text behind another first token."""
+    """[rows, vocabulary] of each text, and of the same text with another token before the prompt's last one."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def of(text: list[int]) -> torch.Tensor:
         return model(torch.tensor([text]), use_cache=False).logits[0].log_softmax(-1)
 
-    return [(of(text), of([text[0] + 1, *text[1:]])) for text in texts]
+    changed = [[*text[: len(prompt) - 2], 3, *text[len(prompt) - 1 :]] for prompt, text in zip(PROMPTS, texts, strict=True)]
+    return [(of(text), of(other)) for text, other in zip(texts, changed, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ async def test_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     assert await told(target, GUIDED, wanted) == plain
     for prompt, answer, (rows, moved) in zip(PROMPTS, plain, of_transformers(folder, wanted), strict=True):
         assert len(answer) == ANSWER
-        # What is compared moves by more when the first token does.
+        # What is compared moves by more when a state does.
         assert (moved - rows)[len(prompt) - 1].abs().max() > 10 * NEAR
         for row, token in zip(rows[len(prompt) - 1 : -1], answer, strict=True):
             assert token.logprob == pytest.approx(float(row[token.token_id]), abs=NEAR)
