@@ -243,7 +243,8 @@ def answer(target: TransformersTarget, name: str, params: SamplingParams) -> tup
     assert target.open(name, 200, sampling=Sampling(params=params, prompt_length=9))
     made, parts, context, tokens = list[Outcome](), 0, 0, tuple(range(9))
     for turn in range(10):
-        tree, parents = (), ()
+        tree: tuple[int, ...] = ()
+        parents: tuple[int, ...] = ()
         if turn % 2:
             tree, parents = (made[-1].choices[0], 5, 6), (-1, -1, 0)
         batch = [

@@ -79,7 +79,7 @@ class DrawKernel:
         return list(told)
 
 
-def leads(parts: Sequence[Sequence[float]]) -> int:
+def leads(parts: Sequence[tuple[float, float, float]]) -> int:
     """The id that is drawn, by what all parts tell of a draw; ``UNDECIDED``: rounding could decide, or a part has none."""
     if not all(best > -math.inf for best, _, _ in parts):
         return UNDECIDED
