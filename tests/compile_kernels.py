@@ -72,9 +72,10 @@ ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": 128,
     "apart": 18432, "eps": 1e-6, "slots_at": 3,
 }  # fmt: skip
-ROUND = {"rows": HALF, "made": HALF, "scale": 0.03, "zero": -9.0}
-WHOLE_CODES = {"LOW": -128.0, "HIGH": 127.0, "FLOATS": False, "STORED": False}
-FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False}
+ROUND = {"rows": HALF, "made": HALF, "scale": 0.03, "zero": -9.0, "global_scale": 300.0}
+WHOLE_CODES = {"LOW": -128.0, "HIGH": 127.0, "FLOATS": False, "STORED": False, "FOUR_BITS": False}
+FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False, "FOUR_BITS": False}
+FOUR_BITS = {"LOW": -6.0, "HIGH": 6.0, "FLOATS": True, "STORED": False, "FOUR_BITS": True}
 GREATEST = {"places": LONG, "tops": SINGLE, "firsts": LONG, "count": 128256, "parts": 63}
 NOISE = {
     "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126,
@@ -235,6 +236,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }),
     "rounding of rows": (round_rows.round_rows, ROUND, {"SIZE": 14336, "BLOCK": 1024, **WHOLE_CODES, "SYMMETRIC": False}),
     "rounding of parts": (round_rows.round_rows, ROUND, {"SIZE": 128, "BLOCK": 128, **FP8_CODES, "SYMMETRIC": True}),
+    "rounding to four bits": (round_rows.round_rows, ROUND, {"SIZE": 16, "BLOCK": 16, **FOUR_BITS, "SYMMETRIC": True}),
     # Qwen3-Next, Kimi Linear, Mamba-2 of 2.7 billion, Falcon-H1's large states, and Mamba of 2.8 billion.
     "delta rule": (keyed_steps.step_keyed, STEPPED, stepped(32, 16, 128, 128, keyed_steps.BY_ONE, parted=True)),
     "delta rule by key": (keyed_steps.step_keyed, STEPPED, stepped(32, 32, 128, 128, keyed_steps.BY_KEY, parted=True)),

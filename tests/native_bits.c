@@ -139,20 +139,20 @@ static void layers(void) {
     float *in = many(ROWS_AT_ONCE * HIDDEN), *out = many(ROWS_AT_ONCE * HIDDEN);
     outrider_layer(&layer, &pass, &attention, &room, 0, ROWS_AT_ONCE, in, out);
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
-    enum { RANK = 2 * COLUMNS, WIDE = 3 * RANK };
-    const struct adapter one = {.place = {
+    enum { RANK = 2 * COLUMNS, INNER = PIECES * RANK, WIDE = 3 * INNER };
+    const struct low_ranks one[PLACES] = {
         [TO_QUERY_KEY_VALUE] = {{random_low_rank(HIDDEN, HEADS * SIZE, 0, 0),
-                                 random_low_rank(HIDDEN, KV_HEADS * SIZE, HEADS * SIZE, RANK),
-                                 random_low_rank(HIDDEN, KV_HEADS * SIZE - 3, (HEADS + KV_HEADS) * SIZE, 2 * RANK)}, 3},
+                                 random_low_rank(HIDDEN, KV_HEADS * SIZE, HEADS * SIZE, INNER),
+                                 random_low_rank(HIDDEN, KV_HEADS * SIZE - 3, (HEADS + KV_HEADS) * SIZE, 2 * INNER)}, 3},
         [TO_ATTENTION_OUT] = {{random_low_rank(HEADS * SIZE, HIDDEN, 0, 0)}, 1},
         [TO_GATE_UP] = {{random_low_rank(HIDDEN, INTERMEDIATE, 0, 0)}, 1},
         [TO_DOWN] = {{random_low_rank(INTERMEDIATE, HIDDEN, 0, 0)}, 1},
-    }};
+    };
     struct low_rank in_halves = random_low_rank(HIDDEN, INTERMEDIATE, INTERMEDIATE, 0);
     in_halves.halves = 1;
     in_halves.down = many_halves(HIDDEN * RANK), in_halves.up = many_halves(RANK * INTERMEDIATE);
-    const struct adapter other = {.place = {[TO_GATE_UP] = {{in_halves}, 1}}};
-    const struct span spans[] = {{&one, 0, 3}, {&other, 3, 1}, {&one, 20, 50}};
+    const struct low_ranks other[PLACES] = {[TO_GATE_UP] = {{in_halves}, 1}};
+    const struct span spans[] = {{one, 0, 3}, {other, 3, 1}, {one, 20, 50}};
     const struct adapted adapted = {spans, 3, many(ROWS_AT_ONCE * WIDE), WIDE};
     outrider_layer(&layer, &pass, &attention, &room, &adapted, ROWS_AT_ONCE, in, out);
     printf("adapted rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));

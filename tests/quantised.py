@@ -297,6 +297,7 @@ def _hqq(bits: int, axis: int, **how: Any) -> Quantised:
 
 
 FP8 = {"num_bits": 8, "type": "float"}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn}
 FORMS: Mapping[str, Quantised] = {
     "fp8_blocks_of_128": Quantised(
         config={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
@@ -319,9 +320,7 @@ FORMS: Mapping[str, Quantised] = {
     "compressed_fp8_whole": compressed(**FP8, strategy="tensor"),
     "compressed_fp8_blocks": compressed(**FP8, strategy="block", block_structure=[32, 32]),
     "compressed_mxfp4": compressed(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8),
-    "compressed_nvfp4": compressed(
-        num_bits=4, type="float", strategy="tensor_group", group_size=16, scale_dtype=torch.float8_e4m3fn
-    ),
+    "compressed_nvfp4": compressed(**NVFP4),
     "awq": Quantised(
         config={"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, make=awq
     ),
@@ -367,6 +366,7 @@ ROUNDED: Mapping[str, Quantised] = {
         entering={**FP8, "dynamic": True, "strategy": "group", "group_size": 32},
     ),
     "w4afp8": compressed(num_bits=4, strategy="group", group_size=32, entering={**EACH_ROW, **FP8}),
+    "nvfp4": _with(compressed(**NVFP4, entering={**NVFP4, "dynamic": "local"}), input_global_scale=500.0),
 }  # fmt: skip
 
 

@@ -33,6 +33,15 @@ pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of o
                 rounded_inputs="floats of 8 bits with a scale for each 32 numbers of a row",
             ),
         ),
+        (
+            "nvfp4",
+            ServedWeights(
+                stored="compressed-tensors, floats of 4 bits with a scale for each group of 16",
+                multiplied=("E2M1", "float32"),
+                kernels="native",
+                rounded_inputs="floats of 4 bits with a scale in FP8 for each 16 numbers of a row",
+            ),
+        ),
     ],
 )
 def test_both_doors_say_them(form: str, weights: ServedWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

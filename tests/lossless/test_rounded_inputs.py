@@ -39,7 +39,7 @@ from tests.lossless.test_lora_over_ranks import check
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import plan_of, said, verifier
 from tests.mixture import make_mixture
-from tests.quantised import EACH_ROW, FP8, ROUNDED, compressed, configure, make_float_model, quantise
+from tests.quantised import EACH_ROW, FP8, NVFP4, ROUNDED, compressed, configure, make_float_model, quantise
 from tests.refusals import refuses
 from tests.stage_forks import launch_fork
 from tests.virtual_ranks import ranks_of, together
@@ -71,7 +71,8 @@ def by_the_package(folder: Path, plain: Path) -> PreTrainedModel:
     for name, module in model.named_modules():
         if name.endswith("_proj"):
             module.quantization_status = QuantizationStatus.COMPRESSED
-            for part, own in (("input_scale",) * 2, ("input_zero_point",) * 2, ("activation_scale", "input_scale")):
+            named = {name: name for name in ("input_scale", "input_zero_point", "input_global_scale")}
+            for part, own in {**named, "activation_scale": "input_scale"}.items():
                 if f"{name}.{part}" in stored:
                     setattr(module, own, stored[f"{name}.{part}"])
             module.register_forward_pre_hook(rounded)
@@ -109,9 +110,26 @@ def test_rows_of_zeros_and_of_small_numbers() -> None:
         assert torch.equal(rounding(rows), torch.cat([rounding(row[None]) for row in rows]))
 
 
+@torch.inference_mode()
+def test_blocks_whose_scales_are_rounded_themselves() -> None:
+    """NVFP4, from blocks of zeros to such as FP8 has no scale for."""
+    rows = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-40, 20, 40)[:, None]
+    rows[3, 16:48] = 0
+    args = QuantizationArgs(**NVFP4, dynamic="local")  # type: ignore[arg-type]
+    module = torch.nn.Linear(64, 1)
+    module.quantization_status = QuantizationStatus.COMPRESSED  # type: ignore[assignment]
+    for global_scale in (1.0, 300.0, 1e5):
+        module.input_global_scale = torch.tensor([global_scale])
+        rounding = InputRounding(floats=True, bits=4, size=16, global_scale=global_scale)
+        made = rounding(rows[None])
+        assert torch.equal(made, forward_quantize(module, rows[None], "input", args))
+        assert torch.equal(made[0], torch.cat([rounding(row[None]) for row in rows]))
+        assert torch.equal(rounding(rows.bfloat16()), rounding(rows.bfloat16().float()).bfloat16())
+
+
 @pytest.mark.examples(3)
 @pytest.mark.parametrize(
-    "form", ["w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block"]
+    "form", ["w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block", "nvfp4"]
 )
 def test_whole_layers_round_in_our_kernels(
     form: str, float_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +169,7 @@ def test_only_layers_that_are_meant(float_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.examples(3)
 @pytest.mark.parametrize("kernels", ["auto", "onednn"])
-@pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros_halves", "fp8_dynamic", "fp8_block"])
+@pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros_halves", "fp8_dynamic", "fp8_block", "nvfp4"])
 def test_a_row_does_not_depend_on_others(form: str, kernels: str, float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     target = TransformersTarget(of(folder, kernels=kernels))
@@ -159,7 +177,7 @@ def test_a_row_does_not_depend_on_others(form: str, kernels: str, float_model: P
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("form", ["w8a8_halves", "fp8_dynamic"])
+@pytest.mark.parametrize("form", ["w8a8_halves", "fp8_dynamic", "nvfp4"])
 @pytest.mark.parametrize(
     ("link", "sampling"),
     [("in_process", {}), ("grpc", {"temperature": 0.8, "top_p": 0.95, "seed": 3})],
@@ -187,10 +205,11 @@ def test_two_stages_say_the_same(float_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_two_ranks_say_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["w8a8_halves", "nvfp4"])
+def test_two_ranks_say_the_same(form: str, tmp_path: Path) -> None:
     if library() is None:
         pytest.skip("no C compiler here")
-    folder, _ = quantise(make_float_model(tmp_path / "float", **parallel.SIZES), tmp_path, ROUNDED["w8a8_halves"])
+    folder, _ = quantise(make_float_model(tmp_path / "float", **parallel.SIZES), tmp_path, ROUNDED[form])
     alone = parallel.passes(ModelSlice(parallel.config(folder), 0))
     parts = ranks_of(parallel.config(folder, 2))
     assert all(torch.equal(made, alone) for made in together(parts, parallel.passes))
@@ -263,7 +282,10 @@ def test_weights_are_not_replaced_by_those_that_round_otherwise(float_model: Pat
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), None])
-@pytest.mark.parametrize(("form", "part"), [("fp8_stored", "input_scale"), ("fp8_static", "activation_scale")])
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [("fp8_stored", "input_scale"), ("fp8_static", "activation_scale"), ("nvfp4", "input_global_scale")],
+)
 def test_stored_scales_are_checked(form: str, part: str, scale: float | None, float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     weights = load_file(folder / FILE)
@@ -300,6 +322,37 @@ def test_fields_are_checked(field: str, float_model: Path, tmp_path: Path) -> No
     configure(folder, quantization_config=config)
     with refuses(ConfigurationError, f"quantization_config.config_groups.group_0.input_activations.{field}", str(value)):
         load_whole(of(folder))
+
+
+OF_FOUR_BITS: Mapping[str, object] = {
+    "strategy": "group",
+    "group_size": 32,
+    "dynamic": True,
+    "symmetric": False,
+    "scale_dtype": "torch.uint8",
+}
+
+
+@pytest.mark.parametrize("field", OF_FOUR_BITS)
+def test_fields_of_four_bits_are_checked(field: str, float_model: Path, tmp_path: Path) -> None:
+    """MXFP4 on both sides among them."""
+    folder, _ = quantise(float_model, tmp_path, ROUNDED["nvfp4"])
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config["config_groups"]["group_0"]["input_activations"][field] = OF_FOUR_BITS[field]
+    configure(folder, quantization_config=config)
+    name = f"quantization_config.config_groups.group_0.input_activations.{field}"
+    with refuses(ConfigurationError, name, str(OF_FOUR_BITS[field])):
+        load_whole(of(folder))
+
+
+def test_files_from_before_scales_had_a_type(float_model: Path, tmp_path: Path) -> None:
+    folder, _ = quantise(float_model, tmp_path, ROUNDED["nvfp4"])
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    for part in ("weights", "input_activations"):
+        del config["config_groups"]["group_0"][part]["scale_dtype"]
+    configure(folder, quantization_config=config)
+    found = roundings_of(load_whole(of(folder, weights="float32")))
+    assert set(found.values()) == {InputRounding(floats=True, bits=4, size=16, global_scale=500.0)}
 
 
 def test_static_scales_of_rows_are_refused(float_model: Path, tmp_path: Path) -> None:

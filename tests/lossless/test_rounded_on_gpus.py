@@ -49,7 +49,9 @@ def rows(name: str, context: int, tokens: list[int], parents: tuple[int, ...] = 
 
 @pytest.mark.examples(2)
 # Of each way of rounding one; ``test_rounded_rows`` has the bits of all.
-@pytest.mark.parametrize(("form", "captured"), [("w8a8_zeros", True), ("fp8_dynamic", False), ("fp8_block", True)])
+@pytest.mark.parametrize(
+    ("form", "captured"), [("w8a8_zeros", True), ("fp8_dynamic", False), ("fp8_block", True), ("nvfp4", False)]
+)
 def test_trees_have_the_bits_of_plain_decoding(form: str, captured: bool, tmp_path: Path) -> None:
     folder, _ = quantise(make_float_model(tmp_path / "float", **SMALL), tmp_path, ROUNDED[form])
     config = TargetConfig(model_path=str(folder), kv_cache_tokens=256, max_model_len=128, weights="float32", threads=1)

@@ -15,7 +15,7 @@ from services.verifier.kernels.triton.rounded_rows import rounded_rows
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
 from tests.triton_interpreter import hopper
-from tests.unit.test_rounding_kernel import KINDS, between_codes
+from tests.unit.test_rounding_kernel import KINDS, between_codes, reach_of
 
 WIDTH = 1120
 
@@ -26,7 +26,7 @@ def given(kind: str) -> torch.Tensor:
     rows = [torch.randn(WIDTH, generator=generator) * 10.0**power for power in range(-38, 30, 8)]
     rows += [torch.zeros(WIDTH), torch.full((WIDTH,), -3.0), torch.full((WIDTH,), 1e-42), torch.full((WIDTH,), -1e-44)]
     rows += [torch.linspace(-1, 7, WIDTH), torch.linspace(2, 9, WIDTH)]
-    reach = 448.0 if KINDS[kind].floats else 127.5
+    reach = reach_of(KINDS[kind])
     parts = between_codes().clamp(-reach, reach).split(15)
     ends = [torch.cat([part, torch.full((16 - len(part),), reach)]) for part in parts]
     ends += [ends[0]] * (-len(ends) % (WIDTH // 16))
@@ -74,7 +74,7 @@ def a_model(kind: str) -> nn.ModuleDict:
     return model
 
 
-@pytest.mark.parametrize("kind", ["whole", "zeros", "floats, parts", "floats, stored"])
+@pytest.mark.parametrize("kind", ["whole", "zeros", "floats, parts", "floats, stored", "four bits"])
 def test_products_behind_it_are_those_of_rounded_rows(kind: str) -> None:
     """In bfloat16: what is rounded becomes bfloat16, and is multiplied as ever."""
     model, rows = a_model(kind), torch.randn(20, 96, generator=torch.Generator().manual_seed(1)).bfloat16()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.model_files.weights.rounded_inputs import InputRounding
+from services.model_files.weights.stored_blocks import TABLES
 from services.verifier.kernels.native.library import instruction_sets, library
 from services.verifier.kernels.native.rounding_struct import rounding_struct
 
@@ -17,6 +18,8 @@ KINDS = {
     "floats, stored": InputRounding(floats=True, stored=True, scale=1.0), "zeros": InputRounding(symmetric=False),
     "zeros, parts": InputRounding(symmetric=False, size=32), "floats, zeros": InputRounding(floats=True, symmetric=False),
     "zeros, stored": InputRounding(symmetric=False, stored=True, scale=1.0, zero=-9.0),
+    "four bits": InputRounding(floats=True, bits=4, size=16, global_scale=448.0),
+    "four bits, fine scales": InputRounding(floats=True, bits=4, size=16, global_scale=0.3),
 }  # fmt: skip
 
 
@@ -32,13 +35,18 @@ def rounded(instructions: str, kind: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def between_codes() -> torch.Tensor:
-    """All FP8 numbers and all whole ones, what lies halfway between neighbours, and the numbers next to that."""
+    """All numbers that have a code, what lies halfway between neighbours, and the numbers next to these."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     codes = torch.cat([codes[codes.isfinite()], torch.arange(-128.0, 128)]).sort().values
-    halfway = (codes[1:] + codes[:-1]) / 2
+    four = torch.tensor(TABLES["E2M1"]).sort().values
+    made = torch.cat([codes, (codes[1:] + codes[:-1]) / 2, (four[1:] + four[:-1]) / 2])
     far = torch.tensor(1000.0)
-    near = [torch.nextafter(halfway, far), torch.nextafter(halfway, -far)]
-    return torch.cat([codes, halfway, *near]).clamp(-448, 448)
+    return torch.cat([made, torch.nextafter(made, far), torch.nextafter(made, -far)]).clamp(-448, 448)
+
+
+def reach_of(rounding: InputRounding) -> float:
+    """The largest number whose scale is 1."""
+    return 127.5 if not rounding.floats else rounding.codes[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,10 +57,11 @@ def test_the_kernel_rounds_to_the_same_bits(instructions: str, kind: str) -> Non
     rows += [torch.zeros(96), torch.full((96,), -3.0), torch.full((96,), 1e-42), torch.full((96,), -1e-44)]
     rows += [torch.linspace(-1, 7, 96), torch.linspace(-7, 1e-3, 96), torch.linspace(2, 9, 96)]
     # With a scale of 1, or of what makes one.
-    reach = 448.0 if KINDS[kind].floats else 127.5
-    parts = between_codes().clamp(-reach, reach).split(95)
-    rows += [torch.cat([part, torch.full((96 - len(part),), reach)]) for part in parts]
-    given = torch.stack(rows)
+    reach = reach_of(KINDS[kind])
+    parts = between_codes().clamp(-reach, reach).split(15)
+    ends = [torch.cat([part, torch.full((16 - len(part),), reach)]) for part in parts]
+    ends += [ends[0]] * (-len(ends) % 6)
+    given = torch.stack(rows + list(torch.cat(ends).view(-1, 96)))
     assert torch.equal(rounded(instructions, kind, given), KINDS[kind](given))
 
 

@@ -2,7 +2,7 @@
 
 The scale follows from a row alone, or is stored. So a row's numbers do not depend on what shares its pass. The arithmetic is
 that of compressed-tensors' ``fake_quantize``: code = round(x / scale), number = code * scale, in the type of the rows. On a
-GPU it is in float32, and the number is then rounded to the type of the rows.
+GPU, and where scales are rounded themselves, it is in float32, and the number is then rounded to the type of the rows.
 """
 
 from __future__ import annotations
@@ -20,30 +20,38 @@ if TYPE_CHECKING:
     from services.model_files.weights.stored_blocks import StoredLinear
 
 # The least and the greatest code.
-_WHOLE, _FLOATS = (-128.0, 127.0), (-448.0, 448.0)
+_WHOLE, _FLOATS, _FOUR_BITS = (-128.0, 127.0), (-448.0, 448.0), (-6.0, 6.0)
+# The scale of a part of zeros alone, where scales are rounded; any other would do.
+_OF_ZEROS = 0.125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputRounding:
-    """How the numbers that enter a layer are rounded to eight bits.
+    """How the numbers that enter a layer are rounded to eight bits, or to four.
 
     Attributes:
-        floats: the codes are FP8 (e4m3); otherwise they are whole numbers.
+        floats: the codes are FP8 (e4m3), or floats of four bits (e2m1); otherwise they are whole numbers.
+        bits: of a code: 8, or 4.
         symmetric: there is no zero point.
         size: neighbouring inputs that share a scale; None: all of a row.
         stored: a scale for all rows is stored, and is ``scale``; and a zero point, ``zero``, unless it is symmetric.
+        global_scale: what scales are multiplied by before they are rounded to FP8 themselves (NVFP4); None: they are not.
     """
 
     floats: bool = False
+    bits: int = 8
     symmetric: bool = True
     size: int | None = None
     stored: bool = False
     scale: float = 1.0
     zero: float = 0.0
+    global_scale: float | None = None
 
     @property
     def codes(self) -> tuple[float, float]:
         """The least and the greatest code."""
+        if self.bits == 4:
+            return _FOUR_BITS
         return _FLOATS if self.floats else _WHOLE
 
     @property
@@ -51,17 +59,23 @@ class InputRounding:
         """What users call it."""
         kind = "floats" if self.floats else "whole numbers"
         shared = "row" if self.size is None else f"{self.size} numbers of a row"
-        return f"{kind} of 8 bits with {'a stored scale' if self.stored else f'a scale for each {shared}'}"
+        scale = "a scale" if self.global_scale is None else "a scale in FP8"
+        return f"{kind} of {self.bits} bits with {'a stored scale' if self.stored else f'{scale} for each {shared}'}"
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., inputs], rounded; ``rows`` stays what it is."""
+        if self.global_scale is not None and rows.dtype != torch.float32:
+            return self.in_float32(rows)
         parts = rows if self.size is None else rows.reshape(*rows.shape[:-1], -1, self.size)
         scale, zero = self._read(rows) if self.stored else self._own(parts)
         codes = parts / scale
         if zero is not None:
             codes += zero
         codes.clamp_(*self.codes)
-        codes = codes.to(torch.float8_e4m3fn).to(rows.dtype) if self.floats else codes.round_()
+        if self.bits == 4:
+            codes = _to_four_bits(codes)
+        else:
+            codes = codes.to(torch.float8_e4m3fn).to(rows.dtype) if self.floats else codes.round_()
         if zero is not None:
             codes -= zero
         return codes.mul_(scale).reshape(rows.shape)
@@ -79,6 +93,8 @@ class InputRounding:
         smallest = torch.finfo(parts.dtype).eps
         if self.symmetric:
             scale = parts.abs().amax(-1, keepdim=True) / _number((high - low) / 2, parts)
+            if self.global_scale is not None:
+                return _rounded(scale, _number(self.global_scale, parts)), None
             return scale.masked_fill_(scale == 0, smallest), None
         # Zero is always among the numbers that have a code.
         least, most = parts.amin(-1, keepdim=True).clamp_(max=0), parts.amax(-1, keepdim=True).clamp_(min=0)
@@ -86,6 +102,19 @@ class InputRounding:
         # A row of zeros has no scale, and needs no zero point.
         zero = (low - least / scale).nan_to_num_(0).clamp_(low, high).round_()
         return scale.masked_fill_(scale == 0, smallest), zero
+
+
+def _rounded(scales: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+    """Scales that are FP8 once they are multiplied by what is stored of the layer."""
+    codes = (scales * global_scale).clamp_(max=_FLOATS[1]).to(torch.float8_e4m3fn).to(scales.dtype)
+    return codes.masked_fill_(codes == 0, _OF_ZEROS) / global_scale
+
+
+def _to_four_bits(codes: torch.Tensor) -> torch.Tensor:
+    """The nearest floats of four bits, of numbers of at most 6: one bit behind the first; below 1, multiples of a half."""
+    size = codes.abs()
+    step = torch.ones_like(size).masked_fill_(size < 2, 0.5).masked_fill_(size >= 4, 2)
+    return (codes / step).round_().mul_(step)
 
 
 def _number(one: float, like: torch.Tensor) -> torch.Tensor:

@@ -204,9 +204,11 @@ class LoraAdapters:
         """
         behind = stream_rows or [0] * len(batch)
         ranges = [range(len(rows.tokens) - others) for rows, others in zip(batch, behind, strict=True)]
+        # Rows that have the same adapter follow one another, so that its weights are still in a cache.
+        spans = sorted(self._spans(batch, ranges), key=lambda span: id(span[0]))
         return [
             AdaptedRows(first=first, rows=rows, of_layers=adapter.of_layers)
-            for adapter, first, rows in self._spans(batch, ranges)
+            for adapter, first, rows in spans
             if adapter.of_layers
         ]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.fields import QuantisationFields
+from services.model_files.weights.quantised.four_bit_floats import NV_BLOCK
 from services.model_files.weights.quantised.packed import expect, groups_of, parts_of
 from services.model_files.weights.rounded_inputs import InputRounding
 
@@ -27,7 +28,9 @@ class InputActivations:
             return
         fields = group.part(_KEY)
         floats = fields.one_of("type", ("int", "float"), "int") == "float"
-        fields.one_of("num_bits", (8,), 8)
+        if fields.one_of("num_bits", (4, 8) if floats else (8,), 8) == 4:
+            self._rounding = _nvfp4(fields)
+            return
         fields.empty("scale_dtype", "scales that are rounded themselves are not computed for what enters a layer")
         symmetric = fields.one_of("symmetric", (True,) if floats else (True, False), True)
         stored = not fields.one_of("dynamic", (True, False), False)
@@ -63,6 +66,10 @@ class InputActivations:
             return None, {}
         if rounding.size is not None:
             groups_of(inputs, rounding.size, layer)
+        if rounding.global_scale is not None:
+            parts = parts_of(tensors, {"codes": codes, "input_global_scale": f"{layer}.input_global_scale"})
+            expect(tensors, parts["input_global_scale"], ("F32",), [(1,), ()], "one for all that enters the layer")
+            return rounding, parts
         if not rounding.stored:
             return rounding, {}
         zero = {} if rounding.symmetric else {"input_zero": f"{layer}.input_zero_point"}
@@ -73,3 +80,14 @@ class InputActivations:
                 dtypes = ("F16", "BF16", "F32") if part == "input_scale" else ("I8",)
                 expect(tensors, name, dtypes, [(1,), ()], "one for all that enters the layer")
         return rounding, parts
+
+
+def _nvfp4(fields: QuantisationFields) -> InputRounding:
+    """NVFP4: what a layer's scales are multiplied by is stored with it."""
+    fields.one_of("strategy", ("tensor_group",))
+    size = fields.one_of("group_size", (NV_BLOCK,))
+    fields.one_of("dynamic", ("local",))
+    fields.one_of("symmetric", (True,), True)
+    # Files from before there was this field mean the same.
+    fields.one_of("scale_dtype", ("torch.float8_e4m3fn",), "torch.float8_e4m3fn")
+    return InputRounding(floats=True, bits=4, size=size, global_scale=1.0)

@@ -18,6 +18,7 @@ from services.model_files.weights.quantised.as_blocks import floats_as_blocks, t
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of, spread
 from services.model_files.weights.rounded_inputs import InputRounding
+from services.model_files.weights.stacked_blocks import AnyWeight, in_a_stack
 from services.model_files.weights.stored_blocks import FLOATS, Weight
 
 CODES = ("F8_E4M3", "F8_E5M2")
@@ -80,7 +81,7 @@ def _block(fields: QuantisationFields) -> tuple[int, int] | None:
 
 
 def scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[int, int] | None) -> Packed:
-    """A weight of codes and scales.
+    """A weight of codes and scales: a matrix, or those of all experts.
 
     Args:
         block: outputs and inputs that share a scale, unless there is one for each output or for the whole weight.
@@ -91,34 +92,76 @@ def scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[
     parts, shape = parts_of(tensors, {"codes": codes, "scales": scales}), tensors[codes].shape
     if len(shape) < 2:
         raise ValueError(f"{codes} is {tensors[codes]}: must be a matrix")
-    rows, columns = shape[-2:]
-    found = tensors[scales].shape
-    whole = ((), (1,), (1, 1), (*shape[:-2], 1, 1))
-    each = ((*shape[:-2], rows), (*shape[:-2], rows, 1))
-    grid = () if block is None else ((*shape[:-2], -(-rows // block[0]), -(-columns // block[1])),)
-    expect(tensors, scales, _SCALES, (*grid, *whole, *each), f"as {codes} is {tensors[codes]}")
-    if block is None or found not in grid:
-        block = (rows, columns) if found in whole else (1, columns)
-    kept = tensors[codes].dtype == "F8_E4M3" and len(shape) == 2 and takes_groups(block[1], columns)
-    expand = partial(_expand, shape=shape, block=block)
+    stacked = len(shape) == 3 and not codes.endswith(".weight")
+    inputs_first = stacked and _inputs_first(tensors, codes)
+    block = _shared(tensors, codes, scales, block, inputs_first)
+    inputs, shared = (shape[-2], block[0]) if inputs_first else (shape[-1], block[1])
+    kept = tensors[codes].dtype == "F8_E4M3" and (stacked or len(shape) == 2) and takes_groups(shared, inputs)
+    expand = partial(_experts, block=block, inputs_first=inputs_first) if stacked else partial(_expand, block=block)
     return Packed(name=codes, shape=shape, parts=parts, expand=expand, dtype=FLOATS if kept else "F32")
 
 
-def _expand(stored: Stored, shape: tuple[int, ...], block: tuple[int, int]) -> Weight:
-    codes, scales = stored["codes"], stored["scales"]
-    if (
-        len(shape) == 2
-        and (blocks := floats_as_blocks(codes, _of_outputs(scales, shape[0], block[0]), block[1])) is not None
-    ):
+def _inputs_first(tensors: Mapping[str, Tensor], name: str) -> bool:
+    """Whether experts' matrices have inputs first, as Llama 4's and gpt-oss's do: of gates and ups, the longer side is last.
+
+    Nothing depends on it but how they are kept.
+    """
+    layer, _, _ = name.rpartition(".")
+    first, second = tensors.get(f"{layer}.gate_up_proj"), tensors.get(f"{layer}.down_proj")
+    if first is None or second is None or len(first.shape) != 3 or len(second.shape) != 3:
+        return False
+    return first.shape[1:] == (second.shape[2], 2 * second.shape[1])
+
+
+def _shared(
+    tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[int, int] | None, inputs_first: bool
+) -> tuple[int, int]:
+    """Rows and columns that share a scale, by the shape of the scales."""
+    *leading, rows, columns = tensors[codes].shape
+    found = tensors[scales].shape
+    whole = ((), (1,), (1, 1), (*leading, 1, 1))
+    each = ((*leading, rows), (*leading, rows, 1))
+    # transformers has one for an expert's gates and one for its ups, where others have one for both.
+    halves = ((*leading, 2, 1),) if leading and rows % 2 == 0 else ()
+    outputs = ((*leading, 1, columns),) if inputs_first else ()
+    grid = () if block is None else ((*leading, -(-rows // block[0]), -(-columns // block[1])),)
+    expect(tensors, scales, _SCALES, (*grid, *whole, *each, *halves, *outputs), f"as {codes} is {tensors[codes]}")
+    if block is not None and found in grid:
+        return block
+    if found in whole:
+        return rows, columns
+    if found in outputs:
+        return rows, 1
+    return (rows // 2, columns) if found in halves else (1, columns)
+
+
+def _expand(stored: Stored, block: tuple[int, int]) -> Weight:
+    codes, scales = stored["codes"], _grid(stored["scales"], stored["codes"].shape)
+    if codes.dim() == 2:
+        return _matrix(codes, scales, block)
+    return codes.float().mul_(spread(scales, tuple(codes.shape), block))
+
+
+def _experts(stored: Stored, block: tuple[int, int], inputs_first: bool) -> AnyWeight:
+    codes = stored["codes"]
+    each = zip(codes, _grid(stored["scales"], codes.shape), strict=True)
+    if not inputs_first:
+        return in_a_stack([_matrix(own, scales, block) for own, scales in each])
+    # Blocks are of inputs.
+    turned = (block[1], block[0])
+    return in_a_stack([_matrix(own.T.contiguous(), scales.T, turned) for own, scales in each], inputs_first=True)
+
+
+def _matrix(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> Weight:
+    """[outputs, inputs], of scales [rows of blocks, columns of blocks]: in blocks that hold the numbers, or in float32."""
+    of_outputs = scales.float().repeat_interleave(block[0], 0)[: len(codes)]
+    if (blocks := floats_as_blocks(codes, of_outputs, block[1])) is not None:
         return blocks
-    if block == shape[-2:] and scales.numel() == 1:
-        return stored["codes"].float().mul_(scales.float().view(()))
-    if scales.dim() < len(shape):
-        scales = scales[..., None]
-    return stored["codes"].float().mul_(spread(scales, shape, block))
+    return codes.float().mul_(spread(scales, tuple(codes.shape), block))
 
 
-def _of_outputs(scales: torch.Tensor, outputs: int, rows: int) -> torch.Tensor:
-    """[outputs, groups] in float32, of scales that ``rows`` outputs share."""
-    grid = scales.float().reshape(-1, 1) if scales.dim() < 2 else scales.float()
-    return grid.repeat_interleave(rows, 0)[:outputs]
+def _grid(scales: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[..., rows of blocks, columns of blocks], where there may be one for the whole weight, or one for each row."""
+    if scales.numel() == 1:
+        return scales.view(1, 1).expand(*shape[:-2], 1, 1)
+    return scales if scales.dim() == len(shape) else scales[..., None]

@@ -57,13 +57,19 @@ class Packed:
         Raises:
             ValueError: the stored scale is none.
         """
-        if self.entering is None or not self.entering.stored:
-            return self.entering
-        scale = float(get(self.parts["input_scale"]))
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"{self.parts['input_scale']} is {scale:g}: must be a positive number")
-        zero = 0.0 if self.entering.symmetric else float(get(self.parts["input_zero"]))
-        return replace(self.entering, scale=scale, zero=zero)
+        entering = self.entering
+        if entering is not None and entering.global_scale is not None:
+            return replace(entering, global_scale=self._positive("input_global_scale", get))
+        if entering is None or not entering.stored:
+            return entering
+        zero = 0.0 if entering.symmetric else float(get(self.parts["input_zero"]))
+        return replace(entering, scale=self._positive("input_scale", get), zero=zero)
+
+    def _positive(self, part: str, get: Callable[[str], torch.Tensor]) -> float:
+        number = float(get(self.parts[part]))
+        if not 0 < number < float("inf"):
+            raise ValueError(f"{self.parts[part]} is {number:g}: must be a positive number")
+        return number
 
 
 class Format(Protocol):

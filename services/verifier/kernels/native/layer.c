@@ -33,25 +33,11 @@ struct decoder_layer {
     struct rounding rounding[PLACES];
 };
 
-/* What an adapter adds to the layer's products. */
-struct adapter {
-    struct {
-        struct low_rank part[3];
-        int64_t count;
-    } place[PLACES];
-};
-
-/* Neighbouring rows of a pass, and the adapter that is theirs. */
-struct span {
-    const struct adapter *by;
-    int64_t first, rows;
-};
-
-/* The adapted rows of a pass; all other rows have the layer's own products alone. */
+/* The adapted rows of a pass, each with what is added at all PLACES; other rows have the layer's own products alone. */
 struct adapted {
     const struct span *span;
     int64_t count;
-    float *inner; /* [rows of the pass, inner_row] */
+    float *inner; /* [rows of the pass, inner_row], as outrider_low_rank's */
     int64_t inner_row;
 };
 
@@ -144,26 +130,9 @@ static void multiply_parts(const struct parts *parts, int64_t rows, const float 
         outrider_linear(&parts->product[part], rows, in, 0, out + at, parts->width);
 }
 
-static void adapt_span(const struct adapted *adapted, int64_t number, enum place place, const float *in, float *out,
-                       int64_t out_row) {
-    const struct span *span = adapted->span + number;
-    const struct low_rank *parts = span->by->place[place].part;
-    const int64_t width = adapted->inner_row;
-    outrider_low_rank(parts, span->by->place[place].count, span->rows, in + span->first * parts->inputs,
-                      adapted->inner + span->first * width, width, out + span->first * out_row, out_row);
-}
-
 /* Add what adapters make of `in` at a place to their own rows of `out`, of `out_row` columns. `adapted` may be none. */
 static void adapt(const struct adapted *adapted, enum place place, const float *in, float *out, int64_t out_row) {
-    if (!adapted) return;
-    /* The rows of a single span are what threads share. They do so in no region around it: libgomp starts new threads for
-     * each region within another one, even if that has one thread. */
-    if (adapted->count == 1) {
-        adapt_span(adapted, 0, place, in, out, out_row);
-        return;
-    }
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t number = 0; number < adapted->count; number++) adapt_span(adapted, number, place, in, out, out_row);
+    if (adapted) outrider_low_rank(adapted->span, adapted->count, place, in, adapted->inner, adapted->inner_row, out, out_row);
 }
 
 /* For ranks, which have a shard of the products of these places: as `adapt`, of the columns that are a rank's own. */

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from services.verifier.kernels.native.low_rank_kernel import LowRank, LowRankStruct, PackedLowRank
+from services.verifier.kernels.native.low_rank_kernel import LowRank, LowRanksStruct, PackedLowRank
 
 # The linear parts of a layer, by the input that they share: the order of layer.c.
 _PLACES = (
@@ -20,12 +20,8 @@ _PLACES = (
 PARTS = tuple(name for names in _PLACES for name in names)
 
 
-class _Place(ctypes.Structure):
-    _fields_ = [("part", LowRankStruct * 3), ("count", ctypes.c_int64)]
-
-
 class _Adapter(ctypes.Structure):
-    _fields_ = [("place", _Place * len(_PLACES))]
+    _fields_ = [("place", LowRanksStruct * len(_PLACES))]
 
 
 class LayerAdapter:
@@ -56,7 +52,7 @@ class LayerAdapter:
                 self._packed.append(packed)
                 place.part[place.count] = packed.struct
                 place.count += 1
-                begin += packed.rank
+                begin += packed.inner
             self.width = max(self.width, begin)
 
 

@@ -15,7 +15,7 @@ from services.verifier.kernels.native.attention_kernel import AttentionLayer, Na
 from services.verifier.kernels.native.layer_adapter import PARTS, LayerAdapter
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
-from services.verifier.kernels.native.low_rank_kernel import LowRank
+from services.verifier.kernels.native.low_rank_kernel import LowRank, SpanStruct
 from services.verifier.kernels.native.rounding_struct import RoundingStruct, rounding_struct
 from services.verifier.kernels.sharded_layers import ShardedLinear
 from services.verifier.kernels.shared_products import shared_product
@@ -51,10 +51,6 @@ class _DecoderLayer(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
         ("rounding", RoundingStruct * 4),
     ]
-
-
-class _Span(ctypes.Structure):
-    _fields_ = [("by", ctypes.c_void_p), ("first", ctypes.c_int64), ("rows", ctypes.c_int64)]
 
 
 class _Adapted(ctypes.Structure):
@@ -200,7 +196,9 @@ class FusedLayer:
             found.append((self._of_streams, rows - laid_out.stream_rows, laid_out.stream_rows))
         if not found:
             return None
-        spans = (_Span * len(found))(*[_Span(ctypes.addressof(each.struct), first, rows) for each, first, rows in found])
+        spans = (SpanStruct * len(found))(
+            *[SpanStruct(ctypes.addressof(each.struct), first, rows) for each, first, rows in found]
+        )
         width = max(each.width for each, _, _ in found)
         made = _Adapted(ctypes.addressof(spans), len(found), laid_out.room((width,))[0].data_ptr(), width)
         # What the struct points to lives as long as it does.

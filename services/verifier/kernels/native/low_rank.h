@@ -3,7 +3,10 @@
 #define OUTRIDER_LOW_RANK_H
 #include "vectors.h"
 
-/* up * scale * (down * x), beside one linear layer. Mirrored by low_rank_kernel.py. */
+/* Parts of the inputs that are summed up apart: threads share one row's sums. Mirrored by low_rank_kernel.py. */
+enum { PIECES = 4 };
+
+/* up * scale * (down * x), beside one linear layer. Mirrored by low_rank_kernel.py, as are the next two. */
 struct low_rank {
     const void *down; /* [inputs, rank], floats, or bfloat16 numbers if `halves` */
     const void *up;   /* [outputs / COLUMNS, rank, COLUMNS], likewise */
@@ -14,7 +17,19 @@ struct low_rank {
     int64_t begin;                 /* where its inner numbers begin in a row of `inner` */
 };
 
-/* out += up * (down * in), for `count` layers of one input: in [rows, inputs], inner [rows, inner_row], out [rows, out_row]. */
-void outrider_low_rank(const struct low_rank *parts, int64_t count, int64_t rows, const float *in, float *inner,
-                       int64_t inner_row, float *out, int64_t out_row);
+/* Those of one input. */
+struct low_ranks {
+    struct low_rank part[3];
+    int64_t count;
+};
+
+/* Neighbouring rows, and what is added to theirs: by[place]. */
+struct span {
+    const struct low_ranks *by;
+    int64_t first, rows;
+};
+
+/* out += up * (down * in), for all spans: in [rows, inputs], inner [rows, inner_row], out [rows, out_row]. */
+void outrider_low_rank(const struct span *spans, int64_t count, int64_t place, const float *in, float *inner, int64_t inner_row,
+                       float *out, int64_t out_row);
 #endif

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from services.verifier.kernels.native.library import Library
 
-# Must equal the constant in vectors.h.
+# Must equal the constants in vectors.h and low_rank.h.
 _COLUMNS = 16
+_PIECES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,6 +49,18 @@ class LowRankStruct(ctypes.Structure):
     ]
 
 
+class LowRanksStruct(ctypes.Structure):
+    """Likewise: the products of one input."""
+
+    _fields_ = [("part", LowRankStruct * 3), ("count", ctypes.c_int64)]
+
+
+class SpanStruct(ctypes.Structure):
+    """Likewise: neighbouring rows, and where the products are that are added to theirs."""
+
+    _fields_ = [("by", ctypes.c_void_p), ("first", ctypes.c_int64), ("rows", ctypes.c_int64)]
+
+
 class PackedLowRank:
     """A low-rank product as the kernel reads it: bfloat16 numbers as they are, others as floats.
 
@@ -56,20 +69,21 @@ class PackedLowRank:
         begin: where its inner numbers begin in a row of inner numbers.
 
     Attributes:
-        rank: in whole columns: the inner numbers that it takes.
+        inner: the inner numbers of a row that it takes.
     """
 
     def __init__(self, product: LowRank, at: int = 0, begin: int = 0) -> None:
         (rank, inputs), outputs = product.down.shape, product.up.shape[0]
         missing = -rank % _COLUMNS
-        self.rank = rank + missing
+        rank += missing
+        self.inner = rank * _PIECES
         halves = product.down.dtype == product.up.dtype == torch.bfloat16
         down, up = (each.detach() if halves else each.detach().float() for each in (product.down, product.up))
         self._down = functional.pad(down.T, (0, missing)).contiguous()
-        panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).view(-1, _COLUMNS, self.rank)
+        panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).view(-1, _COLUMNS, rank)
         self._up = panels.transpose(1, 2).contiguous()
         pointers = self._down.data_ptr(), self._up.data_ptr()
-        self.struct = LowRankStruct(*pointers, product.scale, halves, inputs, self.rank, outputs, at, begin)
+        self.struct = LowRankStruct(*pointers, product.scale, halves, inputs, rank, outputs, at, begin)
 
 
 class AddLowRank:
@@ -78,7 +92,7 @@ class AddLowRank:
     def __init__(self, kernels: Library) -> None:
         self._kernel = kernels.functions.outrider_low_rank
         self._kernel.argtypes = [
-            ctypes.POINTER(LowRankStruct), *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_void_p,
+            ctypes.POINTER(SpanStruct), *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_void_p,
             ctypes.c_int64,
         ]  # fmt: skip
         self._kernel.restype = None
@@ -98,5 +112,7 @@ class AddLowRank:
         ):
             raise ValueError(f"rows are {tuple(given.shape)} {given.dtype}, made {tuple(made.shape)} {made.dtype}")
         given = given.contiguous()
-        inner = torch.empty(rows, product.rank)
-        self._kernel(struct, 1, rows, given.data_ptr(), inner.data_ptr(), product.rank, made.data_ptr(), made.stride(0))
+        inner = torch.empty(rows, product.inner)
+        alone = LowRanksStruct((LowRankStruct * 3)(struct), 1)
+        span = SpanStruct(ctypes.addressof(alone), 0, rows)
+        self._kernel(span, 1, 0, given.data_ptr(), inner.data_ptr(), product.inner, made.data_ptr(), made.stride(0))

@@ -1,12 +1,12 @@
-/* Numbers that enter a product, rounded to eight bits: code = round(x / scale + zero), number = (code - zero) * scale.
+/* Numbers that enter a product, rounded to eight or four bits: code = round(x / scale + zero), number = (code - zero) * scale.
  * The same bits as of ``InputRounding`` in services/model_files/weights/rounded_inputs.py.
  */
 #ifndef OUTRIDER_ROUNDING_H
 #define OUTRIDER_ROUNDING_H
 #include "vectors.h"
 
-/* TO_WHOLE: from -128 to 127. TO_FLOATS: FP8, e4m3. */
-enum codes { UNROUNDED, TO_WHOLE, TO_FLOATS };
+/* TO_WHOLE: from -128 to 127. TO_FLOATS: FP8, e4m3. TO_FOUR_BITS: floats, e2m1. */
+enum codes { UNROUNDED, TO_WHOLE, TO_FLOATS, TO_FOUR_BITS };
 
 /* Mirrored by rounding_struct.py. */
 struct rounding {
@@ -15,6 +15,7 @@ struct rounding {
     int64_t asymmetric; /* whether there is a zero point */
     float scale;        /* a stored one; or 0: what follows from the numbers */
     float zero;         /* beside a stored scale */
+    float global_scale; /* what scales are times before they become FP8 themselves; or 0: they do not */
 };
 
 /* What a part of a row is rounded with. */
@@ -35,15 +36,30 @@ INLINE vec nearest_float(vec x) {
     return (vec)((uvec)made | ((uvec)x & 0x80000000u));
 }
 
+/* The nearest float of four bits, of at most 6: one bit behind the first; below 1, multiples of a half. */
+INLINE vec nearest_of_four_bits(vec x) {
+    const uvec bits = (uvec)magnitude(x), coarse = (bits + 0x1fffffu + ((bits >> 22) & 1u)) & 0xffc00000u;
+    const vec fine = ((vec)bits + 4194304.0f) - 4194304.0f;
+    const vec made = either((vec)bits < spread(1.0f), fine, (vec)coarse);
+    return (vec)((uvec)made | ((uvec)x & 0x80000000u));
+}
+
+/* A scale that is FP8 once it is times the global one; 1/8 of that for zeros alone. */
+INLINE float rounded_scale(float global_scale, float scale) {
+    const float place = scale * global_scale;
+    const float code = nearest_float(spread(place < 448.0f ? place : 448.0f))[0];
+    return (code == 0 ? 0.125f : code) / global_scale;
+}
+
 /* Of zeros alone; any other will do. */
 INLINE float not_zero(float scale) { return scale == 0 ? 0x1p-23f : scale; }
 
-INLINE float scale_of(float half, int64_t size, const float *in) {
+INLINE float scale_of(const struct rounding *how, float half, int64_t size, const float *in) {
     vec most = {0};
     for (int64_t at = 0; at < size; at += LANES) most = larger(magnitude(load(in + at)), most);
     float reach = 0;
     for (int lane = 0; lane < LANES; lane++) reach = most[lane] > reach ? most[lane] : reach;
-    return not_zero(reach / half);
+    return how->global_scale ? rounded_scale(how->global_scale, reach / half) : not_zero(reach / half);
 }
 
 /* With a zero point. Zero is always among the numbers that have a code. */
@@ -66,15 +82,16 @@ INLINE struct grid grid_of(float low, float high, int64_t size, const float *in)
 
 /* Of `size` numbers with one scale, whole vectors. */
 static void round_part(const struct rounding *how, int64_t size, const float *in, float *out) {
-    const int whole = how->to == TO_WHOLE;
-    const float low = whole ? -128.0f : -448.0f, high = whole ? 127.0f : 448.0f;
+    const int whole = how->to == TO_WHOLE, four = how->to == TO_FOUR_BITS;
+    const float low = whole ? -128.0f : four ? -6.0f : -448.0f, high = whole ? 127.0f : -low;
     struct grid grid = {how->scale, how->zero};
     if (!how->scale)
-        grid = how->asymmetric ? grid_of(low, high, size, in) : (struct grid){scale_of((high - low) / 2, size, in), 0};
+        grid = how->asymmetric ? grid_of(low, high, size, in) : (struct grid){scale_of(how, (high - low) / 2, size, in), 0};
     for (int64_t at = 0; at < size; at += LANES) {
         const vec x = load(in + at), place = x / grid.scale + grid.zero;
         const vec code = -larger(-larger(place, spread(low)), spread(-high));
-        const vec made = ((whole ? nearest_whole(code) : nearest_float(code)) - grid.zero) * grid.scale;
+        const vec nearest = whole ? nearest_whole(code) : four ? nearest_of_four_bits(code) : nearest_float(code);
+        const vec made = (nearest - grid.zero) * grid.scale;
         /* What is no number stays none. */
         keep(out + at, either(x == x, made, x));
     }

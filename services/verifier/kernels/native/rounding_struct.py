@@ -7,7 +7,7 @@ import ctypes
 from services.model_files.weights.rounded_inputs import InputRounding
 
 # The orders of rounding.h. A part of a row must be whole vectors of the widest instruction set.
-UNROUNDED, TO_WHOLE, TO_FLOATS = range(3)
+UNROUNDED, TO_WHOLE, TO_FLOATS, TO_FOUR_BITS = range(4)
 _VECTOR = 16
 
 
@@ -16,7 +16,7 @@ class RoundingStruct(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("to", "size", "asymmetric")],
-        *[(name, ctypes.c_float) for name in ("scale", "zero")],
+        *[(name, ctypes.c_float) for name in ("scale", "zero", "global_scale")],
     ]
 
 
@@ -30,6 +30,7 @@ def rounding_struct(rounding: InputRounding | None) -> RoundingStruct:
         return RoundingStruct(UNROUNDED)
     if (rounding.size or 0) % _VECTOR:
         raise ValueError(f"what enters its products is rounded to {rounding.name}, in a way that our kernels do not have")
-    kind, stored = TO_FLOATS if rounding.floats else TO_WHOLE, rounding.stored
-    zero = rounding.zero if stored and not rounding.symmetric else 0.0
-    return RoundingStruct(kind, rounding.size or 0, not rounding.symmetric, rounding.scale if stored else 0.0, zero)
+    kind = TO_FOUR_BITS if rounding.bits == 4 else TO_FLOATS if rounding.floats else TO_WHOLE
+    scale = rounding.scale if rounding.stored else 0.0
+    zero = rounding.zero if rounding.stored and not rounding.symmetric else 0.0
+    return RoundingStruct(kind, rounding.size or 0, not rounding.symmetric, scale, zero, rounding.global_scale or 0.0)

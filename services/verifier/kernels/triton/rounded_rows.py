@@ -1,4 +1,4 @@
-"""Rounding of what enters a layer's products to eight bits, before them; see ``device.round_rows``."""
+"""Rounding of what enters a layer's products to eight bits or four, before them; see ``device.round_rows``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def rounded_rows(rounding: InputRounding, rows: torch.Tensor) -> torch.Tensor:
         return made
     low, high = rounding.codes
     round_rows[(given.numel() // size,)](
-        given, made, rounding.scale, 0.0 if rounding.symmetric else rounding.zero, SIZE=size,
+        given, made, rounding.scale, 0.0 if rounding.symmetric else rounding.zero, rounding.global_scale or 1.0, SIZE=size,
         BLOCK=min(_LANES, triton.next_power_of_2(size)), LOW=low, HIGH=high, FLOATS=rounding.floats,
-        SYMMETRIC=rounding.symmetric, STORED=rounding.stored, **COMPILED,
+        SYMMETRIC=rounding.symmetric, STORED=rounding.stored, FOUR_BITS=rounding.bits == 4, **COMPILED,
     )  # fmt: skip
     return made
