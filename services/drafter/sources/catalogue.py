@@ -11,7 +11,8 @@ from services.drafter.sources.interfaces import ModelSource, TextSource
 from speculation.errors import InvalidArgument
 from speculation.sources import SOURCES, kind_of
 
-# "module:function", the module seen from this package; imported only when the source is needed: some need torch.
+# "module:function", the module seen from ``_WITHIN``; imported only when the source is needed: some need torch.
+_WITHIN = "services.drafter"
 MAKERS: dict[str, str] = {
     "autoregressive": ".sources.autoregressive:make",
     "prompt_lookup": ".sources.prompt_lookup:make",
@@ -48,7 +49,7 @@ def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
         # The makers know one model of each kind.
         config = replace(config, trained=replace(trained, checkpoints={kind: trained.checkpoints[name]}))
     module, _, function = MAKERS[kind].partition(":")
-    made: TextSource | ModelSource = getattr(importlib.import_module(module, __package__), function)(config)
+    made: TextSource | ModelSource = getattr(importlib.import_module(module, _WITHIN), function)(config)
     return made
 
 
