@@ -116,7 +116,7 @@ class ToyTarget:
         self.under_way.append(batch)
         self.most_under_way = max(self.most_under_way, len(self.under_way))
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> Sequence[Outcome]:
         batch = self.under_way.popleft()
         self.threads.add(threading.current_thread().name)
         time.sleep(self.delay_s)

@@ -140,7 +140,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {1: found[4], 2: found[4], **found}
 
 
-def outcomes(target: TransformersTarget) -> Iterator[tuple[list[Outcome], bool]]:
+def outcomes(target: TransformersTarget) -> Iterator[tuple[Sequence[Outcome], bool]]:
     """Of passes over prompts, chunks and trees that want ids and that want none; and whether they were found in parts."""
     drawn = Sampling(params=SamplingParams(temperature=0.9, seed=3), prompt_length=9)
     assert target.open("a", 100) and target.open("b", 100) and target.open("c", 60, sampling=drawn)
@@ -150,7 +150,7 @@ def outcomes(target: TransformersTarget) -> Iterator[tuple[list[Outcome], bool]]
     ) -> Rows:
         return Rows(request_id=name, context=context, tokens=tuple(tokens), parents=tuple(parents), top_k=k, logits=logits)
 
-    def done(*batch: Rows) -> tuple[list[Outcome], bool]:
+    def done(*batch: Rows) -> tuple[Sequence[Outcome], bool]:
         target.begin(batch)
         found = target.finish()
         for each in batch:

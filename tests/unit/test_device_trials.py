@@ -60,7 +60,7 @@ def a_case(source: random.Random, vocabulary: int, sampled: bool) -> tuple[Case,
     return case, tree
 
 
-def passed(batch: Sequence[tuple[Case, TokenTree]], reader: LogitsReader = ELSEWHERE) -> list[Outcome]:
+def passed(batch: Sequence[tuple[Case, TokenTree]], reader: LogitsReader = ELSEWHERE) -> Sequence[Outcome]:
     """All of one vocabulary in one pass."""
     made, rows = Chooser(EOS, reader=reader), []
     for at, (case, tree) in enumerate(batch):

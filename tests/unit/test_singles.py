@@ -18,7 +18,7 @@ from services.verifier.engine.verify import verify
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Rows, SingleOutcomes, SingleRows
 from speculation.errors import Internal, InvalidArgument
 from speculation.messages import GenerationRequest, Progress
-from speculation.types import EMPTY_TREE
+from speculation.types import EMPTY_TREE, FinishReason
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, request
 from tests.simulated import decoding, run, simulated
 
@@ -123,7 +123,9 @@ def test_what_is_decided_is_what_verify_says(seed: int, columns: bool) -> None:
         Outcome(choices=(each,), error=error if each == NOT_CHOSEN and draw.random() < 0.5 else None) for each in choices
     ]
     singles.decide(SingleOutcomes(choices) if columns else outcomes)
-    ended, failed, tokens = [], [], []
+    ended: list[tuple[LiveRequest, FinishReason]] = []
+    failed: list[tuple[LiveRequest, type[Exception]]] = []
+    tokens: list[int] = []
     for each, outcome in zip(requests, outcomes, strict=True):
         try:
             verdict = verify(each, EMPTY_TREE, outcome)

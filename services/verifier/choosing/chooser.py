@@ -183,7 +183,9 @@ class Chooser:
         if likeliest is None or self._reader.on_host(logits) or not self._all_plain(batch):
             return None
         ids = likeliest()
-        return None if NOT_CHOSEN in ids else SingleOutcomes(ids)
+        if NOT_CHOSEN in ids:
+            return None
+        return SingleOutcomes(ids) if isinstance(batch, SingleRows) else [_make_outcome(choices=(token,)) for token in ids]
 
     def _all_plain(self, batch: Sequence[Rows]) -> bool:
         if not self._choosy.isdisjoint(ids_of(batch)):

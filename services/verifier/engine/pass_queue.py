@@ -204,7 +204,9 @@ class PassQueue:
             PassHung: it returned, but too late.
         """
         began = self._began = now()
-        work = self._worker.submit(function, *arguments)
+        # Type checkers know no way to hand on arguments of any number to ``submit``.
+        submit: Callable[..., Future[_Result]] = self._worker.submit
+        work = submit(function, *arguments)
         if meanwhile is not None:
             meanwhile()
         deadline_s = max(self._deadline_s, _TIMES_LONGEST * self._longest_s)

@@ -39,10 +39,9 @@ class Singles:
         self.ended: list[tuple[LiveRequest, FinishReason]] = []
         self.failed: list[tuple[LiveRequest, Exception]] = []
         self.saved_s = 0.0
-        contexts = [request.computed for request in requests]
-        self.rows = SingleRows([each.id for each in requests], contexts, [each.tokens[-1] for each in requests])
-        keys = sum(contexts)
-        self.load = Load(rows=len(contexts), requests=len(contexts), keys=keys, row_keys=keys)
+        self.rows = _rows_of(requests)
+        count, keys = len(requests), sum(self.rows.contexts)
+        self.load = Load(rows=count, requests=count, keys=keys, row_keys=keys)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -74,9 +73,14 @@ class Singles:
             for request, outcome, token in zip(self.requests, outcomes, self.tokens, strict=True)
             if token == NOT_CHOSEN
         ]
-        chosen, rows = [token != NOT_CHOSEN for token in self.tokens], self.rows
+        chosen = [token != NOT_CHOSEN for token in self.tokens]
         self.requests, self.tokens = [*compress(self.requests, chosen)], [*compress(self.tokens, chosen)]
-        self.rows = SingleRows(*([*compress(each, chosen)] for each in (rows.request_ids, rows.contexts, rows.tokens)))
+        self.rows = _rows_of(self.requests)
+
+
+def _rows_of(requests: Sequence[LiveRequest]) -> SingleRows:
+    contexts, pending = [each.computed for each in requests], [each.tokens[-1] for each in requests]
+    return SingleRows([each.id for each in requests], contexts, pending)
 
 
 def nothing_chosen(outcome: Outcome) -> Exception:
