@@ -156,8 +156,7 @@ class DrafterService:
     def together(self, reports: ReportColumns) -> DraftColumns | None:
         """As ``speculation.ports.DraftsTogether.together``: for sessions that ``at_once`` drafts for by compiled code."""
         start = time.perf_counter()
-        most_s = self._longest_at_once_s
-        sessions = [self._sessions.get(name) for name in reports.session_ids]
+        most_s, sessions = self._longest_at_once_s, map(self._sessions.get, reports.session_ids)
         able = [session if session is not None and session.drafts_within(most_s) else None for session in sessions]
         made = drafted_together(able, reports, start)
         for name in () if made is None else made.session_ids:

@@ -6,6 +6,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
 from services.verifier.engine.deciding.waiting import Experience, Worth
@@ -54,17 +55,6 @@ class _Kept:
 _make_ready, _make_kept = maker(ReadyDraft), maker(_Kept)
 
 
-class _ByGroup(dict[str, Experience]):
-    """The statistics of draft groups, each asked for once."""
-
-    def __init__(self, asked: Callable[[str], Experience]) -> None:
-        self._asked = asked
-
-    def __missing__(self, group: str) -> Experience:
-        found = self[group] = self._asked(group)
-        return found
-
-
 class Mailbox:
     """One origin's drafts for one request.
 
@@ -86,7 +76,7 @@ class Mailbox:
         self.pace = Pace()
         self.received: Counter[str] = Counter()
         self._prefixes = prefixes
-        self._experience = _ByGroup(experience)
+        self._experience = cache(experience)
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         # When a draft was asked for, by prefix length. The first one's time is not counted: it includes opening the session.
         self._asked: OrderedDict[int, float] = OrderedDict()
@@ -143,7 +133,7 @@ class Mailbox:
         like_last, passes = -math.inf, 1
         drafted: list[tuple[Worth, float]] = []
         for group in self._groups:
-            wait_s = 0.0 if self.ahead else self._experience[group].typical_s
+            wait_s = 0.0 if self.ahead else self._experience(group).typical_s
             drafted.append((self.worth(group), wait_s))
             like_last = max(like_last, prices.gain_s(self._brought, wait_s))
             passes = max(passes, math.ceil(min(wait_s / prices.pass_s, _MOST_PASSES)))
@@ -159,7 +149,7 @@ class Mailbox:
             now: arrival time, in seconds of the event loop's clock.
         """
         group, base, length = draft.group, draft.base_length, len(tokens)
-        experience = self._experience[group]
+        experience = self._experience(group)
         experience.spoke()
         self.received[group] += 1
         worth = self._worth.get(group)
@@ -220,7 +210,7 @@ class Mailbox:
             reopen: whether the drafter wants its session reopened. If not, it drafts no more for this request.
         """
         for group in self._groups:
-            self._experience[group].spoke()
+            self._experience(group).spoke()
         self.none_for(length)
         if not reopen:
             self.given_up = True
@@ -271,7 +261,7 @@ class Mailbox:
 
     def worth(self, group: str) -> Worth:
         """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""
-        return self._worth.get(group) or self._experience[group].worth
+        return self._worth.get(group) or self._experience(group).worth
 
     def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one.
@@ -339,7 +329,7 @@ class Mailbox:
                 brought = right if right < most else most
                 if brought > self._brought:
                     self._brought = brought
-                for each in (self._experience[group].worth, self._worth[group]):
+                for each in (self._experience(group).worth, self._worth[group]):
                     (each.late if found.late else each.in_time).add(brought)
                     # A step later it would have brought one token less. A remainder is rated by the next step instead.
                     if not (found.late or remains):

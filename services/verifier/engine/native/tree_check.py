@@ -43,7 +43,7 @@ def named_sources(drafts: DraftColumns, vocab_size: int) -> list[int] | None:
     if library is None:
         return None
     try:
-        held = (
+        held: tuple[array[int] | array[float], ...] = (
             array("q", drafts.node_counts),
             *(array("i", column) for column in (drafts.tokens, drafts.parents, drafts.sources)),
             array("d", drafts.scores),
