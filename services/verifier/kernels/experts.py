@@ -38,7 +38,7 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     """
     asked, by_expert = top_k_index.flatten().sort(stable=True)
     rows = by_expert // top_k_index.shape[1]
-    chosen, counts = asked.unique_consecutive(return_counts=True)
+    chosen, counts = torch.unique_consecutive(asked, return_counts=True)
     up = "gate_up_proj" if self.has_gate else "up_proj"
     shards = shards_of(self)
     made = _products(self, up, hidden_states[rows], chosen, counts)
