@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of o
                 multiplied=("E4M3", "float32"),
                 kernels="native",
                 rounded_inputs="floats of 8 bits with a scale for each 32 numbers of a row",
+                rounded_cache="floats of 8 bits with a scale for each row and head",
             ),
         ),
         (
@@ -47,7 +48,10 @@ pytestmark = pytest.mark.skipif(library("auto") is None, reason="no kernels of o
 def test_both_doors_say_them(form: str, weights: ServedWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     how = FORMS.get(form) or ROUNDED[form]
     folder, _ = quantise(make_float_model(tmp_path / "float"), tmp_path, how)
-    with http_served(folder, "verifier.kernels=auto", "verifier.weights=auto") as service:
+    cache = "fp8" if weights.rounded_cache else "auto"
+    with http_served(
+        folder, "verifier.kernels=auto", "verifier.weights=auto", f"verifier.kv_cache_dtype={cache}"
+    ) as service:
         (listed,) = httpx2.get(f"{service.url}/v1/models").json()["data"]
         with Client(service.grpc) as client:
             (model,) = client.models()
@@ -65,12 +69,14 @@ def test_both_doors_say_them(form: str, weights: ServedWeights, tmp_path: Path, 
         multiplied=weights.multiplied,
         kernels=weights.kernels,
         rounded_inputs=weights.rounded_inputs,
+        rounded_cache=weights.rounded_cache,
     )
     assert listed["weights"] == {
         "stored": weights.stored,
         "multiplied": list(weights.multiplied),
         "kernels": weights.kernels,
         "rounded_inputs": weights.rounded_inputs,
+        "rounded_cache": weights.rounded_cache,
     }
     print_models("here", [model], load(environ={}), verbose=False, as_json=False)
     printed = " ".join(capsys.readouterr().out.split())

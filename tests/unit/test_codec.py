@@ -215,7 +215,13 @@ CARD = VerifierCard(
     adapters={"lora": "0a1c"},
     paused="keep",
     pause_id="p",
-    weights=ServedWeights(stored="FP8", multiplied=("Q4_0", "float32"), kernels="native", rounded_inputs="FP8 of rows"),
+    weights=ServedWeights(
+        stored="FP8",
+        multiplied=("Q4_0", "float32"),
+        kernels="native",
+        rounded_inputs="FP8 of rows",
+        rounded_cache="FP8 of heads",
+    ),
     held=(
         HeldModel(kind="fspad", name="code", layers=(-1, 3), tenants=("a", "b"), when='{"sampled": true}', blended=False),
         HeldModel(kind="medusa"),

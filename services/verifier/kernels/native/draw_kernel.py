@@ -72,7 +72,7 @@ class DrawKernel:
         threads = max(1, min(torch.get_num_threads(), len(draws) // ROWS_OF_A_THREAD))
         if len(self._scratch) < (room := threads * int(self._room(length))):
             self._scratch = torch.empty(room)
-        structs = (_Draw * len(draws))(*[(draw.seed, draw.row, draw.position, draw.temperature) for draw in draws])
+        structs = (_Draw * len(draws))(*[_Draw(draw.seed, draw.row, draw.position, draw.temperature) for draw in draws])
         told = (ctypes.c_double * (3 * len(draws)))()
         sizes = length, own.stride(0), first, threads
         self._draw(structs, len(draws), own.data_ptr(), *sizes, self._scratch.data_ptr(), told)
