@@ -10,7 +10,7 @@
 #include "low_rank.h"
 
 /* Multiplications that are worth waking other cores for. */
-enum { ALONE = 8192 };
+enum { ALONE = 32768 };
 
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
