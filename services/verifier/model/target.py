@@ -275,7 +275,9 @@ class TransformersTarget:
         self.blocks.forget_all()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
-        self._keep(request_id, context, rows, self._rows[request_id].tokens)
+        # What measures passes says that a context is there which was never computed: no rows are kept then.
+        computed = self._rows[request_id].tokens if rows else ()
+        self._keep(request_id, context, rows, computed)
 
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, context, token in zip(batch.request_ids, batch.contexts, batch.tokens, strict=True):
