@@ -42,7 +42,8 @@ from services.tracing.otlp_export import tracing_to
 from services.tracing.request_spans import TracedRouter, TracedVerifier
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassWork
+from services.verifier.engine.singles import Singles
 from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows
 from speculation.messages import Finished, GenerationRequest, Progress
@@ -109,7 +110,7 @@ def loop_steps(metrics: LoopMetrics | None) -> Answer:
     async def answer(events: int) -> None:
         for _ in range(events):
             if metrics is not None:
-                metrics.step([part], 0.008)
+                metrics.step(PassWork(Singles([]), [part]), 0.008)
 
     return answer
 
