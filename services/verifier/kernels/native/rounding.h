@@ -54,11 +54,17 @@ INLINE float rounded_scale(float global_scale, float scale) {
 /* Of zeros alone; any other will do. */
 INLINE float not_zero(float scale) { return scale == 0 ? 0x1p-23f : scale; }
 
-INLINE float scale_of(const struct rounding *how, float half, int64_t size, const float *in) {
+/* The greatest magnitude. */
+INLINE float reach_of(int64_t size, const float *in) {
     vec most = {0};
     for (int64_t at = 0; at < size; at += LANES) most = larger(magnitude(load(in + at)), most);
     float reach = 0;
     for (int lane = 0; lane < LANES; lane++) reach = most[lane] > reach ? most[lane] : reach;
+    return reach;
+}
+
+INLINE float scale_of(const struct rounding *how, float half, int64_t size, const float *in) {
+    const float reach = reach_of(size, in);
     return how->global_scale ? rounded_scale(how->global_scale, reach / half) : not_zero(reach / half);
 }
 

@@ -102,7 +102,7 @@ INLINE vec numbers_of(const uint8_t *bytes) {
 /* Rounds a row of a head, whole vectors, to bytes that lie `apart`. Returns its scale, which is no number if one of them is not
  * finite. The numbers that then stand for it are those of ``InputRounding``. */
 static float round_to_bytes(const float *in, int64_t size, uint8_t *bytes, int64_t apart) {
-    const float scale = scale_of(448.0f, size, in);
+    const float scale = not_zero(reach_of(size, in) / 448.0f);
     ivec usable = ~(ivec){0};
     for (int64_t at = 0; at < size; at += LANES) {
         const vec x = load(in + at), code = -larger(-larger(x / scale, spread(-448.0f)), spread(-448.0f));
