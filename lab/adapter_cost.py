@@ -67,12 +67,14 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUILT_IN)
+    parser.add_argument("--weights", choices=("auto", "float32", "as_stored"), default="auto")
     for name, default in (("rank", 16), ("adapters", 8), ("requests", 16), ("context", 256), ("repeats", 40)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     model = resolve(given.model, cache_folder())
     target = TransformersTarget(
         TargetConfig(
+            weights=given.weights,
             model_path=str(model.path),
             kv_cache_tokens=64 * (given.context // 64 + 2) * 2 * (given.requests + 1),
             max_model_len=given.context + 64,
