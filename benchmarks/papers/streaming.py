@@ -47,7 +47,7 @@ _DEVIATIONS = (
     "The paper tunes the base model together with the streams, which changes its answers. Here the target is frozen. The "
     "parameters of our streams include their adapters; the paper's number leaves its LoRA out.",
     "The streams and heads are those that come along for the target, or that `--drafter` names; their records say how long "
-    "they were trained. Those that come along have seen a few hundred answers.",
+    "they were trained. Those that come along have seen some 1,500 answers.",
     f"The trees are the likeliest paths of at most {_NODES} nodes; the paper prunes the product of all streams by an early "
     "exit.",
     "Metrics of the answers' quality are left out: the answers are plain decoding's, token for token.",
