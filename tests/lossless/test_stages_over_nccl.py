@@ -180,7 +180,7 @@ def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: 
         raise ConfigurationError("no room", field=asked.device)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(target_module, "_check_device", lambda _: None)
+    monkeypatch.setattr(target_module, "check_device", lambda _: None)
     monkeypatch.setattr(target_module, "check_memory", refused)
     with refuses(ConfigurationError, "cuda:1"):
         TransformersTarget(replace(config(model, 2), device="cuda"))

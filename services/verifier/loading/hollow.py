@@ -80,7 +80,8 @@ def _one_by_one(given: Tensor, *_: Any, **others: Any) -> Tensor | None:
 def _paired(one: Any, other: Any, *, alpha: Any = 1) -> Tensor | None:
     """Of two tensors, one of which alone says what shape the result has and how its numbers lie; or of one and a number."""
     tensors = isinstance(other, Tensor)
-    if not one.is_meta or (tensors and not other.is_meta):
+    # A number may come first: 1 + x.
+    if not isinstance(one, Tensor) or not one.is_meta or (tensors and not other.is_meta):
         return None
     large = one
     if tensors and not _within(other, one):
