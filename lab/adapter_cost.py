@@ -26,12 +26,12 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 
 
-def random_adapter(adapters: LoraAdapters, rank: int, seed: int) -> StoredAdapter:
+def random_adapter(adapters: LoraAdapters, rank: int, seed: int, dtype: torch.dtype) -> StoredAdapter:
     """An adapter of all linear layers but the output layer, as PEFT's all-linear."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * 0.01
+        return (torch.randn(rows, columns, generator=generator) * 0.01).to(dtype)
 
     products = {
         name: LowRank(down=drawn(rank, layer.inputs), up=drawn(layer.outputs, rank))
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUILT_IN)
     parser.add_argument("--weights", choices=("auto", "float32", "as_stored"), default="auto")
+    parser.add_argument("--adapter-dtype", choices=("float32", "bfloat16"), default="float32")
     for name, default in (("rank", 16), ("adapters", 8), ("requests", 16), ("context", 256), ("repeats", 40)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
@@ -87,9 +88,10 @@ def main() -> None:
     assert adapters is not None
     names = [f"adapter {number}" for number in range(given.adapters)]
     for seed, name in enumerate(names):
-        adapters.add(name, random_adapter(adapters, given.rank, seed))
+        adapters.add(name, random_adapter(adapters, given.rank, seed, getattr(torch, given.adapter_dtype)))
     mixed = [names[number % len(names)] for number in range(given.requests)]
-    print(f"{model.name}, {target.kernels.weights}, {torch.get_num_threads()} threads, rank {given.rank}")
+    adapted = f"rank {given.rank} in {given.adapter_dtype}"
+    print(f"{model.name}, {target.kernels.weights}, {torch.get_num_threads()} threads, {adapted}")
     for rows, with_adapters in ((1, names[:1]), (given.requests, mixed)):
         batches = [
             batch_of(target, f"{kind} {rows}", own, given.context) for kind, own in enumerate(([""] * rows, with_adapters))

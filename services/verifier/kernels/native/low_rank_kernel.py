@@ -62,7 +62,7 @@ class SpanStruct(ctypes.Structure):
 
 
 class PackedLowRank:
-    """A low-rank product as the kernel reads it: bfloat16 numbers as they are, others as floats.
+    """A low-rank product as the kernel reads it: in bfloat16 where that holds all its numbers, else as floats.
 
     Args:
         at: where its outputs begin in a row of outputs.
@@ -77,8 +77,11 @@ class PackedLowRank:
         missing = -rank % _COLUMNS
         rank += missing
         self.inner = rank * _PIECES
-        halves = product.down.dtype == product.up.dtype == torch.bfloat16
-        down, up = (each.detach() if halves else each.detach().float() for each in (product.down, product.up))
+        down, up = product.down.detach().float(), product.up.detach().float()
+        # Files often hold numbers of bfloat16 as floats. A row takes as long as the numbers take to be read.
+        halves = all(torch.equal(each, each.bfloat16().float()) for each in (down, up))
+        if halves:
+            down, up = down.bfloat16(), up.bfloat16()
         self._down = functional.pad(down.T, (0, missing)).contiguous()
         panels = functional.pad(up, (0, missing, 0, -outputs % _COLUMNS)).view(-1, _COLUMNS, rank)
         self._up = panels.transpose(1, 2).contiguous()
