@@ -90,8 +90,8 @@ def main() -> None:
     for seed, name in enumerate(names):
         adapters.add(name, random_adapter(adapters, given.rank, seed, getattr(torch, given.adapter_dtype)))
     mixed = [names[number % len(names)] for number in range(given.requests)]
-    adapted = f"rank {given.rank} in {given.adapter_dtype}"
-    print(f"{model.name}, {target.kernels.weights}, {torch.get_num_threads()} threads, {adapted}")
+    given_rank = f"rank {given.rank} in {given.adapter_dtype}"
+    print(f"{model.name}, {target.kernels.weights}, {torch.get_num_threads()} threads, {given_rank}")
     for rows, with_adapters in ((1, names[:1]), (given.requests, mixed)):
         batches = [
             batch_of(target, f"{kind} {rows}", own, given.context) for kind, own in enumerate(([""] * rows, with_adapters))
