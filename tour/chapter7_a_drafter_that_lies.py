@@ -57,8 +57,7 @@ class Liar(DrafterService):
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         return await self._lied(await super().step(message))
 
-    def _can_at_once(self, *_: object) -> bool:
-        return False  # Lies take their time.
+    _longest_at_once_s = -1.0  # Lies take their time.
 
     async def _lied(self, draft: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
         if not isinstance(draft, Draft):

@@ -117,11 +117,11 @@ def lineup(tiny_model: Path) -> Iterator[DirectLineup]:
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     run, clock, passes_s = ModelSlice.run, time.perf_counter, 0.0
 
-    def slow(self: ModelSlice, batch: Sequence[Rows], *entering: torch.Tensor | None, ids: int = 0) -> torch.Tensor:
+    def slow(self: ModelSlice, batch: Sequence[Rows], *entering: torch.Tensor | None, **named: Any) -> torch.Tensor:
         nonlocal passes_s
         rows = sum(len(rows.tokens) for rows in batch if rows.context)
         passes_s += SECONDS_PER_PASS + SECONDS_PER_ROW * rows
-        return run(self, batch, *entering, ids=ids)
+        return run(self, batch, *entering, **named)
 
     monkeypatch.setattr(ModelSlice, "run", slow)
     wait_for_every_draft(monkeypatch)

@@ -171,7 +171,7 @@ def test_stages_and_ranks_are_chosen(make: Make) -> None:
     # A model whose layers no code cuts has stages.
     folder = make("8B")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo", "architectures": ["OlmoForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}))
     assert {each.ranks for each in split(load(None, [f"model={folder}", *given[1:]]), "2xH100")[0]} == {1}
 
 

@@ -12,8 +12,6 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from services.model_files.weights.stored_blocks import StoredLinear
-
 _M = TypeVar("_M", bound=nn.Module)
 
 
@@ -35,7 +33,8 @@ class TiedLayers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._uses = Counter(id(one.weight) for one in model.modules() if isinstance(one, nn.Linear | StoredLinear))
+        # Known by what all kinds of linear layers have, since a bare GPU machine lacks what one kind is read by.
+        self._uses = Counter(id(one.weight) for one in model.modules() if hasattr(one, "out_features"))
         self._made: dict[tuple[int, ...], tuple[nn.Module, list[object]]] = {}
 
     def made(self, layers: Iterable[HasWeight], make: Callable[[], _M]) -> _M:
