@@ -33,8 +33,7 @@ class TiedLayers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # Known by what all kinds of linear layers have, since a bare GPU machine lacks what one kind is read by.
-        self._uses = Counter(id(one.weight) for one in model.modules() if hasattr(one, "out_features"))
+        self._uses = Counter(id(one.weight) for one in model.modules() if _is_linear(one))
         self._made: dict[tuple[int, ...], tuple[nn.Module, list[object]]] = {}
 
     def made(self, layers: Iterable[HasWeight], make: Callable[[], _M]) -> _M:
@@ -49,6 +48,11 @@ class TiedLayers:
         made = make()
         self._made[key] = made, weights
         return made
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it is a layer with weights of its own. Asked of no class: a bare GPU machine cannot import that of blocks."""
+    return hasattr(module, "out_features") and hasattr(module, "weight")
 
 
 def twin(module: _M) -> _M:
