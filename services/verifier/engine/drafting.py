@@ -323,9 +323,10 @@ class Drafting:
 
     def experience_of(self, origin: str, group: str) -> Experience:
         """The statistics of one origin's draft group."""
-        if (origin, group) not in self._experience:
-            self._experience[origin, group] = Experience(self._config.draft_deadline_s)
-        return self._experience[origin, group]
+        found = self._experience.get((origin, group))
+        if found is None:
+            found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
+        return found
 
     # --- replies ------------------------------------------------------------------------------------------------
 
