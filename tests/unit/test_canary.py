@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -195,6 +196,18 @@ def test_a_head_that_helps_a_little_is_refused_where_a_fault_explains_it() -> No
     with refuses(ConfigurationError, field="HEAD"):
         canary.judge(found, "HEAD")
     assert canary.judge(replace(found, first=0.4), "HEAD").first == 0.4
+
+
+@pytest.mark.parametrize(("recorded", "doubted"), [(None, True), (0.2, False), (0.6, True)])
+def test_a_weak_head_that_is_as_good_as_its_record_is_not_doubted(
+    recorded: float | None, doubted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if recorded is not None:
+        record = {"evaluation": {"domains": {"all": {"agreement": [recorded, 0.1]}}}}
+        (tmp_path / "training.json").write_text(json.dumps(record))
+    with caplog.at_level(logging.WARNING):
+        canary.judge(canary.CanaryResult(guesses=100, first=0.19, second=0.1), str(tmp_path))
+    assert ("helps little" in caplog.text) == doubted
 
 
 def test_an_untrained_head_is_refused(trial: Trial) -> None:

@@ -48,3 +48,12 @@ def check_tokenizer(folder: Path, target: Path) -> None:
             f"{found[:12]}..., that of the target's tokenizer: the head was trained for another",
             about=folder,
         )
+
+
+def recorded_agreement(folder: Path) -> float | None:
+    """The share of first guesses that the target chose on held-out text, by the checkpoint's record; None: it has none."""
+    try:
+        recorded = read_json(folder / TRAINING, of="head")
+        return float(recorded["evaluation"]["domains"]["all"]["agreement"][0])
+    except (ConfigurationError, KeyError, IndexError, TypeError, ValueError):
+        return None
