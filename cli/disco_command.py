@@ -11,6 +11,7 @@ from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from services.drafter.stopping.transfer import TransferCell
     from training.make_disco import MadeDisco
 
 
@@ -39,6 +40,14 @@ def disco(
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Of the first weights.")] = 0,
     device: Annotated[str, typer.Option(help="Device of the draft model: cpu or cuda.")] = "cpu",
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer",
+            help="Also train one on each kind of prompts (the name of their file), and try it on every other kind: into "
+            "transfer.json beside --out.",
+        ),
+    ] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting of the target. Repeatable.")] = None,
 ) -> None:
     """Train DISCO's classifier, which says after each drafted token whether the target will accept it.
@@ -54,8 +63,9 @@ def disco(
     from services.drafter.config import DrafterConfig, TrainedConfig
     from services.drafter.draft_model.source import NAME, make
     from services.drafter.heads.files.target_rows import read_target_rows
+    from services.drafter.stopping.transfer import transfer_file, write_transfer
     from training.disco import DiscoRecipe
-    from training.make_disco import DiscoOptions, check_labels, known_answers, make_disco, measured_cost
+    from training.make_disco import DiscoOptions, check_labels, known_answers, make_disco, measured_cost, transfer_cells
     from training.open_run import output_of
     from training.soft_labels import SoftLabels
 
@@ -88,8 +98,13 @@ def disco(
     with Progress(console=stderr(), transient=True) as bars:
         task = bars.add_task("Drafting behind answers", total=sum(map(len, known.values())))
         made = make_disco(options, known, source.with_stop, NAME, c, lambda: bars.advance(task))
+        bars.update(task, description="Drafting behind answers of each kind", total=None)
+        cells = transfer_cells(options, source.with_stop, NAME, c, lambda: bars.advance(task)) if transfer else []
     made.classifier.write(out, made.card)
     _report(out, made)
+    if cells:
+        write_transfer(transfer_file(out), cells)
+        _report_transfer(cells)
 
 
 def _report(out: Path, made: MadeDisco) -> None:
@@ -105,5 +120,14 @@ def _report(out: Path, made: MadeDisco) -> None:
         stdout().print(
             f"  {name}: {passes.target:,} passes of the target, {passes.draft:,} of the draft model for {passes.tokens:,} "
             f"tokens; {1 / passes.cost(c):.2f}x of plain decoding at c = {c:.3f}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _report_transfer(cells: list[TransferCell]) -> None:
+    for cell in cells:
+        stdout().print(
+            f"  trained on {cell.trained}, on {cell.measured}: F1 {100 * cell.f1:.1f} %, AUC {100 * cell.auc:.1f} %, "
+            f"{cell.speed:.2f}x of plain decoding",
             highlight=False, soft_wrap=True,
         )  # fmt: skip

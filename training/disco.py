@@ -207,5 +207,11 @@ def choose(answers: Sequence[ProbedAnswer], classifier: Classifier, c: float) ->
     )
 
 
+def classified_passes(answers: Sequence[ProbedAnswer], classifier: Classifier, choice: StopChoice) -> Passes:
+    """What answers would need if the classifier ended drafts as it was chosen."""
+    places = [Places(answer, classifier, max(LENGTHS)) for answer in answers]
+    return _all(place.classified(choice.theta, choice.max_tokens) for place in places)
+
+
 def _all(several: Iterable[Passes]) -> Passes:
     return sum(several, Passes())

@@ -16,6 +16,7 @@ from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sources.interfaces import DraftWanted
 from services.drafter.stopping.classifier import Classifier, ClassifierCard
 from services.drafter.stopping.lengths import Static
+from services.drafter.stopping.transfer import TransferCell
 from services.model_files.folder import model_fingerprint
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
@@ -24,6 +25,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from training.data_folder import weights_digest
 from training.disco import DiscoRecipe, Quality, StopChoice, choose, quality, train_classifier
+from training.disco_transfer import transfer
 from training.shards import Split, TrainingSequence, read_data_manifest, read_shards
 from training.soft_labels import SoftLabels
 from training.stop_examples import (
@@ -176,6 +178,30 @@ def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict
         every = sorted(every, key=lambda each: each.prompt_length)[: options.most]
         found[split] = [_known(each, soft) for each in every]
     return found
+
+
+def transfer_cells(
+    options: DiscoOptions, drafting: Drafting, source: str, c: float, advance: Callable[[], None]
+) -> list[TransferCell]:
+    """Classifiers of each kind of prompts on each other; both splits of the data are used, ``most`` answers of each kind.
+
+    Args:
+        drafting, source, c, advance: as ``make_disco``'s.
+
+    Raises:
+        ConfigurationError: as ``transfer``.
+    """
+    splits: tuple[Split, ...] = ("train", "validation")
+    every = [each for split in splits for each in read_shards(options.data, split, layers=(FINAL,))]
+    kinds: dict[str, list[KnownAnswer]] = {}
+    for each in sorted(every, key=lambda each: each.prompt_length):
+        if each.temperature == options.temperature and len(kinds.setdefault(each.domain, [])) < options.most:
+            kinds[each.domain].append(_known(each, None))
+    probed = {
+        kind: probe(drafting, source, known, longest=options.longest, beyond=options.beyond, advance=advance)
+        for kind, known in kinds.items()
+    }  # fmt: skip
+    return transfer(probed, options.recipe, c)
 
 
 def _known(sequence: TrainingSequence, soft: SoftLabels | None) -> KnownAnswer:

@@ -41,11 +41,13 @@ class KnownAnswer:
 
     Attributes:
         soft: [answer], the labels of tokens drafted from the target's own prefix; None: whether they are the target's.
+        kind: of the prompt: the name of its file.
     """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     temperature: float = 0.0
+    kind: str = ""
     soft: NDArray[np.float32] | None = None
 
 
@@ -69,10 +71,11 @@ class ProbedAnswer:
     """All drafts along an answer of ``length`` tokens: each begins where the one before was corrected.
 
     Attributes:
-        soft: as ``KnownAnswer.soft``.
+        soft, kind: as ``KnownAnswer``'s.
     """
 
     length: int
+    kind: str = ""
     soft: NDArray[np.float32] | None = None
     chains: list[ProbedChain] = field(default_factory=list)
 
@@ -150,7 +153,7 @@ def probe(
     texts = list({text.prompt: text for text in texts if len(text.answer) > 1}.values())
     policy = Probe({text.prompt: text.answer for text in texts}, longest, beyond)
     drafts = drafting(policy)
-    found = [ProbedAnswer(length=len(text.answer), soft=text.soft) for text in texts]
+    found = [ProbedAnswer(length=len(text.answer), soft=text.soft, kind=text.kind) for text in texts]
     waiting = iter(range(len(texts)))
     running: dict[int, _Walk] = {}
     while True:

@@ -18,6 +18,7 @@ from benchmarks.stopping.report import summaries
 from benchmarks.stopping.run import ORACLE, PLAIN, Comparison, compare_policies
 from cluster.models.drafters import trained_config
 from cluster.settings.component_configs import verifier_config
+from services.drafter.stopping.transfer import read_transfer, transfer_file
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingParams
 
@@ -55,6 +56,10 @@ _DEVIATIONS = (
     "target judged. Drafts of one token (SL-opt 1, or a policy that always ends there) say so of none: their F1 is 0. A "
     "dash: no judged token was accepted or said to be.",
 )
+_TRANSFER = (
+    "Transfer: a classifier for each kind of prompts (rows), with the threshold that is best there, on held-out answers to "
+    "each kind (columns); the speed-up is by passes, at a draft pass's cost. `outrider train disco --transfer` makes it.",
+)
 
 
 def disco(bench: Workbench) -> Experiment:
@@ -82,7 +87,23 @@ def disco(bench: Workbench) -> Experiment:
     ]
     if not units:
         raise ConfigurationError("no task has two prompts, one of them for tuning; raise --per-task", about="--prompts")
-    return Experiment(units=units, deviations=_DEVIATIONS)
+    transfer = transfer_file(classifier)
+    return Experiment(
+        units=[*units, _Transfer(file=transfer)] if transfer.is_file() else units,
+        deviations=(*_DEVIATIONS, *(_TRANSFER if transfer.is_file() else ())),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Transfer:
+    """Implements ``Unit``: what classifiers of one kind of prompts do on others, as ``outrider train disco`` found."""
+
+    file: Path
+    name: str = "transfer"
+    answers: int = 0
+
+    def measure(self, advance: Advance) -> dict[str, Any]:
+        return {"cells": [asdict(cell) for cell in read_transfer(self.file)], "changed": []}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +159,35 @@ def _as_object(task: str, found: Comparison, theta: float, best: int) -> dict[st
 
 
 def _tables(results: Results) -> list[Table]:
+    return [
+        *_task_tables(_of_tasks(results)),
+        *(_transfer_table(each["cells"]) for each in results.values() if "cells" in each),
+    ]
+
+
+def _of_tasks(results: Results) -> Results:
+    return {name: result for name, result in results.items() if "task" in result}
+
+
+def _transfer_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """F1 and speed of classifiers, by the kind of prompts that each was trained on."""
+    kinds = tuple(dict.fromkeys(cell["trained"] for cell in cells))
+    found = {(cell["trained"], cell["measured"]): cell for cell in cells}
+    return Table(
+        title="Transfer: F1 of stopping, %, and speed-up by passes",
+        columns=("trained on", *kinds, "in the paper"),
+        rows=tuple(
+            (
+                kind,
+                *(f"{100 * found[kind, other]['f1']:.0f}, {found[kind, other]['speed']:.2f}x" for other in kinds),
+                "–",
+            )
+            for kind in kinds
+        ),
+    )
+
+
+def _task_tables(results: Results) -> list[Table]:
     by_task = {result["task"]: _by_method(result) for result in results.values()}
     tasks = tuple(by_task)
     speeds = Table(
@@ -198,7 +248,7 @@ def _same(by_task: Mapping[str, Mapping[str, Mapping[str, Any]]], results: Resul
 
 
 def _plot_histogram(axes: Axes, results: Any) -> bool:
-    for result in results["units"].values():
+    for result in _of_tasks(results["units"]).values():
         lengths = [length for steps in result["oracle"] for length in steps]
         axes.hist(lengths, bins=range(_LONGEST + 2), density=True, histtype="step", label=result["task"])
     axes.set_xlabel("oracle's length")
@@ -207,7 +257,7 @@ def _plot_histogram(axes: Axes, results: Any) -> bool:
 
 
 def _plot_over_answers(axes: Axes, results: Any) -> bool:
-    for result in results["units"].values():
+    for result in _of_tasks(results["units"]).values():
         buckets: list[list[int]] = [[] for _ in range(_BUCKETS)]
         for steps in result["oracle"]:
             for at, length in enumerate(steps):
@@ -220,7 +270,7 @@ def _plot_over_answers(axes: Axes, results: Any) -> bool:
 
 
 def _plot_one_answer(axes: Axes, results: Any) -> bool:
-    for result in results["units"].values():
+    for result in _of_tasks(results["units"]).values():
         axes.step(range(len(result["oracle"][0])), result["oracle"][0], where="mid", label=result["task"])
     axes.set_xlabel("step of the first answer")
     axes.set_ylabel("oracle's length")

@@ -22,6 +22,7 @@ from training.disco import (
     quality,
     train_classifier,
 )
+from training.disco_transfer import transfer
 from training.stop_examples import (
     KnownAnswer,
     ProbedAnswer,
@@ -203,3 +204,37 @@ def test_what_was_trained_is_what_serves(tmp_path: Path) -> None:
     read, same = read_classifier(tmp_path / "disco.safetensors")
     rows = toy(50, 3).features
     assert same == card and np.array_equal(read.confidence(rows), trained.confidence(rows))
+
+
+def kind_of(name: str, wrong_below: float, count: int = 30) -> list[ProbedAnswer]:
+    """Answers whose drafts are right where the largest probability is above a bound: another one for each kind."""
+    random = np.random.default_rng(len(name))
+    answers = []
+    for _ in range(count):
+        chains, position = [], 1
+        while position < 30:
+            features = np.zeros((4, len(FEATURES)), np.float32)
+            features[:, 0] = random.random(4)
+            features[:, STEP] = np.arange(4)
+            right = int((np.cumprod(features[:, 0] > wrong_below)).sum())
+            chains.append(ProbedChain(position=position, right=right, features=features[: right + 1]))
+            position += right + 1
+        answers.append(ProbedAnswer(length=position, kind=name, chains=chains))
+    return answers
+
+
+def test_transfer_measures_every_kind_by_classifiers_of_every_kind() -> None:
+    kinds = {"code": kind_of("code", 0.2), "chat": kind_of("chat", 0.8)}
+    cells = {(cell.trained, cell.measured): cell for cell in transfer(kinds, DiscoRecipe(steps=200), c=0.2)}
+    assert len(cells) == 4
+    # Each is best at home: the other one's threshold stops too early or too late.
+    assert cells["code", "code"].f1 > cells["chat", "code"].f1 + 0.05
+    assert cells["chat", "chat"].f1 > cells["code", "chat"].f1 + 0.05
+    assert cells["code", "code"].speed > cells["chat", "code"].speed
+
+
+def test_transfer_needs_two_kinds_with_answers_enough() -> None:
+    with refuses(ConfigurationError, field="--transfer"):
+        transfer({"code": kind_of("code", 0.2)}, DiscoRecipe(steps=2), c=0.2)
+    with refuses(ConfigurationError, says="chat: the train split has"):
+        transfer({"chat": kind_of("chat", 0.8, 2), "code": kind_of("code", 0.2)}, DiscoRecipe(steps=2), c=0.2)

@@ -217,3 +217,14 @@ def test_disco_tells_which_policy_changed_an_answer(changed: list[str], told: di
     assert {text for label, text in same.items() if label not in told} == {"1 of 1 tasks"}
     assert {row[0]: row[1] for row in speeds.rows}["DISCO"] == "2.00x"
     assert lengths.rows[0][1] == "3.0 ± 1.0" and [row[1] for row in f1.rows] == ["50", "50"]
+
+
+def test_disco_shows_how_classifiers_transfer() -> None:
+    cells = [
+        {"trained": trained, "measured": measured, "f1": 0.5, "auc": 0.7, "speed": 1.25 if trained == measured else 0.9}
+        for trained in ("code", "chat")
+        for measured in ("code", "chat")
+    ]
+    (table,) = disco.PAPER.tables({"transfer": {"cells": cells, "changed": []}})
+    assert table.columns == ("trained on", "code", "chat", "in the paper")
+    assert [row[:3] for row in table.rows] == [("code", "50, 1.25x", "50, 0.90x"), ("chat", "50, 0.90x", "50, 1.25x")]
