@@ -1,7 +1,7 @@
-"""A verifier that Ray starts serves the same weights as the others of its service, also after these were replaced.
+"""Has a verifier that Ray starts serve the same weights as the others of its service, also after these were replaced.
 
-It asks before it serves, and again from time to time: the others may have replaced theirs while it was about to begin, and
-the router that ordered it may have died before it told all of them to keep the new ones.
+It asks the others before it serves, and again from time to time. They may have replaced their weights while it started. And
+the router that ordered a replacement may have died before it told all of them to keep the new weights.
 """
 
 from __future__ import annotations
