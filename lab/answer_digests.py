@@ -1,10 +1,10 @@
 """One line for each strategy and temperature, with a digest of all answers: ``python -m lab.answer_digests > NEW``.
 
-Two commits give the same answers if their lines are the same, so ``diff`` compares them. Drafts change no token, so the lines
+Two commits give the same answers if their lines are the same, so ``diff`` compares them. Drafts change no token: the lines
 of one temperature differ in the strategy's name alone.
 
-Starts ``outrider serve --in-process`` in the working directory and asks it through the SDK. It uses nothing else of Outrider,
-so it can also ask an older commit, from a checkout of that::
+Starts ``outrider serve --in-process`` in the working directory and asks it through the SDK. Nothing else of Outrider is
+used, so it can also ask an older commit, from a checkout of that::
 
     cd OLDER && PYTHONPATH=$PWD:$PWD/sdk python NEWER/lab/answer_digests.py > OLD
 """
@@ -49,7 +49,7 @@ def built_in() -> list[str]:
 def read_prompts(file: Path) -> list[str]:
     """The prompts of a file, one a line.
 
-    A line is plain text, a JSON string, or an object with ``turns`` (the first one counts), ``question``, ``prompt`` or ``text``.
+    A line is plain text, a JSON string, or an object with ``turns`` (the first one), ``question``, ``prompt`` or ``text``.
     """
     return [_prompt_of(line) for line in file.read_text().splitlines() if line.strip()]
 
@@ -61,10 +61,9 @@ def _prompt_of(line: str) -> str:
         return line
     if not isinstance(entry, dict):
         return str(entry)
-    found = (
-        entry["turns"][0] if "turns" in entry else next(entry[key] for key in ("question", "prompt", "text") if key in entry)
-    )
-    return str(found)
+    if "turns" in entry:
+        return str(entry["turns"][0])
+    return str(next(entry[key] for key in ("question", "prompt", "text") if key in entry))
 
 
 def digest_of(answers: Sequence[Any]) -> str:
