@@ -47,7 +47,7 @@ from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
 from tests.simulation.inside import newcomer_first, used_and_free, waited_too_long
 from tests.simulation.network import Network
-from tests.simulation.patched import OTHERS, STREAMS
+from tests.simulation.patched import STREAMS
 from tests.simulation.schedule import MAX_NODES
 from tests.simulation.serve_handles import Handle
 from tests.simulation.target import LawfulTarget, SimulatedWeights, Worker
@@ -185,9 +185,12 @@ class VerifierMachine(Component):
         )
         await service.start()
         if self._others is not None:
-            OTHERS.set(self._others())
-            await take_weights_of_others(service.take_weights)
-            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, service.take_weights))
+            own = SimpleNamespace(app_name=Handle.app_name, deployment="verifier")
+            handle = self._others()
+            serve = SimpleNamespace(get_replica_context=lambda: own, get_deployment_handle=lambda *_, **__: handle)
+            ask_others = partial(take_weights_of_others, service.take_weights, serve=serve)
+            await ask_others()
+            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, ask_others))
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
         self.methods._verifier = self.methods._observed = service
