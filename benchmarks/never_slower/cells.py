@@ -14,8 +14,6 @@ PLAIN = "autoregressive"
 SHORT, LONG = "short", "4k"
 LENGTHS = (SHORT, LONG)
 TOPOLOGIES = ("process", "ray")
-AT_ONCE = (1, 2, 4, 8, 16, 24, 32, 64)
-TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
