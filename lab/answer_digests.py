@@ -101,7 +101,7 @@ async def _until_it_serves(client: AsyncClient) -> None:
 async def _lines(address: str, prompts: Sequence[str], arguments: argparse.Namespace) -> None:
     room = asyncio.Semaphore(arguments.at_once)
 
-    async def answered(client: AsyncClient, number: int, strategy: str, temperature: float) -> Any:
+    async def answered(client: AsyncClient, number: int, strategy: Any, temperature: float) -> Any:
         async with room:
             return await client.generate(
                 messages=[{"role": "user", "content": prompts[number]}],

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -161,6 +163,7 @@ class GpuSplit:
     plan: GpuPlan
     replicas: int = 1
 
+    @override
     def __str__(self) -> str:
         """Such as 4 ranks x 2 stages, or 8 replicas of one GPU."""
         if self.replicas > 1 and self.ranks == self.stages == 1:

@@ -8,6 +8,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from typing_extensions import override
+
 from cluster.ray.callers import Callers
 from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
 from cluster.ray.open_streams import OpenStreams
@@ -107,6 +109,7 @@ class SimulatedReloading(Reloading):
         """Whether a reload is under way."""
         return self._open is not None
 
+    @override
     def _loaded(self, named: str) -> Any:
         loop: Any = asyncio.get_event_loop()
         loop.blocked_s += _READ_S
@@ -159,6 +162,7 @@ class VerifierMachine(Component):
             if wrong is not None:
                 self._tell(f"{self.name}: {wrong}")
 
+    @override
     async def _start(self) -> None:
         self.target = LawfulTarget(
             assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states
@@ -215,6 +219,7 @@ class DrafterMachine(Component):
         self._kind, self._retrieval, self._seed = kind, retrieval, seed
         self.methods: Any = None
 
+    @override
     async def _start(self) -> None:
         self.drafter = await self._made()
         server: Any = Server(self.process)
@@ -253,6 +258,7 @@ class RetrievalMachine(Component):
         self._servers = servers
         self.methods: Any = None
 
+    @override
     async def _start(self) -> None:
         self.service = RetrievalService(RetrievalConfig(redis_url="redis://simulated", cache_dir=assets().cache))
         await self.service.start()
@@ -284,6 +290,7 @@ class RouterMachine(Component):
         self._records, self._handles, self._retrieval, self._timeout_s = list(records), handles, retrieval, timeout_s
         self.audit = Audit(loop.time)
 
+    @override
     async def _start(self) -> None:
         self.streams = OpenStreams()
         self.process.context.run(STREAMS.set, self.streams)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -23,6 +24,7 @@ from tests.patience import PATIENCE_S, until, wait_for_every_draft
 class RejoiningLink(InProcessDraftLink):
     """Can seem to have been away."""
 
+    @override
     async def start(self, receiver: DraftReceiver) -> None:
         self.reconnect = receiver.on_connected
         await super().start(receiver)

@@ -80,7 +80,8 @@ class Laid:
         self.tokens = torch.zeros(rows, dtype=torch.int64)
 
     def fill(self, batch: Sequence[Rows]) -> None:
-        self.tokens[:] = torch.tensor([token for rows in batch for token in rows.tokens])
+        tokens = [token for rows in batch for token in rows.tokens]
+        self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
 
 
 def graphs(kind: OneRow, **how: Any) -> Graphs:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
 from ray.exceptions import ActorDiedError
+from typing_extensions import override
 
 from cluster.build import Pipeline
 from cluster.ray.serve_link import translate
@@ -117,6 +118,7 @@ async def test_a_new_call_outlives_a_lost_node_during_a_roll_out(tiny_model: Pat
         class Unlucky(Mortal):
             """Dies twice, the second time of another cause."""
 
+            @override
             async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
                 self.error = Unavailable if self.lives == 2 else NodeTaken
                 async for event in super().generate(request):
@@ -143,6 +145,7 @@ async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Pat
         class Poisoned(Mortal):
             """Dies whenever the answer has come to 9 tokens."""
 
+            @override
             async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
                 self.after = 9 - len(request.committed)
                 async for event in super().generate(request):
@@ -265,6 +268,7 @@ async def test_one_that_is_back_and_full_is_waited_for_but_not_by_new_requests()
     assert (said, error) == ([*range(Lone.TOKENS)], None)
 
     class Fills(Lone):
+        @override
         async def describe(self) -> VerifierCard:
             card = await super().describe()
             self.full_until = self.full_until or asyncio.get_running_loop().time() + 10.0

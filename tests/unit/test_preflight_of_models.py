@@ -108,7 +108,7 @@ def test_memory_is_counted_from_headers(model: Path, tmp_path: Path) -> None:
         model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text()), 16384)
         == 2 * 2 * 2 * 16 * 4 * 16384
     )
-    with refuses(ConfigurationError, field="model", says="does not fit"):
+    with pytest.raises(ConfigurationError, match="the model does not fit"):
         preflight.preflight(settings_of(model, tmp_path), memory=lambda: 4.0 * numbers + 100)
 
 
