@@ -1,6 +1,7 @@
 """The only place that knows what runs where.
 
-``settings`` reads them, ``checks`` looks before a start whether they can work, ``models`` finds the models,
-``component_configs`` says what of the settings each component gets, ``build`` composes the components, ``ray`` runs them on
-Ray Serve. ``app`` is the import path for ``serve deploy`` and KubeRay.
+``settings`` reads the settings and gives each component its part. ``checks`` finds before a start what cannot work.
+``models`` finds the models, ``build`` composes the components, and ``entry`` opens the public ports. ``service`` runs the
+service: ``ray`` on Ray Serve, ``process`` in one process. ``outside`` has components that run elsewhere, and ``verifiers``
+chooses among several verifiers. ``app`` is the import path for ``serve deploy`` and KubeRay.
 """

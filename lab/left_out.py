@@ -24,6 +24,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from benchmarks.bench.environment import describe
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from cluster.build import Pipeline, in_process
@@ -90,6 +92,7 @@ class CostRatio:
             whole=sum(own for own, _ in pairs) / sum(other for _, other in pairs),
         )
 
+    @override
     def __str__(self) -> str:
         return f"{self.median:.4f} ({self.low:.4f} .. {self.high:.4f}), whole {self.whole:.4f}, {self.count} pairs"
 

@@ -23,6 +23,7 @@ from itertools import count
 
 from rich.progress import track
 from rich.table import Table
+from typing_extensions import override
 
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.soak.component import TOKEN, ComponentSpec
@@ -58,9 +59,11 @@ class DelayedLink(GrpcDraftLink):
         super().__init__(resolve, TOKEN)
         self._seconds = seconds
 
+    @override
     async def start(self, receiver: DraftReceiver) -> None:
         await super().start(_Delayed(receiver, self._seconds))
 
+    @override
     def _send(self, call: DraftingCall) -> None:
         asyncio.get_running_loop().call_later(self._seconds, super()._send, call)
 
@@ -79,6 +82,7 @@ class CountedTimes(StepTimes):
 
     waited = 0
 
+    @override
     def add(self, part: str, seconds: float) -> None:
         super().add(part, seconds)
         self.waited += part == "draft_wait" and seconds >= _WAITED_S

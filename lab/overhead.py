@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import cast
 
 from rich.table import Table
+from typing_extensions import override
 
 import outrider
 from benchmarks.bench.environment import describe
@@ -73,6 +74,7 @@ class Quartiles:
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=median, low=low, high=high)
 
+    @override
     def __str__(self) -> str:
         return f"{self.median:.3f} ({self.low:.3f} .. {self.high:.3f})"
 

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 
 class _TakesAll(grpc.GenericRpcHandler):
     """Answers every call with an empty message, which is OTLP's word for success."""
 
+    @override
     def service(self, details: Any) -> Any:
         del details
         return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")

@@ -104,13 +104,14 @@ class IndexStore:
         url: ``redis://`` or ``rediss://``, with user, password and TLS options as redis-py reads them.
         name: the index's name in Redis.
         password: used where the URL holds none; taken as it is, with nothing to escape.
+        piece_bytes: a file is kept in pieces of so many bytes; all who use an index must say the same.
 
     Raises:
         ConfigurationError: the URL is malformed.
     """
 
-    def __init__(self, url: str, name: str, password: str | None = None) -> None:
-        self._name = name
+    def __init__(self, url: str, name: str, password: str | None = None, *, piece_bytes: int = _PIECE) -> None:
+        self._name, self._piece = name, piece_bytes
         self.origin = without_password(url)
         try:
             self._redis = redis.Redis.from_url(
@@ -350,7 +351,7 @@ class IndexStore:
     def _upload(self, file: Path, version: str, name: str, part: FilePart, turn: _Turn, advance: Advance) -> None:
         sent = 0
         with file.open("rb") as content:
-            for number, piece in enumerate(iter(lambda: content.read(_PIECE), b"")):
+            for number, piece in enumerate(iter(lambda: content.read(self._piece), b"")):
                 turn.keep()
                 self._redis.set(self._key("part", version, name, str(number)), piece)
                 sent += len(piece)
@@ -359,9 +360,9 @@ class IndexStore:
     def _download(self, file: Path, version: str, name: str, part: FilePart) -> None:
         what = f"{name} of version {version} at {self.origin}"
         with file.open("wb") as content:
-            for number in range(-(-part.size // _PIECE)):
+            for number in range(-(-part.size // self._piece)):
                 piece = cast(bytes | None, self._redis.get(self._key("part", version, name, str(number))))
-                if piece is None or len(piece) > _PIECE:
+                if piece is None or len(piece) > self._piece:
                     raise ConfigurationError(f"{what} is not whole: piece {number}", about=name)
                 content.write(piece)
         if part_of(file).sha256 != part.sha256:

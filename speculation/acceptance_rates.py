@@ -1,4 +1,4 @@
-"""Turns the scores that sources claim into probabilities of acceptance, learnt online."""
+"""Turns the scores that sources give their drafts into probabilities of acceptance, learnt while running."""
 
 from __future__ import annotations
 

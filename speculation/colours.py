@@ -1,7 +1,8 @@
 """One colour for each source of tokens, wherever they are shown: on the terminal, on the page, in reports.
 
-All are equally light (OKLCH, L 0.6), so that each can be read on white and on black (contrast of 3.6 at least). Sources that
-one strategy uses have hues far from each other, but for heads that read the target's hidden states, which are of one kind.
+All are equally light (OKLCH, L 0.6), so that each can be read on white and on black (contrast of 3.6 at least). The
+sources of one strategy have hues far from each other. Heads that read the target's hidden states are of one kind, and
+their hues may be near each other.
 """
 
 from __future__ import annotations

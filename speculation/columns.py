@@ -1,6 +1,6 @@
-"""Reports and drafts of many sessions by columns: what each session has in a column lies behind what the one before has.
+"""Reports and drafts of many sessions by columns. A column holds one part of all sessions, session after session.
 
-A step brings a report of every request. An object for each, and for each of its parts, costs more than drafting does.
+A step brings a report of every request. An object for each report and each of its parts would cost more than drafting does.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import reprlib
 from itertools import islice
 
+from typing_extensions import override
+
 _SHOWN = 80
 
 
@@ -16,6 +18,7 @@ class _Beginning(reprlib.Repr):
         self.maxlevel = self.maxtuple = self.maxlist = self.maxset = self.maxfrozenset = self.maxdict = _SHOWN
         self.maxstring = self.maxlong = self.maxother = 4 * _SHOWN
 
+    @override
     def repr_dict(self, x: dict[object, object], level: int) -> str:
         """In the dictionary's own order, unlike the library."""
         if not x or level <= 0:
@@ -48,6 +51,7 @@ class InvalidArgument(OutriderError):
         self.allowed = allowed
         super().__init__(f"{field} is {self.value}: must be {allowed}")
 
+    @override
     def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str, str, str]]:
         """Pickle by the arguments of ``__init__``."""
         return type(self), (self.field, self.value, self.allowed)
@@ -128,6 +132,7 @@ class ResourceExhausted(OutriderError):
         self.retry_after_s = retry_after_s
         super().__init__(message)
 
+    @override
     def __reduce__(self) -> tuple[type[ResourceExhausted], tuple[str, float]]:
         """Pickle by the arguments of ``__init__``."""
         return type(self), (str(self), self.retry_after_s)

@@ -1,4 +1,4 @@
-"""What a drafter tells of the models that it holds: what each is called, and for whom it drafts."""
+"""The models that a drafter holds, as it announces them: what each is called, and for whom it drafts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ class NoiseStream(enum.IntEnum):
     CHOICE = 0
     ACCEPT = 1
     RESIDUAL = 2
-    DRAFT = 3
 
 
 def philox4x32(counters: NDArray[np.uint64], seed: int | NDArray[np.uint64]) -> NDArray[np.uint64]:

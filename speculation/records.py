@@ -1,4 +1,4 @@
-"""Makes frozen dataclasses cheap to make, for those of which a pass makes one for each request."""
+"""Frozen dataclasses whose objects cost less to make. It matters where every pass makes one for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the weights of all verifiers are replaced together, and how their decoding is paused."""
+"""The steps by which all verifiers of a service replace their weights together, or pause their decoding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Replays an answer that is known: what it takes to decode it again with other drafts, without the target.
+"""Replays a known answer with other drafts, without the target, and counts the passes that they would have taken.
 
-Whatever is drafted, the target would write the same text. So the text itself says how much of a tree is accepted.
+Whatever is drafted, the target writes the same text. So the text itself says how much of a tree is accepted.
 """
 
 from __future__ import annotations

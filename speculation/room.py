@@ -1,8 +1,8 @@
 """The room of a context: a prompt and its answer together have at most ``max_model_len`` tokens.
 
-Of 512, a prompt of 100 tokens leaves 412. A request for 500 is refused, and one for 50 gets 50. One that does not say gets
-what the model's generation config says: its max_new_tokens of 600 is cut to 412, its max_length of 300 counts the prompt, so
-200 are left. Where the config does not say either, it gets 256. A prompt of 512 tokens is refused.
+Of 512, a prompt of 100 tokens leaves 412. A request for 500 is refused, and one for 50 gets 50. A request without a number
+takes that of the model's generation config: max_new_tokens of 600 is cut to 412; max_length of 300 counts the prompt, so 200
+are left. If the config has neither, the request gets 256. A prompt of 512 tokens is refused.
 """
 
 from __future__ import annotations

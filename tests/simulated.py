@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
+from typing_extensions import override
+
 from lab.regret.simulated_clock import JumpingLoop, SimulatedWorker, run
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
@@ -43,9 +45,11 @@ class SimulatedBudget(MeasuredBudget):
         table = CostTable(by_rows={1: pass_s}, per_request=0.0, per_key=0.0)
         super().__init__(table, max_nodes=max_nodes)
 
+    @override
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         super().learn(load, self.seconds(load), outcomes)
 
+    @override
     def learn_prompts(self, load: Load, seconds: float) -> None:
         pass
 
@@ -57,6 +61,7 @@ class SlowDrafter(RandomDrafter):
         super().__init__(mood=mood)
         self.seconds = seconds
 
+    @override
     async def _draft(self, session_id: str, max_nodes: int):  # type: ignore[no-untyped-def]
         if max_nodes:
             await asyncio.sleep(self.seconds())

@@ -17,6 +17,7 @@ from cluster.settings.component_configs import router_config
 from cluster.settings.config import load
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
+from services.router.config import RouterWaits
 from services.router.service import RouterService
 from speculation.messages import GenerationRequest
 from speculation.ports import VerifierPort
@@ -112,6 +113,7 @@ async def serving(
     *links: str,
     between: Callable[[int, VerifierPort], Any] = lambda number, verifier: verifier,
     flags: Sequence[str] = (),
+    waits: RouterWaits = RouterWaits(),  # noqa: B008
 ) -> AsyncIterator[RouterService]:
     """A router in front of one verifier of version a for each link."""
     model = ResolvedModel(name="tiny", path=versions.folder / "a")
@@ -122,7 +124,7 @@ async def serving(
             running = await stack.enter_async_context(pipeline(model.path, *given))
             verifiers.append(await stack.enter_async_context(LINKS[link](between(number, running.verifier))))
         settings = load(flags=tiny_settings(*given), environ={})
-        yield RouterService(router_config(settings, model), ChosenVerifier(verifiers))
+        yield RouterService(replace(router_config(settings, model), waits=waits), ChosenVerifier(verifiers))
 
 
 @dataclass

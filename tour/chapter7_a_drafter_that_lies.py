@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from typing_extensions import override
+
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
@@ -51,9 +53,11 @@ class Liar(DrafterService):
         self._lie = lie
         self._random = random.Random(1)
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
         return await self._lied(await super().open(message))
 
+    @override
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         return await self._lied(await super().step(message))
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rich.console import Console
+from typing_extensions import override
 
 from cluster.models.target import resolve
 from cluster.settings import component_configs
@@ -30,6 +31,7 @@ class OneThread(ThreadPoolExecutor):
     A decoding loop shuts its executor down when it stops; this one stays for the next chapter.
     """
 
+    @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Goes on."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from services.drafter.heads.blocks.drafter import BlockDrafter
 from services.drafter.heads.blocks.sequential import ConfidenceHead
@@ -43,6 +44,7 @@ class BlockLearner(OverVocabulary):
         self._columns = columns
 
     @property
+    @override
     def own_rows(self) -> torch.Tensor | None:
         markov = self.module.markov_head
         return None if markov is None else markov.markov_w2.weight

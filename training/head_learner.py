@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from services.drafter.heads.eagle.head import FeatureHead
 from training.batches import head_rows
@@ -43,6 +44,7 @@ class HeadLearner(OverVocabulary):
         self._top = TopTokens(recipe.top_k, recipe.top_k_weight) if recipe.top_k_weight else None
 
     @property
+    @override
     def own_rows(self) -> torch.Tensor | None:
         return None if self.module.lm_head is None else self.module.lm_head.weight
 

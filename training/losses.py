@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from training.recipe import RecipeBase
 
@@ -149,6 +150,7 @@ def output_rows(rows: torch.Tensor, own: torch.Tensor | None, width: int) -> tor
 
 class _Compare(torch.autograd.Function):
     @staticmethod
+    @override
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
@@ -190,6 +192,7 @@ class _Compare(torch.autograd.Function):
         return values, overlaps
 
     @staticmethod
+    @override
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         weighted, *trained = ctx.saved_tensors
         given, own = gradients[0][:, None], None

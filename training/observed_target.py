@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from services.verifier.config import TargetConfig
 from services.verifier.engine.config import LoopConfig
@@ -31,6 +32,7 @@ class ObservedTarget(TransformersTarget):
         self._observed: dict[str, list[Features]] = {}
         super().__init__(config)
 
+    @override
     def features(self, request_id: str, rows: Sequence[int]) -> Features:
         found = super().features(request_id, rows)
         self.observed_rows += found.rows

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from typing_extensions import override
 
 from speculation import limits
 from speculation.errors import ConfigurationError
@@ -106,6 +107,7 @@ class HeadRecipe(UnrolledRecipe):
     )
 
     @property
+    @override
     def state_loss(self) -> float:
         return self.regression_weight
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sources.interfaces import DraftWanted, ModelSource
@@ -117,11 +118,13 @@ class ProbeState(PlannedLength):
         self._answer = answer
         self._beyond = beyond
 
+    @override
     def begin(self, position: int) -> int:
         self.right = 0
         self.inputs = []
         return self.length
 
+    @override
     def more(self, drafted: DraftedToken) -> bool:
         if self.right == len(self.inputs) and self._answer[drafted.position] == drafted.token:
             self.right += 1

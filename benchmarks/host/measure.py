@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
+from typing_extensions import override
 
 from benchmarks.host.loads import HostLoad
 from benchmarks.host.null_target import NullTarget, PassMark, scripted_text
@@ -76,10 +77,12 @@ class _AllChecked(FixedBudget):
 
     measured: MeasuredBudget
 
+    @override
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         self.measured.choose(trees, load, decoding)
         return list(trees)
 
+    @override
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         self.measured.learn(load, seconds, outcomes)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, rows_up
@@ -52,6 +53,7 @@ class PassMark:
 class _ScriptedChooser(Chooser):
     """A chooser whose likeliest ids are there already, as a GPU has found them."""
 
+    @override
     def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
         return [
             tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from typing_extensions import override
+
 from benchmarks.never_slower.kinds import KINDS
 from speculation.errors import ConfigurationError
 
@@ -14,8 +16,6 @@ PLAIN = "autoregressive"
 SHORT, LONG = "short", "4k"
 LENGTHS = (SHORT, LONG)
 TOPOLOGIES = ("process", "ray")
-AT_ONCE = (1, 2, 4, 8, 16, 24, 32, 64)
-TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,7 @@ class GridCell:
     temperature: float
     length: str
 
+    @override
     def __str__(self) -> str:
         where = "on Ray" if self.on == "ray" else "in process"
         return f"{self.at_once} at once, {self.kind}, T {self.temperature:g}, {self.length}, {where}"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from benchmarks.soak.relay import Relay
 from benchmarks.soak.service_processes import ServiceProcesses
 
-OF_PROCESSES = ("killed", "stopped")
 OF_NETWORKS = ("cut", "stalled", "slow")
 _LEAST_S, _MOST_S = 0.3, 3.0
 _SLOW_S = (0.02, 0.03)

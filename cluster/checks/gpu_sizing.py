@@ -1,9 +1,9 @@
 """Estimates what a model needs of GPUs: memory, and the time to read it. Nothing here was measured by us.
 
-A pass cannot be faster than the memory gives the weights and the cached keys and values, nor than the matrix units multiply
-(the roofline). The layers are split over the GPUs as pipeline stages, which one pass goes through one after the other, or
-each layer over ranks, which exchange what they make; or several replicas share the requests. Of a mixture a pass reads the
-experts that its rows choose.
+A pass takes at least as long as reading the weights and the cached keys and values, and at least as long as the matrix units
+multiply (the roofline). Of a mixture of experts it reads those that its rows choose. Several GPUs are used in one of three
+ways: the layers are split into pipeline stages, which a pass goes through one after the other; each layer is split over
+ranks, which exchange their results; or several replicas share the requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from speculation.errors import ConfigurationError
 
@@ -161,6 +163,7 @@ class GpuSplit:
     plan: GpuPlan
     replicas: int = 1
 
+    @override
     def __str__(self) -> str:
         """Such as 4 ranks x 2 stages, or 8 replicas of one GPU."""
         if self.replicas > 1 and self.ranks == self.stages == 1:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -14,53 +14,6 @@ from services.machine.sockets import addresses_of, bind
 from speculation.errors import ConfigurationError
 
 _MIB = 2**20
-
-
-def check_device(device: str, setting: str = "verifier.device") -> None:
-    """Check that this machine has the device.
-
-    Args:
-        setting: names it, for the error.
-
-    Raises:
-        ConfigurationError: it does not, or the name is malformed.
-    """
-    kind, _, number = device.partition(":")
-    if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
-        raise ConfigurationError(field=setting, value=device, allowed="cpu, cuda or cuda:NUMBER")
-    if kind == "cpu":
-        return
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        if (built := metadata.version("torch")).endswith("+cpu"):
-            raise ConfigurationError(
-                "install a build with CUDA, or use device: cpu",
-                field=setting,
-                value=device,
-                given=f"but PyTorch here ({built}) is built for CPUs",
-            )
-    count = count_gpus()
-    if not count:
-        raise ConfigurationError(field=setting, value=device, given="but there is no NVIDIA GPU here; use device: cpu")
-    if number and int(number) >= count:
-        raise ConfigurationError(f"there are {count} GPUs, from cuda:0 on", field=setting, value=device)
-
-
-def check_gpus(device: str, stages: int, ranks: int) -> None:
-    """Check that each process of a target whose processes all run on this machine has a GPU of its own.
-
-    Raises:
-        ConfigurationError: there are more processes than GPUs.
-    """
-    kind, _, number = device.partition(":")
-    if kind == "cpu" or stages * ranks <= (count := 1 if number else count_gpus()):
-        return
-    field, value = ("tensor_parallel_size", ranks) if ranks > 1 else ("stages", stages)
-    raise ConfigurationError(
-        f"with {stages} {'stages' if stages > 1 else 'stage'} a target has {stages * ranks} processes, each on a GPU of its "
-        f"own, and device {device} has {count} here",
-        field=f"verifier.{field}",
-        value=value,
-    )
 
 
 def count_gpus() -> int:
@@ -72,6 +25,64 @@ def count_gpus() -> int:
     except OSError:
         return 0
     return 0 if failed else count.value
+
+
+def check_device(
+    device: str,
+    setting: str = "verifier.device",
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+    count: Callable[[], int] = count_gpus,
+) -> None:
+    """Check that this machine has the device.
+
+    Args:
+        setting: names it, for the error.
+        version_of: the version of an installed package.
+        count: of the GPUs here.
+
+    Raises:
+        ConfigurationError: it does not, or the name is malformed.
+    """
+    kind, _, number = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
+        raise ConfigurationError(field=setting, value=device, allowed="cpu, cuda or cuda:NUMBER")
+    if kind == "cpu":
+        return
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if (built := version_of("torch")).endswith("+cpu"):
+            raise ConfigurationError(
+                "install a build with CUDA, or use device: cpu",
+                field=setting,
+                value=device,
+                given=f"but PyTorch here ({built}) is built for CPUs",
+            )
+    gpus = count()
+    if not gpus:
+        raise ConfigurationError(field=setting, value=device, given="but there is no NVIDIA GPU here; use device: cpu")
+    if number and int(number) >= gpus:
+        raise ConfigurationError(f"there are {gpus} GPUs, from cuda:0 on", field=setting, value=device)
+
+
+def check_gpus(device: str, stages: int, ranks: int, count: Callable[[], int] = count_gpus) -> None:
+    """Check that each process of a target whose processes all run on this machine has a GPU of its own.
+
+    Args:
+        count: of the GPUs here.
+
+    Raises:
+        ConfigurationError: there are more processes than GPUs.
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu" or stages * ranks <= (gpus := 1 if number else count()):
+        return
+    field, value = ("tensor_parallel_size", ranks) if ranks > 1 else ("stages", stages)
+    raise ConfigurationError(
+        f"with {stages} {'stages' if stages > 1 else 'stage'} a target has {stages * ranks} processes, each on a GPU of its "
+        f"own, and device {device} has {gpus} here",
+        field=f"verifier.{field}",
+        value=value,
+    )
 
 
 def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:

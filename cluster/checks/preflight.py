@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.checks import host, model_files
@@ -39,12 +40,15 @@ BUILT_IN_BYTES = 120 * 2**20
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: bool = True) -> tuple[str, ...]:
+def preflight(
+    settings: Settings, model: ResolvedModel | None = None, *, here: bool = True, memory: Callable[[], float] = free_memory
+) -> tuple[str, ...]:
     """Check everything that can be checked before the start.
 
     Args:
         model: the model, if it was fetched already; None: it is looked for locally, but not fetched.
         here: whether the components will run on this machine; another one has other ports, memory and GPUs.
+        memory: bytes that are free here.
 
     Returns:
         What was not checked, in words.
@@ -59,7 +63,8 @@ def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: b
             host.check_folder("cache_dir", settings.cache_dir, BUILT_IN_BYTES)
         _check_index(settings, None)
         return ("the model's files, memory and index: the model is fetched or converted at its first start",)
-    return check_model(settings, ResolvedModel(name=model.name if model else settings.model, path=folder), here=here)
+    named = ResolvedModel(name=model.name if model else settings.model, path=folder)
+    return check_model(settings, named, here=here, memory=memory)
 
 
 def check_settings(settings: Settings, *, here: bool) -> None:
@@ -181,7 +186,9 @@ def _in_hub_cache(name: str) -> Path | None:
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
-def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tuple[str, ...]:
+def check_model(
+    settings: Settings, model: ResolvedModel, *, here: bool, memory: Callable[[], float] = free_memory
+) -> tuple[str, ...]:
     """Check the model's files, and what the settings ask of it. Returns what was not checked.
 
     Raises:
@@ -209,7 +216,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
     # Stages connected over loopback share this machine.
     processes = verifier.processes if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
     drafting = memory_here(settings, model)
-    model_files.check_fits(verifier, config, weights, free_memory(), processes, drafting)
+    model_files.check_fits(verifier, config, weights, memory(), processes, drafting)
     return ()
 
 

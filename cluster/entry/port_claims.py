@@ -1,9 +1,10 @@
-"""Who shares a port of this machine: the routers of one service may, those of two must not.
+"""Lets the routers of one service share a port of this machine, and keeps those of two services from sharing it.
 
-By hand: claims live where ports do, in the network namespace, and end with their process. A lock of filelock lives in
-a file system, which containers on one network need not share, and one router holds it, not all of a service.
+A claim is a named socket. It lives where ports do, in the network namespace, and ends with its process. filelock would not
+do: its lock lives in a file system, which containers on one network need not share, and one router would hold it, not all of
+a service.
 
-Anybody on the machine may take such a name. So only those of our own user count, as only its sockets can share the port.
+Any user of the machine may take such a name. So only claims of our own user count; only its sockets can share the port.
 """
 
 from __future__ import annotations

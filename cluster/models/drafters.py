@@ -1,4 +1,4 @@
-"""Finds the models that draft: those that the settings name, or those that come with Outrider for the target."""
+"""Finds the models that draft: those of the settings, or, without any, those that come with Outrider for the target."""
 
 from __future__ import annotations
 

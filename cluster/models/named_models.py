@@ -1,4 +1,4 @@
-"""Reads ``drafter.models``: folders, or mappings that name a folder's model and say for whom it drafts; tells the router."""
+"""Reads ``drafter.models``, whose entries are folders, or mappings with a folder, a name and for whom it drafts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A drafter outside of Ray: a process with a gRPC server, to which ``drafter.address`` of a service leads.
 
-Who runs a worker of a Ray can run code on all of it. This drafter gets the texts that it drafts for, and nothing else.
+A worker of a Ray can run code on every node of it. A drafter of this kind cannot: it gets the texts that it drafts for, and
+nothing else.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from typing_extensions import override
+
 from cluster.settings.operating import LoggingSettings
 from services.logs.clean import clean_logs
 from services.logs.names import UsersName
@@ -64,6 +66,7 @@ class JsonLines(logging.Formatter):
     ``request_id`` (the user's), ``request`` (unique), ``trace``, ``error`` and ``traceback``.
     """
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
         said: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How a process begins: what it does before the slow imports, and how it looks for garbage once it serves."""
+"""How a process begins: what it does before the slow imports, and how Python's garbage collector is set once it serves."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -209,9 +210,10 @@ class VerifierDeployment(_Process):
             self._verifier = VerifierService(config, origins, launch, observing.metrics, streams, noise)
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
-            await take_weights_of_others(self._verifier.take_weights)
+            ask_others = partial(take_weights_of_others, self._verifier.take_weights)
+            await ask_others()
             if config.weights_from:
-                asking = go_on_asking(self._verifier.replaced_weights, self._verifier.take_weights)
+                asking = go_on_asking(self._verifier.replaced_weights, ask_others)
                 self._asking = asyncio.create_task(asking, name="weights-of-others")
             self._callers = Callers()
             self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")

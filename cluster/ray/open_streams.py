@@ -1,7 +1,7 @@
 """Counts this process's open streams at each verifier.
 
-Ray Serve's own counts are of no use for that: they contain what is asked beside streams, and keep one too many for as long
-as nothing is sent to a verifier, if its answer to one call overtakes the end of another (seen with Ray 2.60).
+Ray Serve's own counts cannot be used. They contain calls other than streams. And if a verifier's answer to one call
+overtakes the end of another, they are one too high until something is sent to it again (seen with Ray 2.60).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A verifier that Ray starts serves the same weights as the others of its service, also after these were replaced.
+"""Has a verifier that Ray starts serve the same weights as the others of its service, also after these were replaced.
 
-It asks before it serves, and again from time to time: the others may have replaced theirs while it was about to begin, and
-the router that ordered it may have died before it told all of them to keep the new ones.
+It asks the others before it serves, and again from time to time. They may have replaced their weights while it started. And
+the router that ordered a replacement may have died before it told all of them to keep the new weights.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
@@ -26,18 +27,23 @@ _AGAIN_S = 30.0
 # What a verifier says that serves the weights it was started with.
 _FIRST = ("", "")
 
+# Is given the folder and the digest of weights.
+Take = Callable[[str, str], Awaitable[None]]
+Count = Callable[[str], Awaitable[dict[str, dict[str, int]]]]
 
-async def take_weights_of_others(take: Callable[[str, str], Awaitable[None]]) -> None:
+
+async def take_weights_of_others(take: Take, *, serve: Any = serve, count: Count = replicas) -> None:
     """Ask the other replicas of this one's deployment which weights they serve, and ``take`` them if they are not the first.
 
     Args:
-        take: is given the folder and the digest.
+        serve: finds this replica's deployment and a handle on it.
+        count: the replicas of an application.
 
     Raises:
         Unavailable: they do not say.
     """
     here = serve.get_replica_context()
-    states = (await replicas(here.app_name)).get(here.deployment, {})
+    states = (await count(here.app_name)).get(here.deployment, {})
     if not states.get("running"):
         return
     handle = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
@@ -56,16 +62,19 @@ async def take_weights_of_others(take: Callable[[str, str], Awaitable[None]]) ->
         await take(folder, digest)
 
 
-async def go_on_asking(own: Callable[[], Awaitable[tuple[str, str]]], take: Callable[[str, str], Awaitable[None]]) -> None:
+async def go_on_asking(
+    own: Callable[[], Awaitable[tuple[str, str]]], ask_others: Callable[[], Awaitable[None]], every_s: float = _AGAIN_S
+) -> None:
     """Ask the others time and again, as long as this one serves the first weights.
 
     Args:
         own: which it serves, as ``VerifierService.replaced_weights``.
+        ask_others: as ``take_weights_of_others``.
     """
     while True:
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(every_s)
         try:
             if await own() == _FIRST:
-                await take_weights_of_others(take)
+                await ask_others()
         except (OutriderError, RayError) as error:
             log.warning("the weights of the other verifiers are not served here so far: %s", error)

@@ -1,7 +1,7 @@
 """Notices when Ray has died, and ends this process then: a service whose replicas are gone must not look alive.
 
-Ray itself tells nobody: replicas vanish or hang, while the process that started them waits. Whoever supervises this process
-starts it again.
+Ray itself tells nobody: replicas vanish or hang, while the process that started them waits. Once this process has ended, its
+supervisor can start it again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from cluster.settings.marked import marked
 from cluster.settings.placement import Placed
@@ -61,14 +62,17 @@ class VerifierSettings(_OfVerifier):
     port: int = Field(0, ge=0, le=65535, description="port of such a verifier; 0: any free one")
 
     @property
+    @override
     def processes(self) -> int:
         return self.stages * self.tensor_parallel_size
 
     @property
+    @override
     def processes_together(self) -> int:
         return self.tensor_parallel_size
 
     @property
+    @override
     def sized_by_gpu(self) -> bool:
         """See ``TargetConfig``."""
         return self.kv_cache_tokens is None and self.device != "cpu"

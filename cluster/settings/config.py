@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from typing_extensions import override
 
 from cluster.settings.components import DrafterSettings, RetrievalSettings, RouterSettings, VerifierSettings
 from cluster.settings.operating import LoggingSettings, MetricsSettings, TracingSettings
@@ -72,6 +73,7 @@ class Settings(BaseSettings):
     logging: LoggingSettings = LoggingSettings()
 
     @classmethod
+    @override
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],

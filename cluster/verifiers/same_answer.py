@@ -1,4 +1,4 @@
-"""What all verifiers of a service have answered to a step that they take together."""
+"""The one answer of all verifiers to a step that they take together, such as new weights. Refuses answers that differ."""
 
 from __future__ import annotations
 

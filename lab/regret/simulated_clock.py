@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from services.verifier.engine.finishing import finish_pass, whole_pass
 
 _Result = TypeVar("_Result")
@@ -16,6 +18,7 @@ _Result = TypeVar("_Result")
 class _JumpingSelector(selectors.DefaultSelector):
     now = 0.0
 
+    @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0 if timeout is not None else None)
         if not ready and timeout:
@@ -30,6 +33,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
+    @override
     def time(self) -> float:
         return self._jumping.now
 
@@ -47,6 +51,7 @@ class SimulatedWorker(Executor):
         self._pass_s = pass_s
         self._free_at = 0.0
 
+    @override
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         loop = asyncio.get_running_loop()
         done: Future[Any] = Future()

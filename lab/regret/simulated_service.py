@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from lab.regret.recorded_answers import RecordedAnswer
 from lab.regret.recorded_target import Likeliest, LikeliestElsewhere, RecordedTarget
 from lab.regret.simulated_clock import SimulatedWorker
@@ -129,6 +131,7 @@ class _MachineWorker(SimulatedWorker):
         self._machine, self._drafter, self._numbers = machine, drafter, random.Random(3)
         self.told: set[str] = set()
 
+    @override
     def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if function is whole_pass:
             work: PassWork = arguments[1]
@@ -148,9 +151,11 @@ class _MachineBudget(MeasuredBudget):
 
     worker: _MachineWorker
 
+    @override
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         super().learn(load, self.worker.took_s, outcomes)
 
+    @override
     def learn_prompts(self, load: Load, seconds: float) -> None:
         super().learn_prompts(load, self.worker.took_s)
 
@@ -158,6 +163,7 @@ class _MachineBudget(MeasuredBudget):
 class _MachineLink(InProcessDraftLink):
     worker: _MachineWorker
 
+    @override
     def step(self, message: StepReport) -> None:
         self.worker.told.add(message.session_id)
         super().step(message)

@@ -11,6 +11,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TextIO
 
+from typing_extensions import override
+
 from services.logs.printable import escaped
 from services.logs.sparse import SparseLog
 from speculation.errors import ConfigurationError
@@ -24,11 +26,13 @@ _MOST_CHARACTERS = 256
 
 
 class _ToFile(WatchedFileHandler):
+    @override
     def handleError(self, record: logging.LogRecord) -> None:
         raise
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
+    @override
     def handleError(self, record: logging.LogRecord) -> None:
         raise
 

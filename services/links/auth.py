@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from typing_extensions import override
 
 from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
@@ -42,6 +43,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         self._token_hash = token_hash
         self._refused = refused
 
+    @override
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
+from typing_extensions import override
 
 from outrider.internal.v1 import answers_pb2, answers_pb2_grpc
 from services.links.auth import bearer
@@ -88,6 +89,7 @@ class _AnswersServicer(answers_pb2_grpc.AnswersServiceServicer):
         self._store = store
         self._guard = guard
 
+    @override
     async def Recall(
         self, request: answers_pb2.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> answers_pb2.RecallResponse:
@@ -96,6 +98,7 @@ class _AnswersServicer(answers_pb2_grpc.AnswersServiceServicer):
             check_size("drafter", len(request.drafter), limits.MAX_SOURCE_NAME)
             return codec.encode_recalled(await self._store.recall(request.tenant, request.after, request.drafter))
 
+    @override
     async def Keep(
         self, request: answers_pb2.KeepRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> answers_pb2.KeepResponse:
@@ -107,6 +110,7 @@ class _AnswersServicer(answers_pb2_grpc.AnswersServiceServicer):
                 kept=await self._store.keep(request.tenant, request.generation, request.drafter, tokens)
             )
 
+    @override
     async def ForgetAnswers(
         self, request: answers_pb2.ForgetAnswersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> answers_pb2.ForgetAnswersResponse:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from typing_extensions import override
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
 from services.access.refused_components import RefusedComponents
@@ -191,6 +192,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         self._guard = guard
         self._streams = itertools.count()
 
+    @override
     async def Describe(
         self, request: drafting_pb2.DraftingServiceDescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> drafting_pb2.DraftingServiceDescribeResponse:
@@ -200,6 +202,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter holds what the settings of its service say")
         return encode_drafter(self._card)
 
+    @override
     async def Draft(
         self,
         request_iterator: AsyncIterator[drafting_pb2.DraftRequest],

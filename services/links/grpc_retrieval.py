@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from typing_extensions import override
 
 from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from services.access.refused_components import RefusedComponents
@@ -161,6 +162,7 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
         self._service = service
         self._guard = guard
 
+    @override
     async def Retrieve(
         self,
         request_iterator: AsyncIterator[retrieval_pb2.RetrieveRequest],

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from outrider.v1 import generation_pb2
@@ -193,6 +194,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
         self._verifier = verifier
         self._guard = guard
 
+    @override
     async def Verify(
         self, request: verification_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[verification_pb2.VerifyResponse]:
@@ -208,6 +210,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             finally:
                 await events.aclose()
 
+    @override
     async def Compare(
         self, request: verification_pb2.CompareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.CompareResponse:
@@ -215,6 +218,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             self._guard(context)
             return codec.encode_comparisons(await self._verifier.compare(*codec.decode_comparing(request)))
 
+    @override
     async def Describe(
         self, request: verification_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.DescribeResponse:
@@ -222,6 +226,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             self._guard(context)
             return codec.encode_card(await self._verifier.describe())
 
+    @override
     async def Forget(
         self, request: verification_pb2.ForgetRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.ForgetResponse:
@@ -230,6 +235,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             await self._verifier.forget(codec.decode_forget(request))
             return verification_pb2.ForgetResponse()
 
+    @override
     async def Adapt(
         self, request: verification_pb2.AdaptRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.AdaptResponse:
@@ -237,6 +243,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
             self._guard(context)
             return codec.encode_adapted(await self._verifier.adapt(codec.decode_adapting(request)))
 
+    @override
     async def Reload(
         self, request: verification_pb2.ReloadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verification_pb2.ReloadResponse:

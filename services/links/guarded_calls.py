@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from typing_extensions import override
 
 from services.links.status import aborting
 from speculation.errors import InvalidArgument
@@ -29,6 +30,7 @@ _MAKERS = {
 class WholeMessages(grpc.aio.ServerInterceptor):
     """Answers messages that cannot be decoded with INVALID_ARGUMENT; gRPC alone says UNKNOWN, and logs a traceback each."""
 
+    @override
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:

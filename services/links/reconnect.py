@@ -19,12 +19,19 @@ _CONNECT_TIMEOUT_S = 5.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
 
 
+def _channel(address: str, options: Options, tls: CallerTls | None) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=options) if tls is None else tls.channel(address, options)
+
+
 async def stay_connected(
     name: str,
     resolve: Callable[[], Awaitable[str]],
     max_bytes: int,
     talk: Callable[[grpc.aio.Channel], Awaitable[None]],
     tls: CallerTls | None = None,
+    *,
+    channel_to: Callable[[str, Options, CallerTls | None], grpc.aio.Channel] = _channel,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Connect to the component ``name`` and run ``talk`` on the channel, again and again until cancelled.
 
@@ -32,12 +39,14 @@ async def stay_connected(
         resolve: gives its "host:port" before every attempt, so that a restarted component is found.
         max_bytes: largest message.
         tls: gives the channels' credentials; None: plain text.
+        channel_to: makes a channel.
+        pause: waits for so many seconds between attempts.
     """
     delay, clock, connected_at = _RETRY_FIRST_S, asyncio.get_running_loop().time, math.inf
     while True:
         try:
             address = await resolve()
-            async with _channel(address, client_options(max_bytes), tls) as channel:
+            async with channel_to(address, client_options(max_bytes), tls) as channel:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await channel.channel_ready()
                 connected_at = clock()
@@ -57,7 +66,7 @@ async def stay_connected(
         if clock() - connected_at > _RETRY_MOST_S:
             delay = _RETRY_FIRST_S
         connected_at = math.inf
-        await asyncio.sleep(delay)
+        await pause(delay)
         delay = min(2 * delay, _RETRY_MOST_S)
 
 
@@ -76,10 +85,6 @@ async def _renewed_while(talking: Awaitable[None], tls: CallerTls | None) -> boo
         for task in (talk, renewed):
             task.cancel()
         await asyncio.gather(talk, renewed, return_exceptions=True)
-
-
-def _channel(address: str, options: Options, tls: CallerTls | None) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=options) if tls is None else tls.channel(address, options)
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,8 @@ import logging
 import traceback
 from typing import Any
 
+from typing_extensions import override
+
 from services.logs.printable import escaped
 
 _INDENT = "    "
@@ -17,6 +19,7 @@ _INDENT = "    "
 class CleanRecord(logging.LogRecord):
     """A record whose message is one line of printable characters."""
 
+    @override
     def getMessage(self) -> str:  # logging's name
         """The message with its values."""
         return escaped(super().getMessage())

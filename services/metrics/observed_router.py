@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 
+from typing_extensions import override
+
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk
 from services.api.observer import PassingRouter
 from services.metrics.registry import Metrics
@@ -34,6 +36,7 @@ class ObservedRouter(PassingRouter):
         self._ready = metrics.gauge("ready")
         metrics.follow("num_requests_open", lambda: {(): self._open})
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         ended = False
         last: float | None = None
@@ -77,6 +80,7 @@ class ObservedRouter(PassingRouter):
         if tokens > 1:
             self._per_token.observe((timing.total_s - first_s) / (tokens - 1))
 
+    @override
     async def ready(self) -> bool:
         ready = await super().ready()
         self._ready.set(float(ready))

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from services.metrics.families import FAMILIES, PREFIX, Family, family_of
 from services.metrics.registry import CounterHandle, GaugeHandle, HistogramHandle, Values
@@ -99,6 +100,7 @@ class _Collected(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
+    @override
     def collect(self) -> Iterable[Metric]:
         return self._families
 

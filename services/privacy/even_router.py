@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from typing_extensions import override
+
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, Timing
 from services.api.observer import PassingRouter
 from services.privacy.config import Privacy
@@ -28,6 +30,7 @@ class EvenRouter(PassingRouter):
         super().__init__(router)
         self._privacy = privacy
 
+    @override
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         if self._privacy.strict and request.private is False:
             raise InvalidArgument("privacy", "none", "strict, or unset: all answers of this server are private")

@@ -1,4 +1,4 @@
-"""What other strategies would have made of an answer: which may be asked for, and what is told of them."""
+"""How other strategies would have drafted an answer: which of them a request may name, and what it is told of each."""
 
 from __future__ import annotations
 

@@ -12,6 +12,26 @@ from services.settings import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RouterWaits:
+    """Seconds that a router waits before it tells or asks verifiers again.
+
+    Attributes:
+        migration_s: before each further attempt at a request; the last one is repeated for a request that a verifier had
+            begun.
+        joining_s: between looks for verifiers that have started during a pause.
+        keeping_s: before verifiers that have replaced their weights are told once more to keep them: one that has not heard
+            of it would go back.
+        beat_s: between words to verifiers that the router is there: one that reads its weights sooner than others waits for
+            them.
+    """
+
+    migration_s: tuple[float, ...] = (0.1, 1.0, 3.0)
+    joining_s: float = 1.0
+    keeping_s: float = 1.0
+    beat_s: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
     """Settings of one router.
 
@@ -24,6 +44,7 @@ class RouterConfig:
         loads_adapters: adapters may be loaded while serving.
         tokenizer: digest of the tokenizer, for verifiers with settings of their own; empty: they are not told.
         learning: what is learnt of requests that nobody chooses a strategy for.
+        waits: between tries.
     """
 
     model_path: str
@@ -34,6 +55,7 @@ class RouterConfig:
     loads_adapters: bool = False
     tokenizer: str = ""
     learning: LearningConfig = field(default_factory=LearningConfig)
+    waits: RouterWaits = RouterWaits()
     rules: Annotated[
         tuple[dict[str, Any], ...],
         Setting("rules that choose how requests are drafted which do not say; the first that matches counts"),

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has no place for them: as Hermes' models have them, in plain messages.
+"""Tools for models whose chat template has no place for them: written into plain messages, in the form of Hermes' models.
 
 The tools stand in the system message; a call is text of the assistant; a tool's answer is a message of the user. Models that
 were not trained for this may call badly, or never.

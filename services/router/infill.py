@@ -1,8 +1,8 @@
 """Fill-in-the-middle: the tokens that mark what stands before a gap and behind it, found by their names.
 
-The names, and the form in which other files come first, are those of llama.cpp (``llama-vocab.cpp``,
-``format_prompt_infill``); the order of the parts is prefix, suffix, middle, which all of these models were trained on
-(arXiv 2207.14255, section 3).
+The names of the tokens are llama.cpp's (``llama-vocab.cpp``), and so is the form in which other files are put in front
+(``format_prompt_infill``). The parts come in the order prefix, suffix, middle (arXiv 2207.14255, section 3), on which all of
+these models were trained.
 """
 
 from __future__ import annotations

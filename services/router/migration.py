@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from services.logs.names import log_name
@@ -16,8 +16,6 @@ from speculation.ports import VerifierPort
 
 log = logging.getLogger(__name__)
 
-# Seconds before each further attempt; the last one is repeated for a request that a verifier had begun.
-_DELAYS_S = (0.1, 1.0, 3.0)
 # Verifiers that may fail at one token of a request.
 _MOST_FAILED = 2
 
@@ -30,12 +28,13 @@ class Migration:
 
     Args:
         timeout_s: longest time between the loss of a verifier and the request's next token.
+        delays_s: as ``RouterWaits.migration_s``.
         metrics: where it counts migrations.
     """
 
-    def __init__(self, verifier: VerifierPort, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(self, verifier: VerifierPort, timeout_s: float, delays_s: Sequence[float], metrics: Metrics) -> None:
         self._verifier = verifier
-        self._timeout_s = timeout_s
+        self._timeout_s, self._delays_s = timeout_s, delays_s
         self._migrations = metrics.counter("migrations_total")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
@@ -46,7 +45,7 @@ class Migration:
         A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
         third one. Verifiers whose machines were taken away do not count.
         """
-        trouble = _Trouble(self._timeout_s)
+        trouble = _Trouble(self._timeout_s, self._delays_s)
         committed: list[int] = []
         arithmetic = ""
         attempt = 0
@@ -111,9 +110,9 @@ class _Trouble:
         error: the last one.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, delays_s: Sequence[float]) -> None:
         self.error: OutriderError = Unavailable("")
-        self._timeout_s = timeout_s
+        self._timeout_s, self._delays_s = timeout_s, delays_s
         self._lost_at: float | None = None
         self._delays = self._failed = self._committed = 0
 
@@ -139,11 +138,11 @@ class _Trouble:
     def delay_s(self) -> float | None:
         """Seconds to wait before the next attempt; None: there is to be none."""
         waited_s = 0.0 if self._lost_at is None else _now() - self._lost_at
-        more = self._delays < len(_DELAYS_S) or (self.lost and waited_s < self._timeout_s)
+        more = self._delays < len(self._delays_s) or (self.lost and waited_s < self._timeout_s)
         if self._failed >= _MOST_FAILED or not more:
             return None
         self._delays += 1
-        return _DELAYS_S[min(self._delays, len(_DELAYS_S)) - 1]
+        return self._delays_s[min(self._delays, len(self._delays_s)) - 1]
 
 
 async def describe(verifier: VerifierPort) -> VerifierCard:

@@ -1,4 +1,4 @@
-"""A model's chat templates by name, and the files that they and the special tokens' names lie in."""
+"""A model's chat templates by name, and its special tokens, read from the files of its folder."""
 
 from __future__ import annotations
 

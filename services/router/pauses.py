@@ -16,17 +16,20 @@ from speculation.reloads import PauseMode, ReloadOrder, ReloadStep
 
 log = logging.getLogger(__name__)
 
-# How often verifiers that have started during a pause are looked for.
-_AGAIN_S = 1.0
 # Pauses that are known to have ended.
 _ENDED = 100
 
 
 class Pauses:
-    """Lets the verifiers stand still, and go on."""
+    """Lets the verifiers stand still, and go on.
 
-    def __init__(self, verifier: VerifierLink) -> None:
+    Args:
+        joining_s: as in ``RouterWaits``.
+    """
+
+    def __init__(self, verifier: VerifierLink, joining_s: float) -> None:
         self._verifier = verifier
+        self._joining_s = joining_s
         self._joining: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         # The ids of pauses that go on as far as this router knows, and of those that have ended.
@@ -98,7 +101,7 @@ class Pauses:
                     return
             except OutriderError as error:
                 log.info("not all verifiers have confirmed that they are paused: %s", error)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(self._joining_s)
 
     def _stop_joining(self) -> None:
         if self._joining is not None:

@@ -14,17 +14,20 @@ from speculation.reloads import ReloadOrder, ReloadStep, RunningAnswers
 
 log = logging.getLogger(__name__)
 
-# How often verifiers that have replaced their weights are told to keep them: one that has not heard of it would go back.
-_TRIES, _AGAIN_S = 3, 1.0
-# How often verifiers hear that the router is there: one that reads its weights sooner than others waits for them.
-_BEAT_S = 10.0
+# How often verifiers that have replaced their weights are told to keep them.
+_TRIES = 3
 
 
 class Reloads:
-    """The reloads that one router orders, one at a time."""
+    """The reloads that one router orders, one at a time.
 
-    def __init__(self, verifier: VerifierLink) -> None:
+    Args:
+        keeping_s, beat_s: as in ``RouterWaits``.
+    """
+
+    def __init__(self, verifier: VerifierLink, keeping_s: float, beat_s: float) -> None:
         self._verifier = verifier
+        self._keeping_s, self._beat_s = keeping_s, beat_s
         self._task: asyncio.Task[None] | None = None
 
     async def reload(self, folder: str, running: RunningAnswers, within_s: float) -> None:
@@ -44,7 +47,7 @@ class Reloads:
 
     async def _beat(self, order: ReloadOrder) -> None:
         while True:
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(self._beat_s)
             with suppress(OutriderError):
                 await self._verifier.reload(order)
 
@@ -74,4 +77,4 @@ class Reloads:
                     raise Unavailable(
                         f"the new weights serve, but not at all verifiers: {error}; reload them once more"
                     ) from error
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(self._keeping_s)

@@ -90,9 +90,10 @@ class RouterService:
         # Answers under way.
         self._open = 0
         self._adapters = AdapterChanges(verifier)
-        self._migration = Migration(verifier, config.migration_timeout_s, metrics)
-        self._reloads = Reloads(verifier)
-        self._pauses = Pauses(verifier)
+        waits = config.waits
+        self._migration = Migration(verifier, config.migration_timeout_s, waits.migration_s, metrics)
+        self._reloads = Reloads(verifier, waits.keeping_s, waits.beat_s)
+        self._pauses = Pauses(verifier, waits.joining_s)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self._open += 1

@@ -1,7 +1,7 @@
 """Processes that render chat templates, so that a template's time and memory are bounded whatever it does.
 
-They are kept warm: one for each rendering at once, of which there are as many as threads that tokenise. One that is too
-slow or dies is ended, and the next rendering starts another.
+There are as many as threads that tokenise, since each of these renders one template at a time. They stay alive between
+renderings. One that is too slow is ended; after that, or if one dies, the next rendering starts another.
 """
 
 from __future__ import annotations

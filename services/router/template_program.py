@@ -22,6 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from typing_extensions import override
 
 # Characters of a rendered text; twice what a request can hold.
 MOST_CHARACTERS = 8 << 20
@@ -126,6 +127,7 @@ class _GenerationBlocks(Extension):
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
+    @override
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -175,6 +177,7 @@ class _PublicNamespace(Namespace):
             _check_public(name)
         Namespace.__init__(self, given)
 
+    @override
     def __setitem__(self, name: str, value: Any) -> None:
         _check_public(name)
         super().__setitem__(name, value)

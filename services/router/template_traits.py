@@ -1,4 +1,4 @@
-"""What a chat template reads, found by having it render: a word in its source says little."""
+"""What a chat template reads, found by rendering examples with it. Words in its source would say little."""
 
 from __future__ import annotations
 

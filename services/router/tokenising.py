@@ -1,6 +1,6 @@
-"""Tokenises texts in a few threads; further ones wait, each tenant's in their order. Callers that have gone are skipped.
+"""Tokenises texts in a few threads. Further texts wait, each tenant's in order, and are skipped if their caller has gone.
 
-How many may wait is the servers' to say (``server.max_concurrent_requests``): they hold the texts already.
+The servers bound how many may wait (``server.max_concurrent_requests``), since they hold the texts already.
 """
 
 from __future__ import annotations

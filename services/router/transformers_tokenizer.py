@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from typing_extensions import override
 
 from services.model_files.folder import check_vocabulary, read_json, reading
 from services.router.named_templates import ChatTemplates
@@ -44,9 +45,11 @@ class TransformersTokenizer(FileTokenizer):
         super().__init__(tokenizer.backend_tokenizer, templates)
         self._whole: PreTrainedTokenizerFast = tokenizer
 
+    @override
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
         ids: Sequence[int] = self._whole(text, add_special_tokens=special)["input_ids"]
         return ids
 
+    @override
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self._whole.decode(tokens, skip_special_tokens=not special))

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from services.tool_formats.interface import Calls, CallShape, Slot, Tags, ToolCall
 from services.tool_formats.json_calls import long_id
 from services.tool_formats.raw_json import is_json
@@ -54,6 +56,7 @@ class FunctionTags(TaggedCalls):
         self.marks = (opening, closing)
 
     @property
+    @override
     def shape(self) -> CallShape:
         return CallShape(
             opening=self.opening,
@@ -63,6 +66,7 @@ class FunctionTags(TaggedCalls):
             tags=Tags(before_key="<parameter=", between=(">\n",), after_value="</parameter>"),
         )
 
+    @override
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         if opening == self.opening:
             yield from tape.space()
@@ -97,6 +101,7 @@ class KeyTags(TaggedCalls):
         self.marks = (opening, closing, *tags)
 
     @property
+    @override
     def shape(self) -> CallShape:
         return CallShape(
             opening=self.opening,
@@ -105,6 +110,7 @@ class KeyTags(TaggedCalls):
             tags=Tags(before_key=self._key[0], between=(self._key[1], "\n", self._value[0]), after_value=self._value[1]),
         )
 
+    @override
     def read(self, tape: Tape, calls: Calls, opening: str) -> Reading[None]:
         name, mark = yield from tape.until(self._key[0], self.closing, most=MOST_NAME)
         calls.begin(name.strip())

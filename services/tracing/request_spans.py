@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
+from typing_extensions import override
 
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, is_conversation
 from services.api.observer import PassingRouter
@@ -49,6 +50,7 @@ class TracedRouter(PassingRouter):
         self._tracer = tracer
         self._model = model
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         operation = "chat" if is_conversation(request) else "text_completion"
         name = f"{operation} {self._model}"

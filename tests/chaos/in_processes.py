@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+from typing_extensions import override
 
 import outrider
 from benchmarks.soak.component_process import ComponentProcess
@@ -54,6 +55,7 @@ class InProcesses(ServiceProcesses):
         super().__init__(layout)
         self._reloads = reloads
 
+    @override
     async def start(self) -> None:
         await super().start()
         # A router may have found no verifier yet.

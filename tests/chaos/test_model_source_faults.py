@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.eagle.source import FeatureSource
@@ -34,6 +35,7 @@ PLAN = Plan(strategy="test", sources=(NAME, "far"), max_nodes=6, observe_layers=
 class Right(ModelDouble):
     """Knows what the toy model says greedily."""
 
+    @override
     def _draft(self, wanted: DraftWanted) -> TokenTree:
         super()._draft(wanted)
         return right_tree(wanted.session.tokens, wanted.max_nodes, NAME)
@@ -50,6 +52,7 @@ class Headed(Right):
         self.source = FeatureSource(NAME, head(config), window=64)
         self.inner: dict[str, FeatureSession] = {}
 
+    @override
     def open(self, message: OpenSession) -> Any:
         session, inner = super().open(message), self.source.open(message)
         self.inner[session.id] = inner
@@ -62,6 +65,7 @@ class Headed(Right):
         session.observe = observe_both  # type: ignore[method-assign]
         return session
 
+    @override
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
         super().draft(batch)
         return self.source.draft([replace(wanted, session=self.inner[wanted.session.id]) for wanted in batch])

@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from typing_extensions import override
+
 from cluster.ray.on_ray import ENVIRONMENT
 from tests.chaos.cells import Plan
 from tests.chaos.ray_service import OnRay
@@ -86,6 +88,7 @@ class TwoNodes(OnRay):
         self._log = folder / "nodes.log"
         self._nodes: list[subprocess.Popen[bytes]] = []
 
+    @override
     async def start(self) -> None:
         if not self._nodes:
             self._nodes = [self._node(1), self._node(2)]
@@ -114,6 +117,7 @@ class TwoNodes(OnRay):
                 time.sleep(0.2)
         return process
 
+    @override
     async def stop(self) -> None:
         await super().stop()
         for node in self._nodes:
@@ -124,6 +128,7 @@ class TwoNodes(OnRay):
             except subprocess.TimeoutExpired:
                 node.kill()
 
+    @override
     async def fail(self, plan: Plan, streams_ended: asyncio.Event) -> None:
         if plan.cell.fault == "slow":
             _slow_down()

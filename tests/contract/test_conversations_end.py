@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -76,6 +77,7 @@ class SlowDrafter(RandomDrafter):
         super().__init__(mood="good")
         self.opening = asyncio.Event()
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.opening.set()
         await asyncio.sleep(0.2)
@@ -104,12 +106,14 @@ class Stumbling(Recorder):
         self.stumbled = False
         self.connections = 0
 
+    @override
     def on_reply(self, reply: DraftingReply) -> None:
         if not self.stumbled:
             self.stumbled = True
             raise RuntimeError("planted")
         super().on_reply(reply)
 
+    @override
     def on_connected(self) -> None:
         self.connections += 1
         super().on_connected()
@@ -145,6 +149,7 @@ async def test_a_pump_that_fails_says_so_and_begins_anew(grpc: bool, caplog: pyt
 class Unspeakable(RandomDrafter):
     """Says what no message can hold."""
 
+    @override
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         draft = await super()._draft(session_id, max_nodes)
         assert isinstance(draft, Draft)
@@ -171,6 +176,7 @@ class Stuck(RandomDrafter):
         super().__init__(mood="good")
         self.freed = asyncio.Event()
 
+    @override
     async def forget(self, message: ForgetTenant) -> None:
         await self.freed.wait()
 
@@ -202,6 +208,7 @@ async def test_a_drafter_that_answers_nothing_at_all_is_given_up_and_found_again
 class Slow(RandomDrafter):
     """Does not forget in time."""
 
+    @override
     async def forget(self, message: ForgetTenant) -> None:
         raise TimeoutError
 
@@ -224,6 +231,7 @@ def test_sessions_are_closed_by_the_time_since_they_were_heard_of() -> None:
     closed: list[str] = []
 
     class Closing(RandomDrafter):
+        @override
         def close(self, message: CloseSession) -> None:
             closed.append(message.session_id)
             if message.session_id == "bad":

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from typing_extensions import override
 
 import outrider
 from cluster.process.logs import JsonLines
@@ -25,6 +26,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 class Broken(ScriptedRouter):
     """Has a mistake, after one piece of the answer."""
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         yield TextChunk(text="x", token_ids=(120,))
         raise ValueError("planted")

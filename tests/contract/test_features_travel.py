@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from services.links.call_queue import CallQueue
 from speculation import limits
@@ -266,14 +267,17 @@ class SlowStep(RandomDrafter):
         self.opened = 0
         self.arrived: list[tuple[int, int]] = []
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.opened += 1
         return await super().open(message)
 
+    @override
     async def step(self, message: StepReport) -> Draft | DraftFailure:
         await self.may.wait()
         return await super().step(message)
 
+    @override
     def features(self, message: FeatureChunk) -> None:
         self.arrived.append((self.opened, message.features.start))
 

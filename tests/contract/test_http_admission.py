@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typing_extensions import override
 
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
@@ -30,6 +31,7 @@ class Counting(ScriptedRouter):
 
     read = 0
 
+    @override
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         self.read += 1
         return await super().tokenize(request)

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import Message
+from typing_extensions import override
 
 from services.api.config import HttpConfig
 from services.api.http import endpoints
@@ -137,6 +138,7 @@ async def test_a_conversation_is_read_as_a_chat() -> None:
     seen: list[Any] = []
 
     class Seeing(ScriptedRouter):
+        @override
         async def tokenize(self, request: Any) -> tuple[int, ...]:
             seen.append(request)
             return (1,)

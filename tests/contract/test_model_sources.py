@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -91,6 +92,7 @@ async def test_a_model_that_could_not_draft_in_time_says_so(
     """The request has gone on meanwhile. Unanswered, nobody would ask for another draft."""
 
     class Reading(ModelDouble):
+        @override
         def _draft(self, wanted: DraftWanted) -> TokenTree | None:  # type: ignore[override]
             return super()._draft(wanted) if len(self.batches) > 1 else None
 

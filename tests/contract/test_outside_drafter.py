@@ -18,7 +18,6 @@ from cluster.outside.drafter import drafting
 from cluster.ray.resources import components
 from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
-from services.verifier.engine import forgetting
 from speculation.errors import ConfigurationError, Unavailable
 from tests.component_certificates import tls_flags, write_certificates
 from tests.patience import PATIENCE_S, until
@@ -74,10 +73,7 @@ def drafts(running: Pipeline) -> int:
     return running.verifier.loop.stats.drafts_used
 
 
-async def test_it_drafts_and_changes_no_token(
-    tiny_model: Path, tls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forgetting, "_WITHIN_S", 2.0)
+async def test_it_drafts_and_changes_no_token(tiny_model: Path, tls: list[str], tmp_path: Path) -> None:
     model, port = ResolvedModel(name="tiny", path=tiny_model), free_port()
     async with service(model, port, *of_service(tls, tmp_path)) as running:
         plain = await answer(running, "autoregressive")

@@ -13,7 +13,7 @@ import pytest
 import outrider
 from services.access.key_records import hash_key
 from services.api.config import HttpConfig, PublicServerConfig
-from services.router import pauses
+from services.router.config import RouterWaits
 from services.router.service import RouterService
 from speculation.errors import Unavailable
 from speculation.ports import VerifierPort
@@ -25,6 +25,7 @@ from tests.weight_versions import COUNT, Answered, Between, Versions, answered, 
 
 KEYS = {"admin": "a" * 20, "user": "u" * 20}
 QUIET_S = 0.15
+OFTEN = RouterWaits(joining_s=0.01)
 
 
 class Places:
@@ -103,11 +104,10 @@ async def test_what_cannot_be_paused_everywhere_goes_on_everywhere(versions: Ver
         versions.check(0, await answered(router, wanted(0)), "a")
 
 
-async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
+async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions) -> None:
     places = Places()
     async with (
-        serving(versions, "in process", "over gRPC", between=places) as router,
+        serving(versions, "in process", "over gRPC", between=places, waits=OFTEN) as router,
         pipeline(versions.folder / "a") as second,
         pipeline(versions.folder / "a") as third,
     ):
@@ -130,13 +130,10 @@ async def test_a_verifier_that_comes_meanwhile_stands_still(versions: Versions, 
 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("mode", get_args(PauseMode))
-async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
-    versions: Versions, monkeypatch: pytest.MonkeyPatch, mode: PauseMode
-) -> None:
-    monkeypatch.setattr(pauses, "_AGAIN_S", 0.01)
+async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(versions: Versions, mode: PauseMode) -> None:
     places = Places()
     async with (
-        serving(versions, "in process", "over gRPC", between=places) as router,
+        serving(versions, "in process", "over gRPC", between=places, waits=OFTEN) as router,
         pipeline(versions.folder / "a") as late,
     ):
         other = RouterService(router._config, router._verifier)
@@ -156,12 +153,11 @@ async def test_a_verifier_that_comes_after_the_router_has_gone_stands_still(
         versions.check(0, await answered(other, wanted(0)), "a")
 
 
-async def test_who_joins_a_pause_that_has_ended_goes_on(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_joins_a_pause_that_has_ended_goes_on(versions: Versions) -> None:
     """All verifiers die between the end of a pause and the moment when the router that began it would have heard of that."""
-    monkeypatch.setattr(pauses, "_AGAIN_S", 0.3)
-    places = Places()
+    places, waits = Places(), RouterWaits(joining_s=0.3)
     async with (
-        serving(versions, "in process", "over gRPC", between=places) as router,
+        serving(versions, "in process", "over gRPC", between=places, waits=waits) as router,
         pipeline(versions.folder / "a") as late,
     ):
         other = RouterService(router._config, router._verifier)

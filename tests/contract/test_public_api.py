@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from typing_extensions import override
 
 import outrider
 from outrider import AsyncClient, Client, Retry
@@ -358,6 +359,7 @@ class Flaky(generation_pb2_grpc.GenerationServiceServicer):
         self.calls = 0
         self.tokens_first = tokens_first
 
+    @override
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         self.calls += 1
         if self.tokens_first:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import GenerationRequest
@@ -127,6 +128,7 @@ async def test_an_answer_that_another_verifier_began_with_other_weights_is_not_g
     asked: list[GenerationRequest] = []
 
     class Noting(Between):
+        @override
         def generate(self, request: GenerationRequest) -> Any:
             asked.append(request)
             return super().generate(request)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from typer.testing import CliRunner
+from typing_extensions import override
 
 import outrider
 from cli.main import app
@@ -128,6 +129,7 @@ def test_weights_of_another_shape_are_refused_as_such(service: HttpService, fold
 class Restarting(ScriptedRouter):
     """Says something, then begins once more with another version's words."""
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         assert request.whole
         async for event in super().generate(request):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.model_files.folder import weights_digest
-from services.router import reloads
+from services.router.config import RouterWaits
 from services.router.service import RouterService
 from services.verifier.changing import reloading
 from services.verifier.config import TargetConfig
@@ -141,10 +141,7 @@ async def test_verifiers_change_together_or_not_at_all(versions: Versions, step:
 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("lost", [1, 9])
-async def test_new_weights_that_are_not_confirmed_are_told_again(
-    versions: Versions, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reloads, "_AGAIN_S", 0.01)
+async def test_new_weights_that_are_not_confirmed_are_told_again(versions: Versions, lost: int) -> None:
     times = iter(range(lost))
 
     async def lose(step: str) -> None:
@@ -152,7 +149,8 @@ async def test_new_weights_that_are_not_confirmed_are_told_again(
             raise Unavailable("lost on the way")
 
     between = lambda number, verifier: Between(verifier, after=lose) if number else verifier  # noqa: E731
-    async with serving(versions, "in process", "in process", between=between) as router:
+    waits = RouterWaits(keeping_s=0.01)
+    async with serving(versions, "in process", "in process", between=between, waits=waits) as router:
         if lost == 1:
             await router.reload(str(versions.folder / "b"), "finish", 60.0)
         else:
@@ -165,7 +163,6 @@ async def test_new_weights_that_are_not_confirmed_are_told_again(
 async def test_a_verifier_waits_for_slower_ones_as_long_as_the_router_lives(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reloads, "_BEAT_S", 0.05)
     monkeypatch.setattr(reloading, "_SILENT_S", 0.5)
 
     async def reads_for_long(step: str) -> None:
@@ -173,7 +170,8 @@ async def test_a_verifier_waits_for_slower_ones_as_long_as_the_router_lives(
             await asyncio.sleep(1.0)
 
     between = lambda number, verifier: Between(verifier, reads_for_long) if number else verifier  # noqa: E731
-    async with serving(versions, "over gRPC", "in process", between=between) as router:
+    waits = RouterWaits(beat_s=0.05)
+    async with serving(versions, "over gRPC", "in process", between=between, waits=waits) as router:
         await router.reload(str(versions.folder / "b"), "finish", 60.0)
         for number in range(4):
             versions.check(number, await answered(router, wanted(number)), "b")

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from typing_extensions import override
 
 import outrider
 from outrider import AsyncClient, Client
@@ -175,6 +176,7 @@ class Noting(RandomDrafter):
         super().__init__()
         self.opened: list[OpenSession] = []
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.opened.append(message)
         return await super().open(message)

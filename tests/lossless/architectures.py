@@ -24,6 +24,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -96,6 +97,7 @@ class GuidedDrafter(RandomDrafter):
         super().__init__(vocab=vocab)
         self._answers = answers
 
+    @override
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         tokens = self.sessions[session_id]
         base = {"base_length": len(tokens), "base_hash": extend_hash(EMPTY_HASH, tokens)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LlamaForCausalLM
+from typing_extensions import override
 
 from services.verifier.choosing import best_of_shards as module
 from services.verifier.choosing.best_of_shards import LikeliestIds, PartFinder, best_of_shards
@@ -60,6 +61,7 @@ class _Faulty(OnBoard):
 
     fault, length, k = "", 0, 1
 
+    @override
     def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
         gathered = super().gather(own, within_s)
         ranks = len(gathered)

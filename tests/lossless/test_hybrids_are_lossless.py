@@ -18,7 +18,6 @@ from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
-from services.verifier.engine import admission
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
 from speculation.messages import Progress
@@ -140,12 +139,11 @@ async def formed(
 
 
 @pytest.mark.exhaustive
-async def test_preempted_requests_and_few_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preempted_requests_and_few_states(folder: Path) -> None:
     link = InProcessDraftLink(DrafterService(DrafterConfig()))
-    monkeypatch.setattr(admission, "_HEADROOM", 0)
     async with verifier(folder, link) as running:
         plain = await said(running, PLAIN, SAMPLING[1], together=False, answer=60)
-    async with verifier(folder, link, kv_cache_tokens=192) as running:
+    async with verifier(folder, link, kv_cache_tokens=192, headroom=0) as running:
         assert await said(running, BLEND, SAMPLING[1], answer=60) == plain
         assert running.loop.stats.preemptions > 0
     async with verifier(folder, link, seqs=2) as running:

@@ -17,7 +17,6 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
-from services.verifier.engine import admission
 from services.verifier.engine.config import LoopConfig
 from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.model.target import TransformersTarget
@@ -213,7 +212,7 @@ SAMPLING: dict[str, object] = {"temperature": 0.8, "top_p": 0.95, "seed": 2}
 async def said(folder: Path, plan: Plan, *, together: bool, **settings: object) -> tuple[list[list[int]], int, int]:
     """The answers to the prompts, each asked twice, with the tokens that the cache had and the number of preemptions."""
     link = InProcessDraftLink(DrafterService(DrafterConfig()))
-    loop = LoopConfig(max_batched_tokens=100, max_num_seqs=16)
+    loop = LoopConfig(max_batched_tokens=100, max_num_seqs=16, headroom=0)
     target = config_of(folder, **settings)
     running = VerifierService(VerifierConfig(model_name="hybrid", target=target, loop=loop, budget="fixed"), [origin(link)])
     await running.start()
@@ -232,8 +231,7 @@ async def said(folder: Path, plan: Plan, *, together: bool, **settings: object) 
         await running.stop()
 
 
-async def test_the_cache_changes_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_HEADROOM", 0)
+async def test_the_cache_changes_no_token(folder: Path) -> None:
     wanted, without, _ = await said(folder, PLAIN, together=False, enable_prefix_caching=False)
     assert without == 0
     answers, cached, _ = await said(folder, BLEND, together=False)

@@ -16,7 +16,6 @@ import pytest
 from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.verifier.config import TargetConfig, VerifierConfig
-from services.verifier.engine import admission
 from services.verifier.engine.config import LoopConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
@@ -62,6 +61,7 @@ async def verifier(
     ranks: int = 1,
     models: Mapping[str, Path] | None = None,
     draft_deadline_s: float = 0.025,
+    headroom: int = 64,
 ) -> AsyncIterator[VerifierService]:
     """A verifier with adapters, by name.
 
@@ -75,7 +75,7 @@ async def verifier(
         model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
         tensor_parallel_size=ranks,
     )  # fmt: skip
-    loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s)
+    loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s, headroom=headroom)
     verifier_config = VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed")
     async with linked(drafter, link) as draft_link:
         running = VerifierService(verifier_config, [origin(draft_link)], launch_thread)
@@ -131,12 +131,10 @@ async def test_all_in_one_batch(
     kv_cache_tokens: int,
     stages: int,
     ranks: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # No room is kept for those that run, so that some give way though answers end soon behind a border of a block.
-    monkeypatch.setattr(admission, "_HEADROOM", 0)
     split = {"stages": stages, "ranks": ranks}
-    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens, **split) as running:
+    # No room is kept for those that run, so that some give way though answers end soon behind a border of a block.
+    async with verifier(tiny_model, folders, link, kv_cache_tokens=kv_cache_tokens, headroom=0, **split) as running:
         # The second time, prefixes are shared and drafts come from the tenant's answers.
         for _ in range(2):
             wanted = [(name, at, asked(name, PROMPTS[at], DRAFTED, **sampling)) for at in range(3) for name in NAMES]

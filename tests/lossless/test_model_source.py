@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sources.interfaces import DraftWanted
@@ -39,6 +40,7 @@ class Gathering(ModelDouble):
 
         monkeypatch.setattr(ModelGroup, "draft", counted)
 
+    @override
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
         assert self._three_have.wait(PATIENCE_S)
         return super().draft(batch)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from typing_extensions import override
 
 from services.verifier.config import TargetConfig
 from services.verifier.loading.model_size import shape_of
@@ -150,6 +151,7 @@ class _SiblingsState(Order):
     """A node steps from the row before it, whosever child it is."""
 
     @property
+    @override
     def parents(self) -> list[tuple[int, int, int]]:
         right = {row: (parent, request) for row, parent, request in Order.parents.func(self)}  # type: ignore[attr-defined]
         return [
@@ -161,6 +163,7 @@ class _SiblingsState(Order):
 class _ShiftedWindow(Order):
     """A row sees the inputs that the row before it should see."""
 
+    @override
     def windows(self, size: int) -> torch.Tensor:
         return super().windows(size).roll(1, dims=0)
 

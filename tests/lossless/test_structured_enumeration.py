@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.grammar.drafts_within import within_grammar
@@ -175,6 +176,7 @@ class _OfTheRoot:
 class _OfAChain(_OfTheRoot):
     """The first token of a path decides, as where a tree is masked like a chain."""
 
+    @override
     def allowed(self, path: Sequence[int]) -> PackedBits | None:
         return self._state.allowed(path[:1])
 
@@ -182,6 +184,7 @@ class _OfAChain(_OfTheRoot):
 class _Forgotten(_OfTheRoot):
     """Nothing is barred below drafted tokens."""
 
+    @override
     def allowed(self, path: Sequence[int]) -> PackedBits | None:
         return None if path else self._state.allowed(())
 

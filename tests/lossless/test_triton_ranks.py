@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from typing_extensions import override
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
@@ -45,6 +46,7 @@ _TURN = Lock()
 class InTurn(OnBoard):
     """As ``OnBoard``, between ranks that take turns."""
 
+    @override
     def gather(self, own: torch.Tensor, within_s: float | None = None) -> torch.Tensor:
         _TURN.release()
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
@@ -206,6 +207,7 @@ def test_a_device_that_steps_no_states_is_refused(tmp_path: Path) -> None:
         TransformersTarget(config_of(folder), means=means)
 
     class Small(TritonSteps):
+        @override
         def refusal(self, shape: tuple[int, ...]) -> str:
             return f"its states are {shape}"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 pytest.importorskip("triton")
 from benchmarks.gpu_check.packings import tree
@@ -113,6 +114,7 @@ def test_a_walk_that_is_wrong_is_seen(name: str, fault: Any, monkeypatch: pytest
 class _ShiftedWindow(TritonSteps):
     """A fault: a row's window ends one row too early."""
 
+    @override
     def convolved(self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
         numbers = walk.numbers.clone()
         links = numbers[walk.links_at : walk.ends_at].view(-1, walks.LINK_INTS)
@@ -124,6 +126,7 @@ class _ShiftedWindow(TritonSteps):
 class _EndsBefore(TritonSteps):
     """A fault: the inputs that are held are those of the row before the last."""
 
+    @override
     def convolved(self, walk: StateWalk, states: torch.Tensor, given: torch.Tensor, *weights: Any) -> torch.Tensor:
         numbers = walk.numbers.clone()
         ends = numbers[walk.ends_at :].view(-1, walks.END_INTS)
@@ -140,6 +143,7 @@ class _SiblingsState(Order):
     """A fault: a node steps from the row before it."""
 
     @property
+    @override
     def parents(self) -> list[tuple[int, int, int]]:
         right = Order.parents.func(self)  # type: ignore[attr-defined]
         return [
@@ -157,6 +161,7 @@ def test_an_order_that_is_wrong_is_seen(name: str, monkeypatch: pytest.MonkeyPat
 class _OtherSums(TritonSteps):
     """A fault: sums over keys of passes of many rows run in another order."""
 
+    @override
     def keyed(self, walk: StateWalk, states: torch.Tensor, rows: KeyedRows) -> torch.Tensor:
         if walk.rows <= 3:
             return super().keyed(walk, states, rows)
@@ -199,6 +204,7 @@ def test_where_states_are_not_stepped() -> None:
     assert trial(TritonSteps(), CPU) == ""
 
     class Broken(TritonSteps):
+        @override
         def convolved(self, *_: Any) -> torch.Tensor:
             raise RuntimeError("no C compiler")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, PreTrainedModel
+from typing_extensions import override
 
 pytest.importorskip("triton")
 from services.verifier.attention.calls import Call
@@ -177,6 +178,7 @@ class _CutLinear(RowLinear):
         super().__init__(weight, bias)
         self._cut = cut
 
+    @override
     def product(self, given: torch.Tensor) -> Product:
         if self._cut.few:
             self.leaf = 128 if given.numel() // given.shape[-1] <= self._cut.few else 64
@@ -190,6 +192,7 @@ def a_call(size: int = 64, share: int = 2) -> Call:
 class Broken(TritonBuckets):
     """Passes that fail."""
 
+    @override
     def launched(self, *_: Any) -> Any:
         raise RuntimeError("no C compiler")
 

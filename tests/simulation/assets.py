@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from llguidance import LLMatcher, LLTokenizer
+from typing_extensions import override
 
 from services.router.tokens import Tokens
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
@@ -72,17 +73,20 @@ class SharedGrammars(CompiledGrammars):
     def __init__(self) -> None:
         super().__init__(str(assets().folder), assets().vocab_size, frozenset({EOS}))
 
+    @override
     def _load_tokenizer(self) -> None:
         if SharedGrammars._engine is None:
             super()._load_tokenizer()
             SharedGrammars._engine = self._tokenizer
         self._tokenizer = SharedGrammars._engine
 
+    @override
     def _compile(self, structured: StructuredOutputs) -> LLMatcher:
         if structured not in self._all:
             self._all[structured] = super()._compile(structured)
         return self._all[structured]
 
+    @override
     def _compile_again(self, structured: StructuredOutputs, used_up: LLMatcher) -> LLMatcher:
         self._all.pop(structured, None)
         return super()._compile_again(structured, used_up)

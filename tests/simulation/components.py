@@ -8,6 +8,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from typing_extensions import override
+
 from cluster.ray.callers import Callers
 from cluster.ray.deployments import DrafterDeployment, VerifierDeployment
 from cluster.ray.open_streams import OpenStreams
@@ -47,7 +49,7 @@ from tests.simulation.gates import Audit, Keys
 from tests.simulation.grpc_streams import Server, Servers, SimulatedTls
 from tests.simulation.inside import newcomer_first, used_and_free, waited_too_long
 from tests.simulation.network import Network
-from tests.simulation.patched import OTHERS, STREAMS
+from tests.simulation.patched import STREAMS
 from tests.simulation.schedule import MAX_NODES
 from tests.simulation.serve_handles import Handle
 from tests.simulation.target import LawfulTarget, SimulatedWeights, Worker
@@ -107,6 +109,7 @@ class SimulatedReloading(Reloading):
         """Whether a reload is under way."""
         return self._open is not None
 
+    @override
     def _loaded(self, named: str) -> Any:
         loop: Any = asyncio.get_event_loop()
         loop.blocked_s += _READ_S
@@ -159,6 +162,7 @@ class VerifierMachine(Component):
             if wrong is not None:
                 self._tell(f"{self.name}: {wrong}")
 
+    @override
     async def _start(self) -> None:
         self.target = LawfulTarget(
             assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states
@@ -185,9 +189,12 @@ class VerifierMachine(Component):
         )
         await service.start()
         if self._others is not None:
-            OTHERS.set(self._others())
-            await take_weights_of_others(service.take_weights)
-            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, service.take_weights))
+            own = SimpleNamespace(app_name=Handle.app_name, deployment="verifier")
+            handle = self._others()
+            serve = SimpleNamespace(get_replica_context=lambda: own, get_deployment_handle=lambda *_, **__: handle)
+            ask_others = partial(take_weights_of_others, service.take_weights, serve=serve)
+            await ask_others()
+            self._asking = asyncio.create_task(go_on_asking(service.replaced_weights, ask_others))
         # The deployment without Serve's decoration, and without what it makes of settings.
         self.methods = VerifierDeployment.func_or_class.__new__(VerifierDeployment.func_or_class)
         self.methods._verifier = self.methods._observed = service
@@ -212,6 +219,7 @@ class DrafterMachine(Component):
         self._kind, self._retrieval, self._seed = kind, retrieval, seed
         self.methods: Any = None
 
+    @override
     async def _start(self) -> None:
         self.drafter = await self._made()
         server: Any = Server(self.process)
@@ -250,6 +258,7 @@ class RetrievalMachine(Component):
         self._servers = servers
         self.methods: Any = None
 
+    @override
     async def _start(self) -> None:
         self.service = RetrievalService(RetrievalConfig(redis_url="redis://simulated", cache_dir=assets().cache))
         await self.service.start()
@@ -281,6 +290,7 @@ class RouterMachine(Component):
         self._records, self._handles, self._retrieval, self._timeout_s = list(records), handles, retrieval, timeout_s
         self.audit = Audit(loop.time)
 
+    @override
     async def _start(self) -> None:
         self.streams = OpenStreams()
         self.process.context.run(STREAMS.set, self.streams)

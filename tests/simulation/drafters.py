@@ -6,6 +6,8 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, ForgetTenant, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import SamplingParams, TokenTree
@@ -67,6 +69,7 @@ class HostileDrafter(KnowingDrafter):
         super().__init__()
         self._random = random.Random(seed)
 
+    @override
     def draft(self, name: str, max_nodes: int) -> Draft | DraftFailure | None:
         tokens, source, drawn = self.sessions[name], self.asked[name].sources[0], self._random
         honest = super().draft(name, max_nodes)

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple, Unpack
 
+from typing_extensions import override
+
 from services.drafter.sessions.thread import DraftingThread
 
 _Arguments = TypeVarTuple("_Arguments")
@@ -28,6 +30,7 @@ class SimulatedThread(DraftingThread):
         self._idle: deque[Callable[[], None]] = deque()
         self._working = False
 
+    @override
     def run(
         self,
         function: Callable[[Unpack[_Arguments]], _Result],

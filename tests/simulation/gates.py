@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
 from services.access.audit import AuditLog
 from services.access.key_records import KeyRecord
 from services.access.key_ring import KeyRing
@@ -17,6 +19,7 @@ class Keys(KeyRing):
         self._records = {record.hash: record for record in records}
 
     @property
+    @override
     def open(self) -> bool:
         return False
 
@@ -41,5 +44,6 @@ class Audit(AuditLog):
         super().__init__(now=now)
         self.lines: list[dict[str, object]] = []
 
+    @override
     def write(self, **said: object) -> None:
         self.lines.append(said)

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
-from cluster.ray import serve_link, shared_weights
+from cluster.ray import serve_link
 from cluster.ray.open_streams import OpenStreams
 from retrieval_index import store
 from tests.simulation.serve_handles import Handle
@@ -28,7 +28,6 @@ from tests.simulation.virtual_loop import VirtualLoop
 # A moment in 2027: keys' dates count from 1970.
 EPOCH_S = 1_800_000_000.0
 STREAMS: ContextVar[OpenStreams] = ContextVar("the open streams of a router")
-OTHERS: ContextVar[Handle] = ContextVar("a verifier's handle of all verifiers")
 
 
 class _StreamsOfProcess:
@@ -79,11 +78,6 @@ def simulated(loop: VirtualLoop, seed: int, redis: object, replicas: Callable[[]
         ):
             patches.enter_context(patch.object(module, name, _here(stands_in, getattr(module, name))))
         patches.enter_context(patch.object(serve_link, "serve", SimpleNamespace(status=status)))
-        own = SimpleNamespace(app_name=Handle.app_name, deployment="verifier")
-        handles = SimpleNamespace(
-            get_replica_context=lambda: own, get_deployment_handle=lambda deployment, app_name: OTHERS.get()
-        )
-        patches.enter_context(patch.object(shared_weights, "serve", handles))
         patches.enter_context(patch.object(serve_link, "OPEN_STREAMS", _StreamsOfProcess()))
         asyncio.set_event_loop(loop)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from typing_extensions import override
 
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.router.adapter_changes import AdapterChanges
@@ -96,6 +97,7 @@ async def test_who_leaves_while_it_is_loaded_leaves_none_behind() -> None:
     begun, go_on, loaded = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Adapters):
+        @override
         def load_adapter(self, name: str, folder: Path) -> str:
             begun.set()
             assert go_on.wait(PATIENCE_S)

@@ -56,8 +56,7 @@ def test_targets_that_have_no_adapters(setting: dict[str, str | int]) -> None:
             check_backends(config)
 
 
-def test_without_kernels_of_our_own(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.verifier.kernels.cpu_choice.library", lambda _: None)
+def test_without_kernels_of_our_own(tiny_model: Path) -> None:
     config = TargetConfig(model_path=str(tiny_model), lora_modules={"one": "/adapters/one"}, weights="float32")
     with refuses(ConfigurationError, "verifier.lora_modules"):
-        choose_kernels(load_whole(config), config)
+        choose_kernels(load_whole(config), config, find=lambda _: None)

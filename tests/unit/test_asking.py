@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
@@ -155,11 +156,13 @@ class _Link(InProcessDraftLink):
         self.opened: list[OpenSession] = []
         self.reports: list[StepReport] = []
 
+    @override
     def open(self, message: OpenSession) -> None:
         self.tokens[message.session_id] = list(message.tokens)
         self.opened.append(message)
         super().open(message)
 
+    @override
     def step(self, message: StepReport) -> None:
         self.told += 1
         self.reports.append(message)
@@ -177,6 +180,7 @@ class NeighbourDrafter(SlowDrafter):
         self.drafting = 0
         self.asked: list[int] = []
 
+    @override
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:  # type: ignore[override]
         length = len(self.sessions[session_id])
         if length >= self.good_from:

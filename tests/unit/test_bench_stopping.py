@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from benchmarks.bench.records import Request
 from benchmarks.stopping.report import (
@@ -174,6 +175,7 @@ def test_the_papers_example_adds_up() -> None:
 
 
 class _OneLate(Oracle):
+    @override
     def open(self, message: OpenSession) -> StopState:
         state = super().open(message)
         assert isinstance(state, OracleState)
@@ -194,6 +196,7 @@ def test_a_policy_that_stops_one_late_is_seen(monkeypatch: pytest.MonkeyPatch) -
 class _Obeys(ToyTarget):
     """A target whose choices follow the draft: what no target may do."""
 
+    @override
     def finish(self) -> list[Outcome]:
         batch = self.under_way[0]
         found = super().finish()

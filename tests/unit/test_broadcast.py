@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from cluster.ray import serve_link, shared_weights
+from cluster.ray import serve_link
 from cluster.ray.serve_link import ServeVerifierLink, tell_all
+from cluster.ray.shared_weights import go_on_asking, take_weights_of_others
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, NotFound, OutriderError, Unavailable
 from speculation.reloads import ReloadOrder
@@ -132,7 +134,7 @@ async def test_a_step_that_all_have_taken_gives_their_digest() -> None:
     ],
 )
 async def test_a_new_replica_takes_the_weights_of_the_others(
-    running: int, answers: Any, taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    running: int, answers: Any, taken: list[tuple[str, str]]
 ) -> None:
     async def states(application: str) -> dict[str, dict[str, int]]:
         assert application == "outrider"
@@ -148,9 +150,7 @@ async def test_a_new_replica_takes_the_weights_of_the_others(
         get_replica_context=lambda: here,
         get_deployment_handle=lambda name, app_name: Handle(f"{app_name}.{name}", running, answers, []),
     )
-    monkeypatch.setattr(shared_weights, "serve", serve)
-    monkeypatch.setattr(shared_weights, "replicas", states)
-    await shared_weights.take_weights_of_others(take)
+    await take_weights_of_others(take, serve=serve, count=states)
     assert found == taken
 
 
@@ -173,9 +173,7 @@ async def test_verifiers_that_are_gone_are_not_asked_in_a_flood() -> None:
 
 
 @pytest.mark.parametrize(("own", "taken"), [(("", ""), [("/b", "d")]), (("/a", "c"), [])])
-async def test_one_with_the_first_weights_goes_on_asking(
-    own: tuple[str, str], taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_with_the_first_weights_goes_on_asking(own: tuple[str, str], taken: list[tuple[str, str]]) -> None:
     """The router may have died before it told this one to keep the new weights, or the others ended while it started."""
     found: list[tuple[str, str]] = []
     said: list[Any] = [[RayError()], [own, ("/b", "d")], [own, ("/b", "d")]]
@@ -193,17 +191,15 @@ async def test_one_with_the_first_weights_goes_on_asking(
         get_replica_context=lambda: SimpleNamespace(app_name="outrider", deployment="verifier"),
         get_deployment_handle=lambda name, app_name: Handle(name, 2, said.pop(0), []),
     )
-    monkeypatch.setattr(shared_weights, "serve", serve)
-    monkeypatch.setattr(shared_weights, "replicas", states)
-    monkeypatch.setattr(shared_weights, "_AGAIN_S", 0.0)
-    going = asyncio.create_task(shared_weights.go_on_asking(served, take))
+    ask_others = partial(take_weights_of_others, take, serve=serve, count=states)
+    going = asyncio.create_task(go_on_asking(served, ask_others, every_s=0.0))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not going.done() and found == taken
     going.cancel()
 
 
-async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers() -> None:
     async def states(application: str) -> dict[str, dict[str, int]]:
         return {"verifier": {"running": 2}}
 
@@ -215,10 +211,8 @@ async def test_a_new_replica_does_not_serve_other_weights_because_nobody_answers
             get_replica_context=lambda: SimpleNamespace(app_name="outrider", deployment="verifier"),
             get_deployment_handle=lambda name, app_name, answers=answers: Handle(name, 2, answers, []),
         )
-        monkeypatch.setattr(shared_weights, "serve", serve)
-        monkeypatch.setattr(shared_weights, "replicas", states)
         with pytest.raises(Unavailable, match="do not say"):
-            await shared_weights.take_weights_of_others(take)
+            await take_weights_of_others(take, serve=serve, count=states)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing import candidates, chooser, picks
@@ -55,6 +56,7 @@ def test_a_large_vocabulary(kernels: Library | None) -> None:
 class NoChanges(Changes):
     """Penalties that are worked out, and left at that."""
 
+    @override
     def apply(self, logits: torch.Tensor, reader: LogitsReader = READER) -> None:
         pass
 

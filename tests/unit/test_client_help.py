@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from typing_extensions import override
 
 import outrider
 from outrider.requests import Options, build_request
@@ -44,6 +45,7 @@ def test_the_version_is_the_package_s() -> None:
 class Silent(generation_pb2_grpc.GenerationServiceServicer):
     """Never answers."""
 
+    @override
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         await asyncio.sleep(3600)
         yield pb.GenerateResponse()
@@ -52,6 +54,7 @@ class Silent(generation_pb2_grpc.GenerationServiceServicer):
 class Parrot(generation_pb2_grpc.GenerationServiceServicer):
     """Answers with its prompt, or with JSON where that is asked for."""
 
+    @override
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         if request.sampling.structured_outputs.json:
             yield pb.GenerateResponse(chunk=pb.Chunk(text='{"city": "Oslo", "country": "Norway"}', token_ids=[1]))

@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import grpc.aio
 import pytest
+from typing_extensions import override
 
 from outrider import AsyncClient, Client, Retry
 from outrider._transport import OPTIONS
@@ -41,6 +42,7 @@ class Starting(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(self) -> None:
         self.calls = 0
 
+    @override
     async def ListModels(self, request, context):  # type: ignore[no-untyped-def]
         self.calls += 1
         if self.calls < 3:
@@ -75,6 +77,7 @@ class Stopping(generation_pb2_grpc.GenerationServiceServicer):
         self.said, self.calls = said, 0
         self.begun = asyncio.Event()
 
+    @override
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         self.calls += 1
         if self.calls == 1:

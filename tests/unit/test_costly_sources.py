@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
@@ -150,6 +151,7 @@ class TextAndModel(RandomDrafter):
         self.misled: set[str] = set()
         self.asked: dict[str, int] = {}
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:  # type: ignore[override]
         self.world.opened.append(message.sources)
         self.sessions[message.session_id] = list(message.tokens)
@@ -161,6 +163,7 @@ class TextAndModel(RandomDrafter):
             self.models.add(message.session_id)
         return self._text(message.session_id, message.max_nodes)
 
+    @override
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:  # type: ignore[override]
         if message.session_id not in self.sessions:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
@@ -184,6 +187,7 @@ class TextAndModel(RandomDrafter):
             more=more,
         )
 
+    @override
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         if session_id in self.models and self.asked.get(session_id):
             self.world.drafts += 1
@@ -193,9 +197,11 @@ class TextAndModel(RandomDrafter):
                 right = 0 if session_id in self.misled else min(self.world.right, nodes)
                 yield self._made(session_id, self.world.model, self.world.model, right)
 
+    @override
     def features(self, message: FeatureChunk) -> None:
         self.world.features += 1
 
+    @override
     def close(self, message: CloseSession) -> None:
         super().close(message)
         self.models.discard(message.session_id)

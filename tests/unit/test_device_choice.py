@@ -162,26 +162,25 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton")
-    from services.verifier.kernels.triton import choice_kernels
 
     class Device:
         """Says that it is a GPU; what is put there stays here."""
 
         type = "cuda"
 
-    winners_on = device_choice.winners_on.__wrapped__
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **named: zeros(*size, **named))
-    assert winners_on(torch.device("cpu")) is winners_by_torch
-    monkeypatch.setattr(choice_kernels, "noisy_winners", lambda *given: 1 / 0)
-    assert winners_on(Device()) is winners_by_torch and "ZeroDivisionError" in caplog.text
-    monkeypatch.setattr(
-        choice_kernels, "noisy_winners", lambda *given: tuple(part.flip(0) for part in winners_by_torch(*given))
-    )
-    assert winners_on(Device()) is winners_by_torch and "it finds other tokens" in caplog.text
-    monkeypatch.setattr(choice_kernels, "noisy_winners", lambda *given: winners_by_torch(*given))
-    assert winners_on(Device()) is choice_kernels.noisy_winners
+    assert device_choice.winners_on(torch.device("cpu")) is winners_by_torch
+
+    def tried(winners: Any) -> Any:
+        return device_choice.right_winners(Device(), lambda: winners)  # type: ignore[arg-type]
+
+    assert tried(lambda *given: 1 / 0) is winners_by_torch and "ZeroDivisionError" in caplog.text
+    wrong = lambda *given: tuple(part.flip(0) for part in winners_by_torch(*given))  # noqa: E731
+    assert tried(wrong) is winners_by_torch and "it finds other tokens" in caplog.text
+    right = lambda *given: winners_by_torch(*given)  # noqa: E731
+    assert tried(right) is right
 
 
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from services.drafter.stopping.classifier import FEATURES, Classifier, ClassifierCard, read_classifier
 from services.drafter.stopping.interface import StopPolicy
@@ -73,6 +74,7 @@ def test_chains_have_the_tokens_behind_wrong_ones_too() -> None:
 
 def test_a_source_that_drafts_nothing_is_an_error() -> None:
     class Silent(KnowsTheText):
+        @override
         def draft(self, batch: Sequence[object]) -> list[object]:  # type: ignore[override]
             return [None for _ in batch]
 

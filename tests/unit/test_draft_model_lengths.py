@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.stopping.interface import DraftedToken
@@ -30,14 +31,17 @@ class Recorder(PlannedLength):
     def open(self, message: OpenSession) -> Recorder:
         return self
 
+    @override
     def begin(self, position: int) -> int:
         self.begun.append(position)
         return self.length
 
+    @override
     def more(self, drafted: DraftedToken) -> bool:
         self.tokens.append(drafted)
         return drafted.step + 1 < self.until
 
+    @override
     def observe(self, drafted: int, accepted: int) -> None:
         self.outcomes.append((drafted, accepted))
 

@@ -121,18 +121,17 @@ def test_memory_is_counted(target: Path, folders: dict[str, Path]) -> None:
     assert memory_here(elsewhere, model) == 4 * known["uno"].numbers
 
 
-def test_too_little_memory_for_both(target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_both(target: Path, folders: dict[str, Path]) -> None:
     pool = "verifier.kv_cache_tokens=512"
     both = settings_of(target, folders["draft_model"], more=(pool,))
     taken = memory_here(both, ResolvedModel(name="tiny", path=target))
     # Keys and values of two heads of 16 numbers in every layer.
     needed = 4 * count(target) + 512 * LAYERS * 2 * 2 * 16 * 4
-    monkeypatch.setattr(preflight, "free_memory", lambda: float(needed + taken))
-    assert preflight.preflight(both) == ()
-    monkeypatch.setattr(preflight, "free_memory", lambda: float(needed + taken - 1))
+    assert preflight.preflight(both, memory=lambda: float(needed + taken)) == ()
+    less = lambda: float(needed + taken - 1)  # noqa: E731
     with refuses(ConfigurationError, field="model"):
-        preflight.preflight(both)
-    assert preflight.preflight(settings_of(target, more=(pool,))) == ()
+        preflight.preflight(both, memory=less)
+    assert preflight.preflight(settings_of(target, more=(pool,)), memory=less) == ()
 
 
 def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path]) -> None:

@@ -12,10 +12,11 @@ import torch
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import largest_pass
 from services.verifier.config import TargetConfig
-from services.verifier.kernels import cpu_choice as kernels
+from services.verifier.kernels.cpu_choice import choose_kernels
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.triton.pass_shape import summed
 from services.verifier.kv_cache.pool import KVPool
+from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.memory import (
     Shape,
     available_bytes,
@@ -91,10 +92,10 @@ def test_a_driver_that_is_too_old_is_told(tiny_model: Path, monkeypatch: pytest.
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device="cuda"))
 
 
-def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "library", lambda name: None)
+def test_int8_needs_the_kernels(tiny_model: Path) -> None:
+    config = TargetConfig(model_path=str(tiny_model), dtype="int8")
     with refuses(ConfigurationError, field="verifier.dtype", value="int8"):
-        TransformersTarget(TargetConfig(model_path=str(tiny_model), dtype="int8"))
+        choose_kernels(load_whole(config), config, find=lambda name: None)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])

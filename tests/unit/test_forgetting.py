@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from services.verifier.engine import forgetting as forgetting_module
 from services.verifier.engine.forgetting import Forgetting
 from speculation.errors import Unavailable
 from speculation.messages import Draft, DraftFailure, ForgetTenant, OpenSession
@@ -24,6 +24,7 @@ from tests.patience import PATIENCE_S, until, wait_for_every_draft
 class RejoiningLink(InProcessDraftLink):
     """Can seem to have been away."""
 
+    @override
     async def start(self, receiver: DraftReceiver) -> None:
         self.reconnect = receiver.on_connected
         await super().start(receiver)
@@ -87,14 +88,14 @@ class Answering:
         self.told.append(message)
 
 
-def forgetting_of_two() -> tuple[Forgetting, ToyTarget, Answering, Answering]:
+def forgetting_of_two(within_s: float = PATIENCE_S) -> tuple[Forgetting, ToyTarget, Answering, Answering]:
     target, first, second = ToyTarget(), Answering(), Answering()
-    return Forgetting(target, {"first": first, "second": second}), target, first, second  # type: ignore[dict-item]
+    links = {"first": first, "second": second}
+    return Forgetting(target, links, within_s), target, first, second  # type: ignore[arg-type]
 
 
-async def test_whoever_has_not_answered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.05)
-    forgetting, target, first, second = forgetting_of_two()
+async def test_whoever_has_not_answered_is_named() -> None:
+    forgetting, target, first, second = forgetting_of_two(within_s=0.05)
     with pytest.raises(Unavailable, match=r"^the target and first and second did not answer within 0.05 s"):
         await forgetting.forget("one")
     waiting = asyncio.create_task(forgetting.forget("one"))
@@ -124,10 +125,9 @@ async def test_a_drafter_that_returns_in_time_is_told_again_and_its_answer_count
         await asyncio.gather(*waiting)
 
 
-async def test_no_drafter_confirms_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_drafter_confirms_for_another() -> None:
     """The numbers are easily guessed: what counts is whose stream they came on."""
-    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.1)
-    forgetting, _, first, second = forgetting_of_two()
+    forgetting, _, first, second = forgetting_of_two(within_s=0.1)
     waiting = asyncio.create_task(forgetting.forget("one"))
     await asyncio.sleep(0)
     forgetting.between_passes()
@@ -160,24 +160,23 @@ async def test_what_is_remembered_of_forgetting_is_bounded() -> None:
 
 
 @pytest.mark.exhaustive
-async def test_a_verifier_whose_drafter_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.3)
+async def test_a_verifier_whose_drafter_is_away_says_so() -> None:
     drafter, ports = DrafterService(DrafterConfig()), [1]
 
     async def resolve() -> str:
         return f"127.0.0.1:{ports[-1]}"
 
     target, link = ToyTarget(), GrpcDraftLink(resolve)
-    async with decoding(target, link) as loop:
+    async with decoding(target, link, forget_within_s=0.3) as loop:
         with pytest.raises(Unavailable, match="the drafter"):
             await loop.forget("one")
         # That much is done.
         await until(lambda: target.forgotten == ["one"])
-        monkeypatch.setattr(forgetting_module, "_WITHIN_S", PATIENCE_S)
         server, port = await serve_drafter(drafter, "127.0.0.1:0")
         ports.append(port)
         async with asyncio.timeout(PATIENCE_S):
             await until(lambda: link.connected)
+            loop._forgetting._within_s = PATIENCE_S
             await loop.forget("one")
     await server.stop(None)
 

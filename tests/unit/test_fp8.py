@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from services.verifier.config import Dtype, TargetConfig, check_backends
-from services.verifier.kernels import gpu_choice
 from services.verifier.kernels.cpu_choice import Choice
-from services.verifier.kernels.gpu_choice import use_gpu_kernels
+from services.verifier.kernels.gpu_choice import KernelContest, use_choice, use_gpu_kernels
 from services.verifier.kernels.linears import quantize
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.loading.model_config import load_dtype
@@ -24,6 +23,7 @@ from tests.refusals import refuses
 
 FP8 = TargetConfig(model_path="of the test", device="cuda", dtype="fp8")
 BY_TORCH = replace(FP8, kernels="torch")
+REFUSED = KernelContest(refusal=lambda device: "no C compiler")
 
 
 def a_model() -> nn.Module:
@@ -61,31 +61,27 @@ def test_our_kernels_serve_where_they_run_and_torchao_elsewhere(dtype: Dtype, mo
 
     asked = _recorded(monkeypatch)
     config, model = replace(FP8, dtype=dtype), a_model()
-    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "no C compiler")
-    chosen = use_gpu_kernels(a_model(), config)
+    chosen = use_gpu_kernels(a_model(), config, contest=REFUSED)
     assert (chosen.linears, chosen.reason, len(asked)) == ("torch", "no C compiler", 1)
-    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "")
-    monkeypatch.setattr(gpu_choice, "choose_gpu_kernels", lambda *_: Choice(linears="triton"))
-    assert use_gpu_kernels(model, config).linears == "triton" and len(asked) == 1
+    use_choice(model, config, Choice(linears="triton"))
+    assert len(asked) == 1
     assert all(isinstance(layer, ByteLinear) for layer in model)
 
 
 def test_kernels_that_are_not_exact_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _recorded(monkeypatch)
-    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "")
-    monkeypatch.setattr(gpu_choice, "choose_gpu_kernels", lambda *_: Choice(linears="torch"))
-    assert use_gpu_kernels(a_model(), FP8).linears == "torch" and len(asked) == 1
+    use_choice(a_model(), FP8, Choice(linears="torch"))
+    assert len(asked) == 1
 
 
-def test_ranks_need_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_need_our_kernels() -> None:
     ranks = replace(FP8, tensor_parallel_size=2, kernels="triton", attention_backend="triton")
     check_backends(ranks)
     check_backends(replace(ranks, dtype="int8"))
     with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2, allowed="int8 or fp8"):
         check_backends(replace(ranks, kernels="torch"))
-    monkeypatch.setattr(gpu_choice, "triton_refusal", lambda device: "no C compiler")
     with refuses(ConfigurationError, field="verifier.tensor_parallel_size", value=2, says="no C compiler"):
-        use_gpu_kernels(a_model(), replace(ranks, kernels="auto"))
+        use_gpu_kernels(a_model(), replace(ranks, kernels="auto"), contest=REFUSED)
 
 
 class Rounded(torch.Tensor):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM
+from typing_extensions import override
 
 pytest.importorskip("triton")
 from benchmarks.gpu_check import __main__ as command
@@ -314,6 +315,7 @@ def test_tokens_that_depend_on_the_load_are_seen() -> None:
 @pytest.mark.exhaustive
 def test_a_captured_pass_that_keeps_what_filled_it_before_is_seen() -> None:
     class FilledOnce(BareModel):
+        @override
         def captured(self, batch: Sequence[Rows]) -> CapturedPass:
             made = super().captured(batch)
             made.fill = lambda batch: None  # type: ignore[method-assign]

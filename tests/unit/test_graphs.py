@@ -80,14 +80,15 @@ class Laid:
         self.tokens = torch.zeros(rows, dtype=torch.int64)
 
     def fill(self, batch: Sequence[Rows]) -> None:
-        self.tokens[:] = torch.tensor([token for rows in batch for token in rows.tokens])
+        tokens = [token for rows in batch for token in rows.tokens]
+        self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
 
 
-def graphs(kind: OneRow) -> Graphs:
+def graphs(kind: OneRow, **how: Any) -> Graphs:
     def run(laid_out: Any, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Any:
         return Made(2 * given[:, None], {layer: keep(layer, given[:, None] + layer) for layer in layers})
 
-    return Graphs(kind, run, torch.empty(0, dtype=torch.int64))
+    return Graphs(kind, run, torch.empty(0, dtype=torch.int64), **how)
 
 
 def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
@@ -127,17 +128,13 @@ def out_of_memory_at_the_end() -> None:
     ],
     ids=["torch", "CUDA", "Triton", "end of the capture"],
 )
-def test_too_little_memory_at_capture_names_the_settings(
-    failure: Exception | Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_at_capture_names_the_settings(failure: Exception | Callable[[], None]) -> None:
     def full(*_: object) -> None:
         if isinstance(failure, Exception):
             raise failure
         failure()
 
-    made = graphs(OneRow())
-    monkeypatch.setattr(made, "_captures", True)
-    monkeypatch.setattr(made, "_record", full)
+    made = graphs(OneRow(), capture=full)
     with pytest.raises(ConfigurationError) as caught:
         made.capture(Largest(rows=4, requests=2, positions=9), {()})
     assert str(caught.value) == (
@@ -147,29 +144,22 @@ def test_too_little_memory_at_capture_names_the_settings(
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("not permitted"), TritonFailure("out of resource: shared memory")])
-def test_what_cannot_be_captured_is_launched(
-    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_captured_is_launched(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def fails(*_: object) -> None:
         raise failure
 
-    made = graphs(OneRow())
-    monkeypatch.setattr(made, "_captures", True)
-    monkeypatch.setattr(made, "_record", fails)
+    made = graphs(OneRow(), capture=fails)
     assert made.capture(Largest(rows=2, requests=1, positions=9), {()}) == 0
     assert f"cannot be captured, so each takes longer: {type(failure).__name__}: {failure}" in caplog.text
     found = made.lay_out([Rows(request_id="a", context=0, tokens=(5, 6), logits=1)])(None)
     assert found is not None and found.rows.flatten().tolist() == [10, 12]
 
 
-def test_where_our_kernels_are_asked_for_by_name_a_capture_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_our_kernels_are_asked_for_by_name_a_capture_that_fails_is_refused() -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    made = graphs(OneRow())
-    monkeypatch.setattr(made, "_captures", True)
-    monkeypatch.setattr(made, "_required", "triton")
-    monkeypatch.setattr(made, "_record", fails)
+    made = graphs(OneRow(), capture=fails, required="triton")
     with refuses(ConfigurationError, "verifier.kernels", "triton", "not permitted when stream is capturing"):
         made.capture(Largest(rows=2, requests=1, positions=9), {()})
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
@@ -40,6 +41,7 @@ class Compared(ByShapes):
         super().__init__()
         self.answered = self.asked = 0
 
+    @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made, found = self.answer(func, args, kwargs or {}), func(*args, **(kwargs or {}))
         self.asked += 1

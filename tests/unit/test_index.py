@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from retrieval_index import ngram_trie
 from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
@@ -200,6 +201,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
     texts = [f"text number {number} " * 3 for number in range(200)]
 
     class Interrupted(ByteScorer):
+        @override
         def score(self, documents: object) -> object:  # type: ignore[override]
             if len(self.scored) > 60:
                 raise KeyboardInterrupt

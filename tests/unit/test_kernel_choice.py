@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from cluster.settings.config import load
 from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import Kept, digest_of, latest
 from services.verifier.config import TargetConfig
-from services.verifier.kernels import cpu_choice as kernels
-from services.verifier.kernels.cpu_choice import Choice, choose_kernels
+from services.verifier.kernels.cpu_choice import Choice, choose_kernels, fastest_exact, maker, shapes_of
 from services.verifier.kernels.linears import MakeLinear, pack_linears
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
@@ -60,21 +60,18 @@ class Inexact(nn.Module):
 
 
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """However small the model, its layers are timed; in one thread, which waits for no other."""
-    monkeypatch.setattr(kernels, "_TOO_SMALL", 0)
+def timed() -> Iterator[None]:
+    """In one thread, which waits for no other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def candidates(monkeypatch: pytest.MonkeyPatch, **makers: MakeLinear | type[nn.Module]) -> None:
-    """Let these be all there is; the first one would be taken without measurement."""
-    named = [Choice(linears="onednn", instructions=name) for name in makers]
-    monkeypatch.setattr(kernels, "_candidates", lambda *_: named)
-    monkeypatch.setattr(kernels, "maker", lambda choice, dtype="float32": makers[choice.instructions])
-    monkeypatch.setattr(kernels, "_name", lambda choice: choice.instructions)
+def fastest(**makers: MakeLinear | type[nn.Module]) -> Choice:
+    """The fastest exact one where these are all there is; the first would be taken without measurement."""
+    named = {name: (Choice(linears="onednn", instructions=name), make) for name, make in makers.items()}
+    return fastest_exact(named, shapes_of(model()))
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
@@ -97,54 +94,53 @@ class Padded(nn.Module):
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_candidate_that_loses_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates(monkeypatch, slow=Slow, fast=linear)
-    chosen = choose_kernels(model(), CONFIG)
+def test_a_candidate_that_loses_is_not_served() -> None:
+    chosen = fastest(slow=Slow, fast=linear)
     assert chosen.instructions == "fast"
     assert chosen.milliseconds.keys() == {"slow", "fast", "torch"}
     assert chosen.reason.startswith("fastest exact, ms over 1/8/64/256 rows: slow ")
 
 
 @pytest.mark.usefixtures("timed")
-def test_one_that_is_not_exact_is_not_served_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates(monkeypatch, inexact=Inexact, slow=Slow)
-    chosen = choose_kernels(model(), CONFIG)
+def test_one_that_is_not_exact_is_not_served_however_fast() -> None:
+    chosen = fastest(inexact=Inexact, slow=Slow)
     assert "not exact here: inexact" in chosen.reason
     assert chosen.instructions == "slow"
-    candidates(monkeypatch, inexact=Inexact, other=Inexact)
-    assert choose_kernels(model(), CONFIG).linears == "torch"
+    assert fastest(inexact=Inexact, other=Inexact).linears == "torch"
 
 
 @pytest.mark.usefixtures("timed")
-def test_what_was_found_is_kept_for_this_machine_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_kept_for_this_machine_and_model(tmp_path: Path) -> None:
     config = replace(CONFIG, kernels_dir=tmp_path)
-    first = choose_kernels(model(), config)
+    # However small the model, its layers are timed.
+    choose = partial(choose_kernels, too_small=0)
+    first = choose(model(), config)
     assert first.milliseconds
     (file,) = tmp_path.glob("*.json")
     assert latest(tmp_path, model="of the test")["reason"] == first.reason
     assert latest(tmp_path, model="another") is None
-    assert choose_kernels(model(), config).milliseconds == first.milliseconds
+    assert choose(model(), config).milliseconds == first.milliseconds
     # Another shape, count of threads or kind of weights is another question.
-    choose_kernels(model(outputs=512), config)
-    choose_kernels(model(), replace(config, weights="float32"))
+    choose(model(outputs=512), config)
+    choose(model(), replace(config, weights="float32"))
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        choose_kernels(model(), config)
+        choose(model(), config)
     finally:
         torch.set_num_threads(threads)
     assert len(list(tmp_path.glob("*.json"))) == 4
     file.write_text(json.dumps({**json.loads(file.read_text()), "measured": {"linears": "abacus"}}))
-    assert choose_kernels(model(), config).linears != "abacus"
+    assert choose(model(), config).linears != "abacus"
 
 
-def test_settings_that_cannot_be_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "library", lambda name: None)
+def test_settings_that_cannot_be_honoured() -> None:
+    choose = partial(choose_kernels, find=lambda name: None)
     for name, value in (("kernels", "avx2"), ("weights", "as_stored")):
         with refuses(ConfigurationError, f"verifier.{name}", value):
-            choose_kernels(model(), replace(CONFIG, **{name: value}))  # type: ignore[arg-type]
-    assert choose_kernels(model(), replace(CONFIG, kernels="torch")).linears == "torch"
-    assert choose_kernels(model(), CONFIG).linears in ("onednn", "torch")
+            choose(model(), replace(CONFIG, **{name: value}))  # type: ignore[arg-type]
+    assert choose(model(), replace(CONFIG, kernels="torch")).linears == "torch"
+    assert choose(model(), CONFIG).linears in ("onednn", "torch")
 
 
 def test_weights_in_their_own_form_or_not() -> None:
@@ -160,7 +156,7 @@ def test_weights_in_their_own_form_or_not() -> None:
     ):
         given = model(dtype=dtype)
         choice = choose_kernels(given, replace(CONFIG, weights=weights))  # type: ignore[arg-type]
-        make = kernels.maker(choice)
+        make = maker(choice)
         assert make is not None
         pack_linears(given, make)
         packed = given[0]  # type: ignore[index]

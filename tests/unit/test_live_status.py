@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from typing_extensions import override
 
 from services.access.gate import open_gate
 from services.access.key_records import hash_key
@@ -129,6 +130,7 @@ async def test_many_who_ask_cost_one_question(monkeypatch: pytest.MonkeyPatch) -
 class Silent(ScriptedRouter):
     """Never tells its state."""
 
+    @override
     async def service_state(self) -> ServiceState:
         await asyncio.Event().wait()
         raise AssertionError
@@ -137,6 +139,7 @@ class Silent(ScriptedRouter):
 class Failing(ScriptedRouter):
     """Cannot tell its state."""
 
+    @override
     async def service_state(self) -> ServiceState:
         raise Unavailable("gone")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.finishing import whole_pass
@@ -40,6 +41,7 @@ class RowsTakeTime(SimulatedWorker):
         self.pass_s = 0.0
         self.with_prompts: list[float] = []
 
+    @override
     def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         if function is whole_pass:
             work: PassWork = arguments[1]
@@ -54,9 +56,11 @@ class SimulatedTimes(MeasuredBudget):
 
     worker: RowsTakeTime
 
+    @override
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         super().learn(load, self.worker.pass_s, outcomes)
 
+    @override
     def learn_prompts(self, load: Load, seconds: float) -> None:
         super().learn_prompts(load, self.worker.pass_s)
 

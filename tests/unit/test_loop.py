@@ -10,6 +10,7 @@ import itertools
 import threading
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.model.target_port import Prefix, Sampling
@@ -307,6 +308,7 @@ async def test_the_deadline_bounds_the_wait_and_patience_ends() -> None:
     class Mute(RandomDrafter):
         said = 0
 
+        @override
         async def _draft(self, session_id: str, max_nodes: int):  # type: ignore[no-untyped-def]
             self.said += 1
             await asyncio.sleep(0.001 if self.said <= 3 else 3600)
@@ -325,6 +327,7 @@ async def test_the_deadline_bounds_the_wait_and_patience_ends() -> None:
 @simulated
 async def test_one_silent_request_delays_no_other() -> None:
     class Partial(RandomDrafter):
+        @override
         async def _draft(self, session_id: str, max_nodes: int):  # type: ignore[no-untyped-def]
             if session_id == "silent":
                 return DraftFailure(session_id=session_id, reason="none for you")
@@ -344,6 +347,7 @@ async def test_a_drafter_that_always_wants_to_be_reopened_is_not_indulged() -> N
     class Clingy(RandomDrafter):
         opened = 0
 
+        @override
         async def open(self, message: OpenSession) -> DraftFailure:
             Clingy.opened += 1
             return DraftFailure(session_id=message.session_id, reason="again", reopen=True)
@@ -370,6 +374,7 @@ async def test_a_target_that_keeps_failing_is_unhealthy_until_it_works() -> None
 @simulated
 async def test_what_cannot_be_admitted_fails_alone() -> None:
     class Cramped(ToyTarget):
+        @override
         def open(
             self,
             request_id: str,

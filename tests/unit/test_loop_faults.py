@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine import pass_queue
@@ -35,10 +36,12 @@ class HangingTarget(ToyTarget):
         if self.hang_in == where:
             self.let_go.wait(30)
 
+    @override
     def begin(self, batch):  # type: ignore[no-untyped-def]
         super().begin(batch)
         self._hang("begin")
 
+    @override
     def finish(self):  # type: ignore[no-untyped-def]
         self._hang("finish")
         return super().finish()
@@ -90,6 +93,7 @@ async def test_health_hears_of_an_overdue_pass_long_before_it_fails(monkeypatch:
 
 async def test_a_pass_that_hangs_and_is_lost_is_built_anew() -> None:
     class Lost(HangingTarget):
+        @override
         def finish(self):  # type: ignore[no-untyped-def]
             if self.hang_in:
                 self.let_go.wait(30)
@@ -110,6 +114,7 @@ async def test_a_pass_that_hangs_and_is_lost_is_built_anew() -> None:
 
 async def test_a_part_that_is_lost_while_nothing_is_asked_is_replaced() -> None:
     class Silent(HangingTarget):
+        @override
         def beat(self) -> None:
             super().beat()
             if self.hang_in == "beat":
@@ -149,6 +154,7 @@ async def test_stopping_does_not_wait_for_a_pass_that_hangs() -> None:
 
 async def test_who_waits_for_too_long_is_refused_while_the_target_is_rebuilt() -> None:
     class SlowlyRebuilt(HangingTarget):
+        @override
         def recover(self) -> None:
             self._hang("recover")
             super().recover()
@@ -219,6 +225,7 @@ async def test_what_cannot_be_committed_fails_alone(monkeypatch: pytest.MonkeyPa
 
 async def test_what_cannot_grow_fails_alone() -> None:
     class Cramped(ToyTarget):
+        @override
         def grow(self, request_id: str, rows: int) -> int:
             if request_id == "cursed":
                 raise RuntimeError("planted failure")
@@ -248,6 +255,7 @@ async def test_nodes_of_sources_that_the_plan_does_not_have_are_refused() -> Non
     class Inventive(RandomDrafter):
         count = 0
 
+        @override
         async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
             draft = await super()._draft(session_id, max_nodes)
             assert isinstance(draft, Draft)
@@ -286,6 +294,7 @@ async def test_each_origin_drafts_with_its_own_sources() -> None:
             super().__init__(mood="good")
             self.name = name
 
+        @override
         async def open(self, message: OpenSession) -> Draft | DraftFailure:
             opened[self.name] = message.sources
             return await super().open(message)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
 from ray.exceptions import ActorDiedError
+from typing_extensions import override
 
 from cluster.build import Pipeline
 from cluster.ray.serve_link import translate
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.metrics.registry import DROPPED
-from services.router import migration
-from services.router.config import RouterConfig
+from services.router.config import RouterConfig, RouterWaits
 from services.router.migration import Migration
 from services.router.service import RouterService
 from services.verifier.engine.identity import Identity
@@ -26,6 +26,8 @@ from speculation.types import FinishReason
 from tests.fakes import request
 from tests.service import pipeline
 from tests.simulated import simulated
+
+AT_ONCE = RouterWaits(migration_s=(0.0, 0.0, 0.0))
 
 
 class Mortal:
@@ -79,15 +81,14 @@ async def answer(router: RouterService, strategy: str, **sampling: object) -> tu
     [{}, {"temperature": 1.0}, {"temperature": 0.8, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_tokens": 20}],
     ids=str,
 )
-async def test_the_answer_goes_on(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, sampling: dict[str, object]
-) -> None:
-    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
+async def test_the_answer_goes_on(tiny_model: Path, strategy: str, sampling: dict[str, object]) -> None:
     async with pipeline(tiny_model) as running:
         expected = await answer(running.router, strategy, **sampling)
         # At 50 all is said, and only the terminal message is lost.
         for after in (0, 1, 7, 50):
-            router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, after, lives=3 if after else 1))
+            router = RouterService(
+                RouterConfig(model_path=str(tiny_model), waits=AT_ONCE), Mortal(running, after, lives=3 if after else 1)
+            )
             text, tokens, completion = await answer(router, strategy, **sampling)
             assert (text, tokens) == expected[:2]
             assert completion.completion_tokens == 50
@@ -100,33 +101,30 @@ async def test_the_answer_goes_on(
     [(Unavailable, 2), (NotBegun, 4), (NodeTaken, 4)],
     ids=["two verifiers may fail at it", "all may refuse to begin", "all may lose their machines"],
 )
-async def test_but_not_for_ever(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, error: type[Unavailable], tried: int
-) -> None:
-    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
+async def test_but_not_for_ever(tiny_model: Path, error: type[Unavailable], tried: int) -> None:
     async with pipeline(tiny_model) as running:
         verifier = Mortal(running, 0, lives=10, error=error)
-        router = RouterService(RouterConfig(model_path=str(tiny_model), migration_timeout_s=0.0), verifier)
+        router = RouterService(RouterConfig(model_path=str(tiny_model), migration_timeout_s=0.0, waits=AT_ONCE), verifier)
         with pytest.raises(Unavailable):
             await answer(router, "prompt_lookup")
         assert 10 - verifier.lives == tried
 
 
-async def test_a_new_call_outlives_a_lost_node_during_a_roll_out(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_call_outlives_a_lost_node_during_a_roll_out(tiny_model: Path) -> None:
     """One verifier is replaced before the first token, and the next one's machine goes: neither says anything of the call."""
-    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
         expected = await answer(running.router, "prompt_lookup")
 
         class Unlucky(Mortal):
             """Dies twice, the second time of another cause."""
 
+            @override
             async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
                 self.error = Unavailable if self.lives == 2 else NodeTaken
                 async for event in super().generate(request):
                     yield event
 
-        router = RouterService(RouterConfig(model_path=str(tiny_model)), Unlucky(running, 0, lives=2))
+        router = RouterService(RouterConfig(model_path=str(tiny_model), waits=AT_ONCE), Unlucky(running, 0, lives=2))
         text, tokens, _ = await answer(router, "prompt_lookup")
         assert (text, tokens) == expected[:2]
 
@@ -141,20 +139,20 @@ def test_a_preempted_node_is_no_sign_against_the_request() -> None:
         assert type(translate(ActorDiedError(cause))) is kind
 
 
-async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
+async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Path) -> None:
     async with pipeline(tiny_model) as running:
 
         class Poisoned(Mortal):
             """Dies whenever the answer has come to 9 tokens."""
 
+            @override
             async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
                 self.after = 9 - len(request.committed)
                 async for event in super().generate(request):
                     yield event
 
         verifier = Poisoned(running, 9, lives=10)
-        router = RouterService(RouterConfig(model_path=str(tiny_model)), verifier)
+        router = RouterService(RouterConfig(model_path=str(tiny_model), waits=AT_ONCE), verifier)
         with pytest.raises(Unavailable):
             await answer(router, "autoregressive")
         assert 10 - verifier.lives == 2
@@ -204,7 +202,9 @@ async def asked(verifier: Lone, timeout_s: float = 60.0) -> tuple[list[int], Out
     """The tokens that a caller sees, the error that ends them, and the seconds until the end."""
     said: list[int] = []
     began = asyncio.get_running_loop().time()
-    events = Migration(verifier, timeout_s, DROPPED).generate(replace(request("r", [1, 2]), committed=()))  # type: ignore[arg-type]
+    events = Migration(verifier, timeout_s, RouterWaits().migration_s, DROPPED).generate(
+        replace(request("r", [1, 2]), committed=())
+    )  # type: ignore[arg-type]
     error = None
     try:
         async for event in events:
@@ -268,6 +268,7 @@ async def test_one_that_is_back_and_full_is_waited_for_but_not_by_new_requests()
     assert (said, error) == ([*range(Lone.TOKENS)], None)
 
     class Fills(Lone):
+        @override
         async def describe(self) -> VerifierCard:
             card = await super().describe()
             self.full_until = self.full_until or asyncio.get_running_loop().time() + 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.merging.blend import BlendSession
@@ -104,6 +105,7 @@ async def test_a_tree_drawn_from_q_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
     )
 
     class Drawing(ModelDouble):
+        @override
         def _draft(self, wanted: object) -> TokenTree:
             return drawn
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessDraftLink
@@ -38,6 +39,7 @@ class Counting(ToyTarget):
 
     seconds = PASS_S
 
+    @override
     def begin(self, batch: Sequence[Rows]) -> None:
         self.seconds = PASS_S + ROW_S * (sum(len(rows.tokens) for rows in batch if rows.context > 3) - 1)
         super().begin(batch)
@@ -46,10 +48,12 @@ class Counting(ToyTarget):
 class TextAndModel(RandomDrafter):
     """Says at once that its texts have found nothing, and sends its model's draft some passes later."""
 
+    @override
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         found = await super()._draft(session_id, max_nodes)
         return replace(found, tree=EMPTY_TREE, group="text", more=max_nodes > 0) if isinstance(found, Draft) else found
 
+    @override
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         await asyncio.sleep(5 * PASS_S)
         found = await super()._draft(session_id, 6)
@@ -167,6 +171,7 @@ class Unconnected(InProcessDraftLink):
 
     connected = False  # type: ignore[assignment]
 
+    @override
     def step(self, message: StepReport) -> None:
         pass
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
@@ -28,6 +29,7 @@ class KeepsFirst(FixedBudget):
     count: int
     drafted: list[TokenTree] = field(default_factory=list)
 
+    @override
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         self.drafted.extend(trees)
         return [take(tree, [*range(min(self.count, len(tree)))]) for tree in trees]

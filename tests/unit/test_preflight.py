@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -140,18 +141,15 @@ def test_tls_files(tmp_path: Path) -> None:
             check(certificate, key)
 
 
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.metadata, "version", lambda _: "2.13.0+cpu")
+def test_devices() -> None:
     with refuses(ConfigurationError, field="verifier.device", value="cuda"):
-        host.check_device("cuda")
-    monkeypatch.setattr(host.metadata, "version", lambda _: "2.13.0")
-    monkeypatch.setattr(host, "count_gpus", lambda: 0)
+        host.check_device("cuda", version_of=lambda _: "2.13.0+cpu", count=lambda: 2)
+    with_cuda = partial(host.check_device, version_of=lambda _: "2.13.0")
     with refuses(ConfigurationError, field="verifier.device", value="cuda:0"):
-        host.check_device("cuda:0")
-    monkeypatch.setattr(host, "count_gpus", lambda: 2)
-    host.check_device("cuda:1")
+        with_cuda("cuda:0", count=lambda: 0)
+    with_cuda("cuda:1", count=lambda: 2)
     with refuses(ConfigurationError, field="verifier.device", value="cuda:2"):
-        host.check_device("cuda:2")
+        with_cuda("cuda:2", count=lambda: 2)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +161,11 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:1", 1, 2, "verifier.tensor_parallel_size", 2),
     ],
 )
-def test_more_processes_than_gpus(
-    device: str, stages: int, ranks: int, field: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "count_gpus", lambda: 2)
+def test_more_processes_than_gpus(device: str, stages: int, ranks: int, field: str, value: int) -> None:
     with refuses(ConfigurationError, field=field, value=value):
-        host.check_gpus(device, stages, ranks)
+        host.check_gpus(device, stages, ranks, lambda: 2)
     for served in (("cuda", 1, 2), ("cuda", 2, 1), ("cuda:1", 1, 1), ("cpu", 8, 8)):
-        host.check_gpus(*served)
+        host.check_gpus(*served, lambda: 2)
 
 
 @pytest.fixture

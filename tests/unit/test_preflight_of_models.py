@@ -92,7 +92,7 @@ def test_gguf_files_that_are_none(tmp_path: Path) -> None:
     assert "its architecture is 'gamma', which transformers" in refused(file, tmp_path)
 
 
-def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_counted_from_headers(model: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(model / "model.safetensors", framework="pt") as file:
@@ -108,8 +108,8 @@ def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch
         model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text()), 16384)
         == 2 * 2 * 2 * 16 * 4 * 16384
     )
-    monkeypatch.setattr(preflight, "free_memory", lambda: 4.0 * numbers + 100)
-    assert "the model does not fit" in refused(model, tmp_path)
+    with pytest.raises(ConfigurationError, match="the model does not fit"):
+        preflight.preflight(settings_of(model, tmp_path), memory=lambda: 4.0 * numbers + 100)
 
 
 def test_a_model_of_the_hub_that_was_fetched_before(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

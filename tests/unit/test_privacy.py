@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from services.access.gate import open_gate
 from services.api.config import HttpConfig, PublicServerConfig
@@ -45,6 +46,7 @@ class Decoding(ScriptedRouter):
         self.random = random.Random(seed)
         self.fails_after: int | None = None
 
+    @override
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         self.asked.append(request)
         assert isinstance(request.input, tuple) and isinstance(request.input[0], int)

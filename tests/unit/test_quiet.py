@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from services.links.in_process import InProcessDraftLink
 from speculation.messages import CloseSession, DraftingCall, OpenSession, Progress, StepReport
 from speculation.types import Plan
@@ -17,6 +19,7 @@ class _Noted(InProcessDraftLink):
         super().__init__(RandomDrafter(vocab=VOCAB))
         self.told: list[DraftingCall] = []
 
+    @override
     def _send(self, call: DraftingCall) -> None:
         self.told.append(call)
         super()._send(call)

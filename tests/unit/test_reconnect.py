@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ class Channel:
         pass
 
 
-async def pauses(monkeypatch: pytest.MonkeyPatch, talk: Any, count: int) -> list[float]:
+async def pauses(talk: Any, count: int) -> list[float]:
     """The first pauses between conversations that go as ``talk`` does."""
     seen: list[float] = []
 
@@ -38,18 +37,16 @@ async def pauses(monkeypatch: pytest.MonkeyPatch, talk: Any, count: int) -> list
     async def resolve() -> str:
         return "nowhere:1"
 
-    monkeypatch.setattr(reconnect, "_channel", lambda *of: Channel())
-    monkeypatch.setattr(reconnect, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
     with pytest.raises(Enough):
-        await reconnect.stay_connected("drafter", resolve, 1, talk)
+        await reconnect.stay_connected("drafter", resolve, 1, talk, channel_to=lambda *of: Channel(), pause=pause)
     return seen
 
 
-async def test_one_that_ends_every_stream_at_once_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_every_stream_at_once_is_tried_less_and_less_often() -> None:
     async def refused(channel: object) -> None:
         raise RuntimeError("of another version")
 
-    assert await pauses(monkeypatch, refused, 7) == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert await pauses(refused, 7) == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
 async def test_one_that_was_there_is_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +55,4 @@ async def test_one_that_was_there_is_looked_for_at_once(monkeypatch: pytest.Monk
     async def lasting(channel: object) -> None:
         await asyncio.sleep(0.02)
 
-    assert await pauses(monkeypatch, lasting, 3) == [0.1, 0.1, 0.1]
+    assert await pauses(lasting, 3) == [0.1, 0.1, 0.1]

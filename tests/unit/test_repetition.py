@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from typing_extensions import override
 
 from services.verifier.engine.deciding import repetition
 from services.verifier.engine.deciding.asking import AskCost, Gain, Pace, Prices
@@ -61,6 +62,7 @@ def test_where_that_brings_nothing_it_is_a_reason_more_seldom() -> None:
     class Costly(AskCost):
         explores = False  # type: ignore[assignment]
 
+        @override
         def seconds(self, prices: Prices) -> float:
             return 0.002
 

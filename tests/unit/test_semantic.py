@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from cluster.build import Pipeline
 from retrieval_index import vectors
@@ -138,6 +139,7 @@ def test_an_interrupted_build_computes_no_state_twice(tmp_path: Path) -> None:
     texts = [chr(97 + n) * (50 + 40 * n) for n in range(20)]
 
     class Interrupted(ByteScorer):
+        @override
         def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
             if len(self.computed) > 40:
                 raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.merging.blend import BlendSession
 from services.drafter.merging.calibrator import Calibrator
@@ -66,6 +67,7 @@ class TextAndModels(RandomDrafter):
         self.used: dict[str, tuple[str, ...]] = {}
         self.asked: dict[str, int] = {}
 
+    @override
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:  # type: ignore[override]
         name = message.session_id
         self.world.opened.append(message.sources)
@@ -73,6 +75,7 @@ class TextAndModels(RandomDrafter):
         self.used[name] = tuple(source for source in message.sources if source in self.world.models)
         return self._text(name, message.max_nodes)
 
+    @override
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:  # type: ignore[override]
         name = message.session_id
         if name not in self.sessions:
@@ -95,6 +98,7 @@ class TextAndModels(RandomDrafter):
             more=more,
         )
 
+    @override
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         tokens, used = list(self.sessions.get(session_id, ())), self.used.get(session_id, ())
         if not self.asked.get(session_id):
@@ -113,6 +117,7 @@ class TextAndModels(RandomDrafter):
             joined = TokenTree(tokens=tree.tokens, parents=tree.parents, sources=tuple(labels))
             yield self._joined(session_id, source, joined, more=number < len(used))
 
+    @override
     def close(self, message: CloseSession) -> None:
         super().close(message)
         self.used.pop(message.session_id, None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine import loop as loop_module
@@ -170,6 +171,7 @@ def test_columns_are_a_sequence_of_rows() -> None:
 class Refusing(ToyTarget):
     """Chooses nothing for one request, once."""
 
+    @override
     def finish(self) -> Sequence[Outcome]:
         names = [rows.request_id for rows in self.under_way[0]]
         found = [*super().finish()]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -147,6 +148,7 @@ async def test_a_model_that_cannot_draft_yet_says_so_and_one_that_has_failed_doe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Reading(ModelDouble):
+        @override
         def _draft(self, wanted: DraftWanted) -> TokenTree | None:  # type: ignore[override]
             return None
 

@@ -13,7 +13,6 @@ import pytest
 import redis
 import trustme
 
-from retrieval_index import store as store_module
 from retrieval_index.access import PUBLISHER, READER, rules, without_password
 from retrieval_index.cached import is_whole
 from retrieval_index.embedded import embedded_redis
@@ -41,7 +40,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def connect() -> Iterator[Connect]:
     """Opens stores, which are closed when the test ends."""
     with ExitStack() as stores:
-        yield lambda url, name="i": stores.enter_context(IndexStore(url, name))
+        # Small pieces, so that small indexes have several.
+        yield lambda url, name="i": stores.enter_context(IndexStore(url, name, piece_bytes=100))
 
 
 @pytest.fixture
@@ -60,10 +60,7 @@ def indexes(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def test_versions_come_and_go(
-    url: str, indexes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect, client: redis.Redis
-) -> None:
-    monkeypatch.setattr(store_module, "_PIECE", 100)
+def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, connect: Connect, client: redis.Redis) -> None:
     store = connect(url)
     assert store.live() is None
     assert store.versions() == []
@@ -160,10 +157,7 @@ def test_a_damaged_index_is_not_published(url: str, indexes: list[Path], connect
     assert connect(url).live() is None
 
 
-def test_two_publishers_wait_for_each_other(
-    url: str, indexes: list[Path], monkeypatch: pytest.MonkeyPatch, connect: Connect
-) -> None:
-    monkeypatch.setattr(store_module, "_PIECE", 100)
+def test_two_publishers_wait_for_each_other(url: str, indexes: list[Path], connect: Connect) -> None:
     slow = connect(url)
     began, refused = threading.Event(), threading.Event()
 
@@ -301,12 +295,10 @@ def test_a_reader_and_a_publisher_have_users_of_their_own(
     url: str,
     indexes: list[Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     connect: Connect,
     client: redis.Redis,
 ) -> None:
     """Each needs every command of its rules, and no other; neither can touch anything else, nor a reader change anything."""
-    monkeypatch.setattr(store_module, "_PIECE", 100)
     for user, commands in (("reader", READER), ("publisher", PUBLISHER)):
         client.execute_command("ACL", "SETUSER", user, "on", f">{user}", *rules(commands, "i").split())
     publisher, reader = connect(of_user(url, "publisher")), connect(of_user(url, "reader"))

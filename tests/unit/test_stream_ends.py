@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.deciding.asking import Pace, Prices
@@ -32,9 +33,11 @@ class Streaming(ToyTarget):
         super().__init__()
         self.ends: list[tuple[int, ...]] = []
 
+    @override
     def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return STREAMS if 30 in layers else None
 
+    @override
     def begin(self, batch: Sequence[Rows]) -> None:
         super().begin(batch)
         for rows in batch:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from typing_extensions import override
 
 from services.verifier.engine.deciding.costly_sources import CostlySources
 from services.verifier.engine.live_request import LiveRequest
@@ -30,9 +31,11 @@ class Counted(ToyTarget):
         self.stream_rows: Counter[str] = Counter()
         self.passes_with_states: Counter[str] = Counter()
 
+    @override
     def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return STREAMS if 30 in layers else None
 
+    @override
     def begin(self, batch: Sequence[Rows]) -> None:
         super().begin(batch)
         for rows in batch:

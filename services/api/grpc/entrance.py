@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+from typing_extensions import override
 
 from services.access.gate import Caller, Gate
 from services.api.call_slots import CallSlots, sharer_at
@@ -50,6 +51,7 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
         self._checks = CallSlots(_CHECKS, "health checks")
         self._checks_of: Counter[str] = Counter()
 
+    @override
     async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:

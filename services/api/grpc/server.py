@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from typing_extensions import override
 
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
@@ -49,6 +50,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._privacy = config.privacy
 
     # It writes instead of yielding, so that it can give up a client that reads nothing.
+    @override
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         async with aborting(context):
             metadata = context.invocation_metadata()
@@ -75,6 +77,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     for message in encode_events(event, padding):
                         await send(context, message, self._send_timeout_s)
 
+    @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with aborting(context):
             caller = current_caller.get()
@@ -82,6 +85,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 cards = await self._router.models(caller.tenant)
                 return encode_models([nameable(caller.limits, card) for card in cards])
 
+    @override
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with aborting(context):
             caller = current_caller.get()
@@ -89,18 +93,21 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 await self._router.forget(caller.tenant)
                 return pb.ForgetResponse()
 
+    @override
     async def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         async with aborting(context):
             with self._gate.counted(current_caller.get(), "Reload", scope="admin"):
                 notes = await self._router.reload(*decode_reload(request))
                 return pb.ReloadResponse(arithmetic=(await self._router.models())[0].arithmetic, notes=notes)
 
+    @override
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
         async with aborting(context):
             with self._gate.counted(current_caller.get(), "Pause", scope="admin"):
                 await self._router.pause(*decode_pause(request))
                 return pb.PauseResponse()
 
+    @override
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         async with aborting(context):
             with self._gate.counted(current_caller.get(), "Resume", scope="admin"):

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from typing_extensions import override
 
 from services.api.http.arriving_requests import Arriving
 from services.api.http.connections import ConnectionPlace, ConnectionPlaces
@@ -44,10 +45,12 @@ class AcceptingServer(uvicorn.Server):
         self._places = ConnectionPlaces(most_connections)
 
     @contextlib.contextmanager
+    @override
     def capture_signals(self) -> Iterator[None]:
         """Signals are the process's own matter."""
         yield
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take connections."""
         await self.lifespan.startup()

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any, cast
 
 import h11
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.api.http.connections import ConnectionPlace
@@ -47,14 +48,17 @@ class Arriving(H11Protocol):
         self._half_closed = False
         self._prober: asyncio.TimerHandle | None = None
 
+    @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
 
+    @override
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
 
+    @override
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a client that only has no more to say: it waits for its answer.
 
@@ -74,6 +78,7 @@ class Arriving(H11Protocol):
         self.transport.write(_GO_ON)
         self._prober = self.loop.call_later(after_s, self._probe, then_s, then_s)
 
+    @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._answered = True
@@ -81,6 +86,7 @@ class Arriving(H11Protocol):
             self.transport.close()
         self._watch()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         if self._prober is not None:

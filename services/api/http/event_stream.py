@@ -14,6 +14,7 @@ import string
 from typing import Any
 
 from starlette.types import Send
+from typing_extensions import override
 
 from services.api.http.openai.errors import Headers
 from speculation.errors import Cancelled
@@ -126,5 +127,6 @@ class NamedEvents(EventStream):
 
     last = b""
 
+    @override
     def written(self, content: dict[str, Any], padding: int | None) -> bytes:
         return event_bytes(content, padding, name=content["type"])

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from services.drafter.sessions.drawn_proposals import Draw, drawn_from
 from speculation import limits
@@ -206,6 +207,7 @@ class BestFirst(GrowingTree):
         self._run = np.array(chosen, dtype=np.int64)
         return self._run
 
+    @override
     def draft(self) -> Indices:
         return self.pool.best(self._max_nodes, self._least)
 
@@ -240,6 +242,7 @@ class DynamicTree(GrowingTree):
         self._levels -= 1
         return self._run
 
+    @override
     def draft(self) -> Indices:
         return self.pool.best(self._nodes)
 
@@ -274,8 +277,10 @@ class SampledChain(GrowingTree):
         self._run = NO_NODES if len(self.pool) == self._length else np.array([len(self.pool) - 1])
         return self._run
 
+    @override
     def draft(self) -> Indices:
         return np.arange(len(self.pool))
 
+    @override
     def tree(self, source: str) -> TokenTree:
         return self.pool.tree(self.draft(), source, self._proposals)

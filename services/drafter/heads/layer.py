@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.files.head_config import FIXED, HeadConfig
 
@@ -174,6 +175,7 @@ class HeadAttention(nn.Module):
             key = self.k_norm(key)
         return turned(key.transpose(1, 2), *turns), value.transpose(1, 2)
 
+    @override
     def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """[B, R, read] to [B, R, h]."""
         query = self.q_proj(rows).unflatten(-1, self._shape)
@@ -208,6 +210,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, written, bias=bias)
         self._activation = ACTIVATIONS[config.hidden_act]
 
+    @override
     def forward(self, gate: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """[..., h] twice to [..., written]."""
         written: torch.Tensor = self.down_proj(self._activation(self.gate_proj(gate)) * self.up_proj(rows))
@@ -230,6 +233,7 @@ class HeadLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
         self.mlp = GatedMLP(config, size * self._outputs, bias=config.mlp_bias)
 
+    @override
     def forward(
         self, rows: torch.Tensor, embeddings: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend
     ) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from services.drafter.heads.cache import CacheShape, RowCache
 from services.drafter.heads.choosing_session import ChoosingSession
@@ -73,10 +74,12 @@ class FeatureSession(ChoosingSession):
         """Positions, ascending, of rows held that were made without a state."""
         return self._without
 
+    @override
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         self._reported = True
 
+    @override
     def close(self) -> None:
         super().close()
         self.cache.clear()

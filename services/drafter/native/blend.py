@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from typing_extensions import override
+
 from services.drafter.merging.blend import BlendSession, Places
 from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.calibrator import CompiledCalibrator
@@ -71,6 +73,7 @@ class CompiledBlendSession(BlendSession):
         self._unmoved = *recycled, *self._limits
         self._room(0)
 
+    @override
     def draft(self, max_nodes: int) -> TokenTree:
         if len(self._sources) < self._whole or self._models:
             return super().draft(max_nodes)
@@ -106,6 +109,7 @@ class CompiledBlendSession(BlendSession):
         elif self._suffix is not None:
             self._suffix.after_step(tokens, end, shared_end)
 
+    @override
     def likeliest_after(self, node: int) -> list[tuple[int, float]]:
         if self._calibrator is not self._alone:
             return super().likeliest_after(node)
@@ -113,6 +117,7 @@ class CompiledBlendSession(BlendSession):
         count = self._library.blend_candidates(self._last.address, node + 1, self._weights, ctypes.addressof(found))
         return sorted(((each.token, each.probability) for each in found[:count]), key=lambda each: -each[1])
 
+    @override
     def _learn(self, committed: Sequence[int]) -> None:
         if self._calibrator is not self._alone:
             super()._learn(committed)
@@ -120,6 +125,7 @@ class CompiledBlendSession(BlendSession):
         held = array("i", committed)
         self._library.blend_learn(self._last.address, *held.buffer_info(), self._weights, self._squares)
 
+    @override
     def _grow(self, start: Places, max_nodes: int, *, ahead: bool) -> TokenTree:
         if self._calibrator is not self._alone:
             return super()._grow(start, max_nodes, ahead=ahead)

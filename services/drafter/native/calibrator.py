@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
 
+from typing_extensions import override
+
 from services.drafter.merging.calibrator import Calibrator, first_weight
 from services.drafter.sources import recycling, suffix
 
@@ -40,19 +42,24 @@ class _Numbered(MutableMapping[str, float]):
         self._numbers, self._first = numbers, array("d", numbers)
         self.address = numbers.buffer_info()[0]
 
+    @override
     def __getitem__(self, kind: str) -> float:
         return self._numbers[_NUMBERS[kind]]
 
+    @override
     def __setitem__(self, kind: str, number: float) -> None:
         # A file may hold kinds that other sources once had.
         if kind in _NUMBERS:
             self._numbers[_NUMBERS[kind]] = number
 
+    @override
     def __delitem__(self, kind: str) -> None:
         self[kind] = self._first[_NUMBERS[kind]]
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return (kind for kind, now, first in zip(KINDS, self._numbers, self._first, strict=True) if now != first)
 
+    @override
     def __len__(self) -> int:
         return sum(1 for _ in self)

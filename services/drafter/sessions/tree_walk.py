@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from typing_extensions import override
+
 from services.drafter.sources.interfaces import TreeSession
 from speculation.messages import StepReport
 from speculation.tree import ROOT, children
@@ -93,14 +95,17 @@ class ProposedTreeWalk(TreeWalk):
         self._session = session
         self._max_nodes = max_nodes
 
+    @override
     def start(self) -> tuple[int, int] | None:
         if self._tree is None:
             self.take(self._session.draft(self._max_nodes))
         return super().start()
 
+    @override
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         self._session.observe(report)
 
+    @override
     def close(self) -> None:
         self._session.close()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from services.drafter.config import DrafterConfig
 from services.drafter.sources.interfaces import TreeSource
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
@@ -68,6 +70,7 @@ class RetrievalSession(HitSession):
     def query(self) -> RetrievalQuery:
         return ending(self._recent)
 
+    @override
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         self._recent.extend(report.committed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from services.drafter.config import DrafterConfig
 from services.drafter.sessions.known_states import row_of
 from services.drafter.sources.interfaces import TreeSource
@@ -43,6 +45,7 @@ class SemanticSession(HitSession):
         """None before the first step."""
         return self._query
 
+    @override
     def observe(self, report: StepReport) -> None:
         super().observe(report)
         features = None if report.observation is None else report.observation.features

@@ -14,6 +14,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from services.drafter.config import DrafterConfig, SpectraConfig
 from services.drafter.sources.interfaces import TreeSource
 from services.drafter.sources.lookahead import GrowingNgrams, Guess, Pool, guesses
@@ -134,10 +136,12 @@ class RetrievingSpectraSession(SpectraSession):
     def found(self, hits: Sequence[Continuation]) -> None:
         self._hits = [(hit.tokens, RETRIEVED) for hit in hits]
 
+    @override
     def observe(self, report: StepReport) -> None:
         self._recent.extend(report.committed)
         super().observe(report)
 
+    @override
     def _guesses(self) -> list[Guess]:
         # Guesses from the corpus take the places that the dictionaries leave free, but at least one.
         own, most = super()._guesses(), self._config.guesses

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from typing_extensions import override
+
 from services.drafter.stopping.interface import DraftedToken
 from services.drafter.stopping.lengths import PlannedLength
 from speculation.messages import OpenSession
@@ -39,5 +41,6 @@ class EntropyState(PlannedLength):
         super().__init__(length)
         self._threshold = threshold
 
+    @override
     def more(self, drafted: DraftedToken) -> bool:
         return math.sqrt(_C * drafted.entropy) <= self._threshold

@@ -6,6 +6,8 @@ one less, but at least one, after any other.
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from services.drafter.stopping.interface import DraftedToken
 from speculation.messages import OpenSession
 
@@ -64,6 +66,7 @@ class AdaptedLength(PlannedLength):
     many misses to come back.
     """
 
+    @override
     def observe(self, drafted: int, accepted: int) -> None:
         if accepted < drafted:
             self.length = max(1, self.length - 1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from services.drafter.stopping.interface import DraftedToken
 from services.drafter.stopping.lengths import PlannedLength
 from speculation.messages import OpenSession
@@ -49,11 +51,13 @@ class ScoutState(PlannedLength):
         self._found = found
         self._position = 0
 
+    @override
     def begin(self, position: int) -> int:
         self._position = position
         self._found[position] = 0
         return self.length
 
+    @override
     def more(self, drafted: DraftedToken) -> bool:
         right = drafted.position < len(self._answer) and self._answer[drafted.position] == drafted.token
         self._found[self._position] += right
@@ -83,5 +87,6 @@ class OracleState(PlannedLength):
         super().__init__(0)
         self._lengths = lengths
 
+    @override
     def begin(self, position: int) -> int:
         return self._lengths.get(position, 0)

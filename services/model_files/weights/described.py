@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 # Types that are converted to the model's type, and their bytes.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Types of buffers that a model recomputes, of blocks, and of the codes of quantised weights.
@@ -29,6 +31,7 @@ class Tensor:
     file: Path | None = None
     begin: int = 0
 
+    @override
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from services.model_files.weights.stored_blocks import StoredLinear
@@ -167,6 +168,7 @@ class RoundedLinear(nn.Module):
         self.after_rounding: nn.Module = linear
         self.inputs = inputs
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         made: torch.Tensor = self.after_rounding(self.inputs(rows))

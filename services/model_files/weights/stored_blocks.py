@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from typing_extensions import override
 
 # GGUF's types whose blocks the kernels can read. Those of the K types and of IQ4_XS have 256 inputs, others BLOCK.
 KEPT = (
@@ -198,6 +199,7 @@ class StoredLinear(torch.nn.Module):
         # A parameter, which is loaded from the files after this layer was made.
         self.bias = bias
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]; slow, since it unpacks the blocks."""
         return torch.nn.functional.linear(rows, self.weight.float(), self.bias)

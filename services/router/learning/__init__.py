@@ -1,3 +1,5 @@
-"""What the router learns of the requests that nobody has chosen a strategy for: in which context (``contexts``), what each
-strategy would have taken (``compared_cost``, ``counts``), which one is chosen (``choice``), when answers are replayed
-(``spare_time``), and where routers meet (``counts_in_redis``). ``learning`` is what the router sees of it."""
+"""What the router learns of requests for which nobody has chosen a strategy. ``learning`` is what the router sees of it.
+
+``contexts`` sorts requests. ``compared_cost`` and ``counts`` hold what each strategy would have taken; ``choice`` picks one.
+``spare_time`` says when answers are replayed. Routers share what they know through ``counts_in_redis``.
+"""

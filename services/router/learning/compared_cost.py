@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from speculation.estimators import Ratio
 
 # In plain steps, the time that plain decoding takes for a token: how many of them are remembered of a context, and as how
@@ -57,6 +59,7 @@ class ComparedCost(Ratio):
         self.products += other.products
         self.auto_squares += other.auto_squares
 
+    @override
     def keep(self, share: float) -> None:
         """Let all sums fade to a share of what they were."""
         Ratio.keep(self, share)

@@ -5,8 +5,8 @@ Keys, whose names tell neither a tenant nor a model::
     outrider:learning:{SCOPE}:everybody     SHA-256 of the key and the rest, then JSON: by kind and strategy the sums of a
     outrider:learning:{SCOPE}:of:TENANT     ``ComparedCost``
 
-All of them end by themselves. What is read is checked: what is damaged, or stands under another key, is not there, and the
-next write replaces it.
+All keys expire. Values are checked when they are read: a damaged one, or one that belongs to another key, counts as absent,
+and the next write replaces it.
 """
 
 from __future__ import annotations

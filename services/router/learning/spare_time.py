@@ -1,4 +1,4 @@
-"""When answers are replayed: one at a time, for a bounded share of the time of answers, and never while requests wait."""
+"""Decides when answers are replayed: one at a time, never while requests wait, and for a bounded share of decoding time."""
 
 from __future__ import annotations
 

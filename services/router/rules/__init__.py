@@ -1,3 +1,5 @@
-"""Rules by which the router chooses how a request is drafted: what they may ask (``facts``, ``conditions``), what they set
-(``rule``), how they are read (``reading``), which one counts (``first_match``), and how a file of them is followed
-(``rule_book``)."""
+"""Rules by which the router chooses how a request is drafted.
+
+``facts`` and ``conditions`` are what a rule may ask, ``rule`` is what it sets. ``reading`` reads rules, ``first_match``
+finds the one that counts, and ``rule_book`` follows a file of them.
+"""

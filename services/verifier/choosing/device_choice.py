@@ -106,11 +106,17 @@ def _drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Se
 @functools.cache
 def winners_on(device: torch.device) -> Winners:
     """How winners are found on a device: by one kernel of ours where it runs and is right, else by torch's functions."""
+    return right_winners(device, _our_kernel)
 
-    def load() -> Winners:
-        from services.verifier.kernels.triton import choice_kernels
 
-        return choice_kernels.noisy_winners
+def _our_kernel() -> Winners:
+    from services.verifier.kernels.triton import choice_kernels
+
+    return choice_kernels.noisy_winners
+
+
+def right_winners(device: torch.device, load: Callable[[], Winners]) -> Winners:
+    """What ``load`` gives where it runs on a device and is right there, else torch's functions."""
 
     def is_right(winners: Winners) -> bool:
         rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)

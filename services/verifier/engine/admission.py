@@ -17,9 +17,6 @@ from speculation.messages import GenerationRequest
 
 log = logging.getLogger(__name__)
 
-# Rows kept free for each running request when a new one is admitted, so that an admission does not cause a preemption soon
-# after.
-_HEADROOM = 64
 # When to try again, in seconds, while nothing is known of how long answers take.
 _UNKNOWN_S = 1.0
 # Seconds by which who has waited for too long is found later, so that no clock's rounding hides it.
@@ -136,7 +133,8 @@ class Admission:
             params, prompt_length = request.message.sampling, len(request.message.prompt)
             sampling = Sampling(params=params, prompt_length=prompt_length, rule=request.rule)
             try:
-                opened = self._target.open(request.id, rows, prefix, sampling=sampling, spare=_HEADROOM * len(self.running))
+                spare = self._config.headroom * len(self.running)
+                opened = self._target.open(request.id, rows, prefix, sampling=sampling, spare=spare)
             except Exception:
                 log.exception("making room for request %s failed", request.id)
                 self._end(request, Internal("the request could not be admitted; the server's log says why"))

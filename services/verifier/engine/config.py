@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from services.settings import Setting
+from speculation import limits
 
 # Most prompt tokens in a pass where no setting says it. On a GPU rows are cheap until its units are full.
 PROMPT_ROWS, PROMPT_ROWS_ON_GPU = 256, 2048
@@ -17,6 +18,10 @@ class LoopConfig:
 
     Attributes:
         idle_beat_s: how often a target of several stages is asked whether it is all there while there is nothing to decode.
+        headroom: rows kept free for each running request when a new one is admitted, so that an admission does not cause a
+            preemption soon after.
+        forget_within_s: longest wait for drafters' word that they have forgotten a tenant. Less than the caller's own
+            timeout, so that the caller learns who has not answered.
     """
 
     max_num_seqs: Annotated[
@@ -65,6 +70,8 @@ class LoopConfig:
         Setting("seconds after which a pass counts as hung, if it also takes far longer than recent passes", gt=0),
     ] = 60.0
     idle_beat_s: float = 5.0
+    headroom: int = 64
+    forget_within_s: float = limits.FORGET_S / 2
     kept_feature_bytes: Annotated[
         int,
         Setting("most bytes of hidden states kept for drafters that join late, over all live requests", ge=0),

@@ -1,4 +1,4 @@
-"""Takes what a link brings of one origin, and lets no bad reply through to it."""
+"""Receives what a link brings from one origin. A bad reply is logged and dropped, and does no harm to the link."""
 
 from __future__ import annotations
 

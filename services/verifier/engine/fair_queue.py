@@ -1,11 +1,12 @@
-"""The waiting queue: fair between tenants. Within one, lower priorities come first, then answers that have begun, then who
-came first.
+"""The waiting queue, fair between tenants.
 
-Each tenant has a counter of the tokens that it was served, divided by its weight; the next request is one of the tenant with
-the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest of those present, so
-that a burst after a pause is served at once, but no claims are saved up for hours. (Sheng et al., Fairness in Serving
-Large Language Models, arXiv 2401.00588, have such counters without a credit.) A running request gives way to a tenant
-whose counter is more than ``QUANTUM`` lower, since with long answers slots become free too rarely.
+Each tenant has a counter: the tokens that it was served, divided by its weight. The next request is one of the tenant with
+the lowest counter (Sheng et al., Fairness in Serving Large Language Models, arXiv 2401.00588). Of one tenant's requests,
+lower priorities go first, then answers that have begun, then whoever came first.
+
+A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest counter present. So a burst after a pause is
+served at once, but a tenant cannot save up claims for hours. With long answers slots become free too rarely: a running
+request gives way to a tenant whose counter is more than ``QUANTUM`` lower.
 
 By hand: no library has weights, priorities and running requests that give way in one queue.
 """

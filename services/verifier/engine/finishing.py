@@ -1,4 +1,4 @@
-"""Finishes passes: turns what the target found into tokens and verdicts, and has it keep what is accepted."""
+"""Finishes passes: turns the target's outcomes into tokens and verdicts, and tells it which rows to keep."""
 
 from __future__ import annotations
 

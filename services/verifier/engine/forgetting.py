@@ -8,15 +8,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 from services.verifier.model.target_port import Target
-from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
 
 # Most recent tenants of which a reconnecting drafter is told.
 _MOST = 1024
-# Less than the caller's own timeout, so that the caller learns who has not answered.
-_WITHIN_S = limits.FORGET_S / 2
 
 _Answer = asyncio.Future[None]
 
@@ -26,9 +23,11 @@ class Forgetting:
 
     Args:
         links: links to the drafters, by their names in messages.
+        within_s: longest wait for their confirmations.
     """
 
-    def __init__(self, target: Target, links: Mapping[str, DraftLink]) -> None:
+    def __init__(self, target: Target, links: Mapping[str, DraftLink], within_s: float) -> None:
+        self._within_s = within_s
         self._target = target
         self._links = links
         self._numbers = itertools.count(1)
@@ -65,12 +64,12 @@ class Forgetting:
             Unavailable: some have not answered in time; names them. A disconnected drafter is told when it reconnects.
         """
         answers = self.tell(tenant)
-        await asyncio.wait(answers.values(), timeout=_WITHIN_S)
+        await asyncio.wait(answers.values(), timeout=self._within_s)
         missed = [name for name, answer in answers.items() if not answer.done()]
         for name in missed:
             answers[name].cancel()
         if missed:
-            raise Unavailable(f"{' and '.join(missed)} did not answer within {_WITHIN_S:g} s; try again")
+            raise Unavailable(f"{' and '.join(missed)} did not answer within {self._within_s:g} s; try again")
 
     def between_passes(self) -> None:
         """Let the target forget the tenants asked for since the last call. Must be called between passes."""

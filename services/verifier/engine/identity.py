@@ -1,5 +1,6 @@
-"""The identity of what a verifier computes with: an answer that began with some weights never goes on with others, nor with
-another tokenizer's ids.
+"""The identity of what a verifier computes with: its arithmetic and its tokenizer.
+
+An answer that began with some weights never goes on with others, nor with another tokenizer's ids.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class DecodingLoop:
         self.pause = Pause(self._requests, self._wake.set, self._release, self._made)
         self.hold = Hold(self._wake.set)
         self._metrics = LoopMetrics(metrics, self.stats, self._requests)
-        self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
+        self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins}, config.forget_within_s)
         timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed

@@ -1,4 +1,4 @@
-"""What drafters want of the passes of a request."""
+"""What a request's drafters ask to be shown of its passes."""
 
 from __future__ import annotations
 

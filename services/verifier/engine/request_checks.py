@@ -1,4 +1,4 @@
-"""What a target refuses of a request, before it waits."""
+"""Refuses, before a request waits, what the target cannot compute."""
 
 from __future__ import annotations
 

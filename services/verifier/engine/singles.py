@@ -1,7 +1,7 @@
 """Requests that want one token of a pass and nothing else go through it together.
 
-A ``Part`` holds whatever a request may want of a pass. For these columns suffice: no part, no verdict and no outcome is made
-for each of them. What comes of it is what their parts would have given.
+A ``Part`` holds whatever a request may want of a pass. Plain requests need less, so they lie in columns: there is no part,
+no verdict and no outcome for each. The results are those that their parts would have had.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.singles import nothing_chosen
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
@@ -67,10 +69,12 @@ class KnownTrial(rejection.DraftTrial):
         super().__init__(*given)
         self._known = known
 
+    @override
     def accepts(self, ordinal: int) -> bool:
         coin = None if self._known is None else self._known.coins[ordinal]
         return super().accepts(ordinal) if coin is None else coin
 
+    @override
     def draw(self) -> int:
         token = NOT_CHOSEN if self._known is None else self._known.drawn
         return super().draw() if token == NOT_CHOSEN else token

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 ROWS = (1, 8, 64, 256)
 
 Run = Callable[[torch.Tensor], torch.Tensor]
+# Finds our kernels by the name of an instruction set.
+Find = Callable[[str], Library | None]
 # Number of products by (outputs, inputs, stored type, experts).
 Shapes = Mapping[tuple[int, int, str, int], int]
 # Experts per row that are assumed; mixtures use two to eight.
@@ -91,24 +93,28 @@ class Choice:
         return 1 if self.linears in ("native", "triton", "cublaslt") else 2
 
 
-def choose_kernels(model: nn.Module, config: TargetConfig) -> Choice:
+def choose_kernels(model: nn.Module, config: TargetConfig, find: Find = library, too_small: int = _TOO_SMALL) -> Choice:
     """The best choice that the settings allow: from the file of an earlier start, or by measurement, which takes about a
     second.
+
+    Args:
+        find: our kernels for an instruction set, see ``library``.
+        too_small: a model of fewer weights takes the first candidate.
 
     Raises:
         ConfigurationError: the kernels named in the settings are not available here.
     """
-    kernels = _native(config)
+    kernels = _native(config, find)
     candidates = _candidates(model, config, kernels)
-    shapes = _shapes(model)
+    shapes = shapes_of(model)
     size = sum(outputs * inputs * experts * count for (outputs, inputs, _, experts), count in shapes.items())
-    if len(candidates) == 1 or size < _TOO_SMALL:
+    if len(candidates) == 1 or size < too_small:
         return candidates[0]
     kept = Kept(config.kernels_dir, _about(config, shapes, kernels))
     if (known := kept.read(lambda content: _known(content, candidates))) is not None:
         return known
     start = time.perf_counter()
-    chosen = _measured(candidates, shapes)
+    chosen = fastest_exact({name_of(choice): (choice, maker(choice)) for choice in candidates}, shapes)
     log.info("timed kernels in %.1f s: %s", time.perf_counter() - start, chosen.reason)
     kept.write(asdict(chosen))
     return chosen
@@ -131,10 +137,10 @@ def _in_form(weight: Weight, choice: Choice, dtype: str) -> Weight:
     return weight if choice.weights == "as_stored" and kept else as_float(weight)
 
 
-def _native(config: TargetConfig) -> Library | None:
+def _native(config: TargetConfig, find: Find) -> Library | None:
     if config.kernels in ("onednn", "torch"):
         return None
-    kernels = library(config.kernels)
+    kernels = find(config.kernels)
     if kernels is None and config.kernels != "auto":
         raise ConfigurationError(
             "that needs a C compiler (cc) and a processor that has it; the log says what is missing; use auto",
@@ -150,7 +156,7 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
     compiled: dict[str, Any] = {} if kernels is None else {"instructions": kernels.name, "digest": kernels.digest}
     if kernels is not None:
         own: dict[str, Any] = {"linears": "native", **compiled}
-        stored = {kind for _, _, kind, _ in _shapes(model)}
+        stored = {kind for _, _, kind, _ in shapes_of(model)}
         if config.weights != "float32" and (stored - {"float32", "float16"} or config.weights == "as_stored"):
             found.append(Choice(**own, weights="as_stored"))
         if config.weights != "as_stored":
@@ -182,7 +188,7 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
     return found or [Choice(linears="torch")]
 
 
-def _shapes(model: nn.Module) -> Shapes:
+def shapes_of(model: nn.Module) -> Shapes:
     """The shapes of all products of linear layers and of parameters."""
     layers = [list(layers.values()) for _, layers in products(model)]
     found = Counter(
@@ -199,12 +205,18 @@ def _shapes(model: nn.Module) -> Shapes:
     return found
 
 
-def _name(choice: Choice) -> str:
+def name_of(choice: Choice) -> str:
+    """What a candidate is called in figures."""
     return f"{choice.instructions} {choice.weights}" if choice.linears == "native" else choice.linears
 
 
-def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
-    totals = {_name(choice): [0.0] * len(ROWS) for choice in candidates} | {"torch": [0.0] * len(ROWS)}
+def fastest_exact(candidates: Mapping[str, tuple[Choice, MakeLinear | None]], shapes: Shapes) -> Choice:
+    """The fastest of those whose rows do not depend on others; torch's layers where there is none.
+
+    Args:
+        candidates: by name, the first ones before those that are not clearly faster; and what makes their layers.
+    """
+    totals = {name: [0.0] * len(ROWS) for name in (*candidates, "torch")}
     inexact: set[str] = set()
     for (outputs, inputs, kind, experts), count in shapes.items():
         part = min(outputs, max(BLOCK, _MOST_WEIGHTS // inputs // BLOCK * BLOCK))
@@ -213,21 +225,19 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
         makers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "torch": functools.partial(functional.linear, weight=plain)
         }
-        for choice in candidates:
-            make = maker(choice)
+        for name, (choice, make) in candidates.items():
             assert make is not None
-            layer = makers[_name(choice)] = make(weight, None)
+            layer = makers[name] = make(weight, None)
             if not _is_exact(layer, inputs, choice.min_rows):
-                inexact.add(_name(choice))
+                inexact.add(name)
         for index, rows in enumerate(ROWS):
             # Each expert that is chosen multiplies its share of the rows.
             hit = min(experts, rows * _CHOSEN)
             given = rows if experts == 1 else -(-rows * _CHOSEN // experts)
             for name, seconds in _seconds(makers, given, inputs).items():
                 totals[name][index] += 1e3 * seconds * count * hit * outputs / part
-    exact = [choice for choice in candidates if _name(choice) not in inexact] or [Choice(linears="torch")]
-    names = [_name(choice) for choice in exact]
-    best = exact[names.index(clearly_fastest(names, totals))]
+    exact = [name for name in candidates if name not in inexact]
+    best = candidates[clearly_fastest(exact, totals)][0] if exact else Choice(linears="torch")
     figures = {name: [round(value, 2) for value in values] for name, values in totals.items()}
     listed = "; ".join(f"{name} {'/'.join(f'{value:.1f}' for value in values)}" for name, values in figures.items())
     reason = f"fastest exact, ms over {'/'.join(map(str, ROWS))} rows: {listed}"
@@ -315,6 +325,6 @@ def _known(content: Mapping[str, Any], candidates: Sequence[Choice]) -> Choice:
         ValueError: it is not available here.
     """
     choice = Choice(**content)
-    if _name(choice) not in {_name(candidate) for candidate in candidates}:
-        raise ValueError(f"{_name(choice)} is not available here")
+    if name_of(choice) not in map(name_of, candidates):
+        raise ValueError(f"{name_of(choice)} is not available here")
     return choice

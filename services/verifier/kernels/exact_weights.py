@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.model_files.weights.stacked_blocks import StackedBlocks
 from services.model_files.weights.stored_blocks import Weight
@@ -200,6 +201,7 @@ class ExactWeight(torch.Tensor):
         return made
 
     @classmethod
+    @override
     def __torch_function__(
         cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

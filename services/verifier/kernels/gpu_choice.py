@@ -61,44 +61,6 @@ def alone(own: str, decide: Callable[[Sequence[str]], str]) -> str:
     return decide([own])
 
 
-def use_gpu_kernels(model: nn.Module, config: TargetConfig, settle: Settle = alone) -> Choice:
-    """Replace the layers of a model that is to move to a GPU, as the settings say; returns by which.
-
-    Raises:
-        ConfigurationError: the kernels named in the settings cannot compute this model here, or none that its ranks may use;
-            says why.
-    """
-    device = torch.device(config.device)
-    reason = _unfit(config)
-    if config.kernels == "torch" or reason:
-        if config.kernels not in ("auto", "torch"):
-            raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
-        choice = Choice(linears="torch", reason=reason or "as configured")
-    else:
-        as_linears(model)
-        choice = choose_gpu_kernels(model, config, milliseconds_on(device), CONTEST, settle)
-    log.info("linear layers by %s: %s", choice.linears, choice.reason)
-    if choice.linears == "torch" and config.tensor_parallel_size > 1:
-        raise ConfigurationError(
-            f"no kernels that ranks may share layers by run here: {choice.reason}",
-            field="verifier.tensor_parallel_size",
-            value=config.tensor_parallel_size,
-        )
-    if choice.linears == "torch" and config.quantised:
-        quantize(model, config)
-    put(model, choice.linears, device, dtype=config.dtype)
-    return choice
-
-
-def _unfit(config: TargetConfig) -> str:
-    """Why no kernels but torch's can compute a model under these settings; empty if some can."""
-    if config.dtype == "float32" or (config.quantised and config.kernels == "cublaslt"):
-        more = "" if config.kernels == "cublaslt" else ", int8 or fp8"
-        return f"verifier.dtype is {config.dtype}: must be bfloat16{more}"
-    # Of weights of eight bits there are no others' kernels to be compared with.
-    return triton_refusal(torch.device(config.device)) if config.quantised and config.kernels == "auto" else ""
-
-
 def triton_refusal(
     device: torch.device,
     *,
@@ -212,6 +174,54 @@ class KernelContest:
 
 
 CONTEST = KernelContest()
+
+
+def use_gpu_kernels(
+    model: nn.Module, config: TargetConfig, settle: Settle = alone, contest: KernelContest = CONTEST
+) -> Choice:
+    """Replace the layers of a model that is to move to a GPU, as the settings say; returns by which.
+
+    Raises:
+        ConfigurationError: the kernels named in the settings cannot compute this model here, or none that its ranks may use;
+            says why.
+    """
+    reason = _unfit(config, contest)
+    if config.kernels == "torch" or reason:
+        if config.kernels not in ("auto", "torch"):
+            raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
+        choice = Choice(linears="torch", reason=reason or "as configured")
+    else:
+        as_linears(model)
+        choice = choose_gpu_kernels(model, config, milliseconds_on(torch.device(config.device)), contest, settle)
+    use_choice(model, config, choice)
+    return choice
+
+
+def use_choice(model: nn.Module, config: TargetConfig, choice: Choice) -> None:
+    """Replace the layers of a model by those of a choice.
+
+    Raises:
+        ConfigurationError: ranks may not share layers of it.
+    """
+    log.info("linear layers by %s: %s", choice.linears, choice.reason)
+    if choice.linears == "torch" and config.tensor_parallel_size > 1:
+        raise ConfigurationError(
+            f"no kernels that ranks may share layers by run here: {choice.reason}",
+            field="verifier.tensor_parallel_size",
+            value=config.tensor_parallel_size,
+        )
+    if choice.linears == "torch" and config.quantised:
+        quantize(model, config)
+    put(model, choice.linears, torch.device(config.device), dtype=config.dtype)
+
+
+def _unfit(config: TargetConfig, contest: KernelContest) -> str:
+    """Why no kernels but torch's can compute a model under these settings; empty if some can."""
+    if config.dtype == "float32" or (config.quantised and config.kernels == "cublaslt"):
+        more = "" if config.kernels == "cublaslt" else ", int8 or fp8"
+        return f"verifier.dtype is {config.dtype}: must be bfloat16{more}"
+    # Of weights of eight bits there are no others' kernels to be compared with.
+    return contest.refusal(torch.device(config.device)) if config.quantised and config.kernels == "auto" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TypeGuard
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
 
 from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from services.verifier.config import TargetConfig
@@ -55,6 +56,7 @@ class OneDnnLinear(PackedLinear):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(as_float(weight), _TYPICAL_ROWS)
         self._bias = None if bias is None else bias.detach().float()
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")

@@ -7,6 +7,7 @@ import os
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.verifier.kernels.shared_products import as_parameter
 
@@ -44,6 +45,7 @@ class PaddedLinear(nn.Module):
         self.weight = as_parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         flat = rows.reshape(-1, self.in_features)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 if TYPE_CHECKING:
     # Not imported: a bare machine (benchmarks/gpu_check) lacks what they need.
@@ -28,6 +29,7 @@ class ShardedLinear(nn.Module):
         self.shards, self._gathers = shards, gathers
         self.in_features, self.out_features = own.in_features, own.out_features * shards.count
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features], or this rank's part of them, to [..., out_features]."""
         return self.shards.columns(self.own(self.shards.columns(rows) if self._gathers else rows))
@@ -45,6 +47,7 @@ class ShardedOutput(ShardedLinear):
     def __init__(self, own: nn.Linear | StoredLinear | RoundedLinear, shards: StageRanks) -> None:
         super().__init__(own, shards, gathers=False)
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], or to this rank's part of them."""
         made: torch.Tensor = super().forward(rows) if self.whole else self.own(rows)
@@ -58,6 +61,7 @@ class ShardedEmbedding(nn.Module):
         super().__init__()
         self.own, self._shards = own, shards
 
+    @override
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[...] ids to [..., hidden size]: each row is a copy of its owner's.
 

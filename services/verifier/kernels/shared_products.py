@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -56,6 +57,7 @@ class SharedLinear(nn.Module):
         self.shared = shared
         self._index = index
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         return self.shared.result(rows, self._index)

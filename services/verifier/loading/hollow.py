@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 _M = TypeVar("_M", bound=nn.Module)
 _ATEN = torch.ops.aten
@@ -30,6 +31,7 @@ _PAIRED = (_ATEN.mul.Tensor, _ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.div.Tenso
 class _EmptyTakesNoMemory(TorchFunctionMode):
     """``torch.empty`` gives tensors on the meta device. Like all such modes, it is in force in its own thread only."""
 
+    @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.empty and kwargs.get("device") is None:
@@ -62,6 +64,7 @@ class ByShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = self.answer(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if made is None else made

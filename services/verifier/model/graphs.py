@@ -49,6 +49,8 @@ RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], Made]
 # Runs a pass that is laid out, over the rows of the stage before, [rows, hidden size]; None: over its tokens. The next pass
 # may overwrite what it makes.
 Replay = Callable[[torch.Tensor | None], Made]
+# As ``captured``.
+Capture = Callable[[Callable[[], Made]], tuple[torch.cuda.CUDAGraph, Made]]
 # Not layers: what the model makes, and the likeliest tokens.
 _OUTPUT, _LIKELIEST = -1, -2
 
@@ -73,18 +75,23 @@ class Graphs:
         given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
         required: the kernels that the settings name, with which a pass that cannot be captured is refused; empty: it is
             launched.
+        capture: captures what a function launches; None: as ``captured`` on a GPU, and nothing elsewhere.
     """
 
-    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: str = "") -> None:
+    def __init__(
+        self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: str = "", capture: Capture | None = None
+    ) -> None:
         self._kind = buckets
         self._run = run
         self._given, self._required = given, required
         self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
         # The sets of layers that were captured, the smallest first.
         self._layers: list[tuple[int, ...]] = []
-        self._captures = given.device.type == "cuda"
-        # Only one graph runs at a time, so all share the memory of intermediate results.
-        self._memory = torch.cuda.graph_pool_handle() if self._captures else None
+        if capture is None and given.device.type == "cuda":
+            # Only one graph runs at a time, so all share the memory of intermediate results.
+            capture = partial(captured, memory=torch.cuda.graph_pool_handle())
+        # None as well once capturing has failed.
+        self._capture_by = capture
         # What graphs make, and hidden states by layer: they share that, too, and the largest is captured first.
         self._made: dict[int, torch.Tensor] = {}
 
@@ -145,14 +152,14 @@ class Graphs:
         laid_out = self._kind.make(key)
         given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
         made = _Captured(laid_out=laid_out, given=given, layers=layers)
-        if self._captures:
-            self._capture(made)
+        if self._capture_by is not None:
+            self._capture(made, self._capture_by)
         return made
 
-    def _capture(self, bucket: _Captured) -> None:
+    def _capture(self, bucket: _Captured, capture: Capture) -> None:
         """Capture a pass; where that fails, but for want of memory, this one and the next ones are launched."""
         try:
-            self._record(bucket)
+            self._record(bucket, capture)
         except Exception as error:
             # Models, compilers and drivers may fail in any way: Triton's own errors are no RuntimeErrors.
             if _is_memory(error):
@@ -166,9 +173,9 @@ class Graphs:
                     value=self._required,
                 ) from error
             log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
-            self._captures = False
+            self._capture_by = None
 
-    def _record(self, bucket: _Captured) -> None:
+    def _record(self, bucket: _Captured, capture: Capture) -> None:
         """Capture an empty pass."""
         bucket.laid_out.fill([])
 
@@ -177,7 +184,7 @@ class Graphs:
             likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
             return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
-        bucket.graph, bucket.made = captured(run, self._memory)
+        bucket.graph, bucket.made = capture(run)
 
     def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from speculation.records import maker, quickly_made
 from speculation.types import Features, SamplingParams, TokenLogprobs, TokenTree
@@ -80,6 +81,7 @@ class SingleRows(Sequence[Rows]):
         self.request_ids, self.contexts, self.tokens = request_ids, contexts, tokens
         self._made: list[Rows] | None = None
 
+    @override
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -89,9 +91,11 @@ class SingleRows(Sequence[Rows]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Rows]: ...
 
+    @override
     def __getitem__(self, at: int | slice) -> Rows | Sequence[Rows]:
         return self._all()[at]
 
+    @override
     def __iter__(self) -> Iterator[Rows]:
         return iter(self._all())
 
@@ -228,6 +232,7 @@ class SingleOutcomes(Sequence[Outcome]):
     def __init__(self, choices: list[int]) -> None:
         self.choices = choices
 
+    @override
     def __len__(self) -> int:
         return len(self.choices)
 
@@ -237,6 +242,7 @@ class SingleOutcomes(Sequence[Outcome]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Outcome]: ...
 
+    @override
     def __getitem__(self, at: int | slice) -> Outcome | Sequence[Outcome]:
         if isinstance(at, slice):
             return SingleOutcomes(self.choices[at])

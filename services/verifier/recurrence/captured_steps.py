@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from services.verifier.attention.calls import Call, Pass
 from services.verifier.attention.fixed import Buckets, FixedPass, Largest
@@ -31,10 +32,12 @@ class _CapturedOrder(Order):
     given: StateWalk
 
     @cached_property
+    @override
     def accepted(self) -> int:
         return self.given.accepted
 
     @cached_property
+    @override
     def walk(self) -> StateWalk:
         return self.given
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers.models.minimax import modeling_minimax as minimax
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent_gemma
 from transformers.models.rwkv import modeling_rwkv as rwkv
+from typing_extensions import override
 
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.attention.calls import answerer, asked
@@ -36,6 +37,7 @@ class _Convolved(nn.Module):
         super().__init__()
         self.own = own
 
+    @override
     def forward(self, channels: torch.Tensor) -> torch.Tensor:
         """[1, channels, rows], both ways."""
         if answerer() is None:
@@ -52,6 +54,7 @@ class _Shifted(nn.Module):
         super().__init__()
         self.own = own
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[1, rows, channels], both ways."""
         if answerer() is None:

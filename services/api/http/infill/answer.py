@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
@@ -21,6 +23,7 @@ class InfillStream(EventStream):
 
     last = b""
 
+    @override
     def has_text(self, content: dict[str, Any]) -> bool:
         return "content" in content
 
@@ -33,9 +36,11 @@ class InfillAnswer(AnswerInProgress):
     def __init__(self, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int) -> None:
         super().__init__(asked, prepared, name, created, prefix="infill", kind=("infill", "infill"))
 
+    @override
     def opening(self) -> list[dict[str, Any]]:
         return []
 
+    @override
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told = [
             {"index": 0, "content": piece.text, **self._told_of(piece.tokens), "stop": False}
@@ -44,6 +49,7 @@ class InfillAnswer(AnswerInProgress):
         ]
         return [*told, self._end(event, "", ())] if isinstance(event, Completion) else told
 
+    @override
     async def whole(self) -> dict[str, Any]:
         record = self.records[0]
         assert record.end is not None

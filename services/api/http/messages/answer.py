@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.event_stream import NamedEvents
 from services.api.http.messages.content_blocks import ContentBlocks
 from services.api.http.messages.own_names import own_name
@@ -23,9 +25,11 @@ from speculation.types import FinishReason
 class MessageStream(NamedEvents):
     """A message as server-sent events."""
 
+    @override
     def has_text(self, content: dict[str, Any]) -> bool:
         return bool(content["type"].startswith("content_block"))
 
+    @override
     async def ping(self) -> None:
         await self.events([{"type": "ping"}])
 
@@ -47,13 +51,16 @@ class MessageAnswer(AnswerInProgress):
         self._untold: list[TextToken] = []
 
     @property
+    @override
     def ignored(self) -> tuple[str, ...]:
         return self._unread
 
+    @override
     def opening(self) -> list[dict[str, Any]]:
         begun = {**self._head([]), "stop_reason": None, "stop_sequence": None, "usage": self._usage(None)}
         return [{"type": "message_start", "message": {**begun, **self._prompt_ids()}}]
 
+    @override
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told = self._read(index, event)
         if isinstance(event, Completion):
@@ -69,6 +76,7 @@ class MessageAnswer(AnswerInProgress):
             self._untold.clear()
         return told
 
+    @override
     async def whole(self) -> dict[str, Any]:
         record = self.records[0]
         assert record.end is not None
@@ -89,6 +97,7 @@ class MessageAnswer(AnswerInProgress):
             told += self._blocks.push(self._reader.finish(event)) + self._blocks.end()
         return told
 
+    @override
     def _head(self, content: Any) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self.card.name, "content": content}
 

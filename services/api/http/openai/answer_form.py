@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.openai.errors import Refused
 from services.api.http.openai.fields import Fields
 from services.api.http.openai.protocol import parts
@@ -84,6 +86,7 @@ def schema_form(schema: Any, field: str) -> StructuredOutputs:
 class _Guided(Fields):
     """The fields of ``structured_outputs`` by the names that vLLM once had for them."""
 
+    @override
     def name(self, key: str) -> str:
         return f"guided_{key}"
 

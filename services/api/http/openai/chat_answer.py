@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
@@ -25,11 +27,13 @@ class ChatAnswer(AnswerInProgress):
         self._readers = [reader_for(asked, prepared, index) for index in range(len(prepared.requests))]
 
     @property
+    @override
     def thought_tokens(self) -> int | None:
         if not self.card.thoughts:
             return None
         return sum(reader.thought_tokens for reader in self._readers)
 
+    @override
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
         events = [self._event(index, {"role": "assistant", "content": ""}, None) for index in range(len(self.records))]
@@ -37,6 +41,7 @@ class ChatAnswer(AnswerInProgress):
             events[0]["prompt_token_ids"] = list(self.prepared.prompts[0])
         return events
 
+    @override
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         reader = self._readers[index]
@@ -71,6 +76,7 @@ class ChatAnswer(AnswerInProgress):
         called = self._readers[index].calls > 0 and end["finish_reason"] == "stop"
         return {**end, "finish_reason": "tool_calls"} if called else end
 
+    @override
     async def whole(self) -> dict[str, Any]:
         answer = self.answer_of([await self._choice(index) for index in range(len(self.records))])
         if self.asked.return_token_ids:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
@@ -25,6 +27,7 @@ class CompletionAnswer(AnswerInProgress):
         # Choices whose prompt, with its log-probabilities, is still to be told.
         self._silent = {*range(len(self.records))} if asked.echo and asked.top_logprobs is not None else set()
 
+    @override
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: what is echoed, and the prompts' token ids."""
         echoes = self.asked.echo and not self._silent
@@ -36,6 +39,7 @@ class CompletionAnswer(AnswerInProgress):
             events.append(self._event(index, {"text": text, **self._prompt_ids(index)}))
         return events
 
+    @override
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         pieces = self.pieces_of(index, event)
@@ -49,6 +53,7 @@ class CompletionAnswer(AnswerInProgress):
             told.append(self._event(index, {"text": "", **self.end_of(index)}))
         return told
 
+    @override
     async def whole(self) -> dict[str, Any]:
         choices = []
         for index, record in enumerate(self.records):

@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from typing_extensions import override
+
 from services.api.http.event_stream import NamedEvents
 from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
@@ -40,6 +42,7 @@ class ResponseCancelled(OutriderError):
 class ResponseStream(NamedEvents):
     """A response as server-sent events."""
 
+    @override
     def has_text(self, content: dict[str, Any]) -> bool:
         return "delta" in content
 
@@ -81,18 +84,22 @@ class ResponseAnswer(AnswerInProgress):
         self._sent = 0
 
     @property
+    @override
     def ignored(self) -> tuple[str, ...]:
         """Fields of the request that had no effect."""
         return tuple(self._new.names.of(name) for name in self.prepared.ignored)
 
     @property
+    @override
     def thought_tokens(self) -> int | None:
         return self._reader.thought_tokens if self.card.thoughts else None
 
+    @override
     def opening(self) -> list[dict[str, Any]]:
         begun = self.response("in_progress")
         return self._numbered([{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")])
 
+    @override
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         for piece in self.pieces_of(index, event):
@@ -101,12 +108,14 @@ class ResponseAnswer(AnswerInProgress):
             told += await self._end()
         return self._numbered(told)
 
+    @override
     async def whole(self) -> dict[str, Any]:
         for piece in self.records[0].pieces:
             await self._tell(piece)
         ended: dict[str, Any] = (await self._end())[-1]["response"]
         return ended
 
+    @override
     async def failed(self, error: OutriderError) -> list[dict[str, Any]]:
         ended = self._items.end("incomplete")
         if isinstance(error, ResponseCancelled):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from typing_extensions import override
+
 from services.api.config import StoredResponses
 from services.api.messages import RouterPort
 from services.api.observer import PassingRouter
@@ -146,6 +148,7 @@ class ForgettingRouter(PassingRouter):
         super().__init__(router)
         self._store = store
 
+    @override
     async def forget(self, tenant: str) -> None:
         try:
             await self._store.forget(tenant)

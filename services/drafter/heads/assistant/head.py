@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.drafter.heads.assistant.config import AssistantConfig, Kind
 from services.drafter.heads.assistant.layer import AssistantLayer
@@ -42,6 +43,7 @@ class ClusteredOutput(nn.Module):
         self.centroids = nn.Linear(config.hidden_size, config.centroids, bias=False)
         self.register_buffer("token_ordering", torch.zeros(config.vocab_size, dtype=torch.int64))
 
+    @override
     def forward(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """[n, h] with the output layer's rows [V, h] to [n, V]."""
         return torch.cat([self._few(part, rows) for part in torch.split(hidden, _AT_ONCE)])
@@ -147,6 +149,7 @@ class AssistantHead(nn.Module):
         """See ``StateHead``."""
         return self.embed(tokens)[None], state
 
+    @override
     def forward(
         self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: TextAttend
     ) -> HeadOutput:

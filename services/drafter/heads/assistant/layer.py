@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.drafter.heads.assistant.config import AssistantConfig, Kind
 from services.drafter.heads.layer import GatedMLP, SeenRows, turned
@@ -23,6 +24,7 @@ class LookingAttention(nn.Module):
         self.q_norm = nn.RMSNorm(shape.width, eps=config.rms_norm_eps)
         self.o_proj = nn.Linear(config.num_attention_heads * shape.width, size, bias=False)
 
+    @override
     def forward(
         self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], seen: Sequence[SeenRows]
     ) -> torch.Tensor:
@@ -66,6 +68,7 @@ class AssistantLayer(nn.Module):
         self.post_feedforward_layernorm = nn.RMSNorm(size, eps=eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
+    @override
     def forward(
         self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], seen: Sequence[SeenRows]
     ) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.blocks.config import BlockConfig
 from services.drafter.heads.layer import Attend, HeadLayer
@@ -51,6 +52,7 @@ class ConvolvedLayer(HeadLayer):
         self.attention_conv = BlockConvolution(config)
         self.mlp_conv = BlockConvolution(config)
 
+    @override
     def forward(
         self, rows: torch.Tensor, embeddings: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend
     ) -> torch.Tensor:

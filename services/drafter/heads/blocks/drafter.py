@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.blocks.config import BlockConfig
 from services.drafter.heads.blocks.convolved_layer import ConvolvedLayer
@@ -71,6 +72,7 @@ class BlockDrafter(OnTargetRows):
             assert isinstance(layer, HeadLayer)
             keep(*layer.self_attn.keys_and_values(fused, turns), number)
 
+    @override
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """One pass over blocks.
 
@@ -98,6 +100,7 @@ class BlockDrafter(OnTargetRows):
         """Of a block's rows [..., block size, h], those that guess, [..., levels, h]."""
         return hidden if self.config.from_anchor else hidden[..., 1:, :]
 
+    @override
     def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
         """As ``SharedOutput.beyond``; None, too, if a head that knows the token before has no rows for others."""
         heads = (self.markov_head, self.candidate_selector, self.embed_proj)

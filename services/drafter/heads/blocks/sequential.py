@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.blocks.config import BlockConfig
 
@@ -22,6 +23,7 @@ class MarkovHead(nn.Module):
         self.gate_proj = nn.Linear(layer.hidden_size + rank, rank) if kind == "gated" else None
         self.joint_proj = nn.Linear(layer.hidden_size + 2 * rank, 3 * rank) if kind == "rnn" else None
 
+    @override
     def forward(
         self, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,6 +54,7 @@ class ConfidenceHead(nn.Module):
         read = config.layer.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
         self.proj = nn.Linear(read, 1)
 
+    @override
     def forward(self, read: torch.Tensor) -> torch.Tensor:
         """Rows [..., h], with W1's row behind where it reads it, to probabilities [...]."""
         sure: torch.Tensor = torch.sigmoid(self.proj(read)[..., 0])
@@ -69,6 +72,7 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(layer.hidden_size, rank, bias=False)
         self._count = config.selector_top_k
 
+    @override
     def forward(self, logits: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of rows [..., h], corrected by the tokens before what they guess, int64 [...]; -inf elsewhere."""
         likeliest, tokens = logits.topk(min(self._count, logits.shape[-1]), dim=-1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
@@ -40,6 +41,7 @@ class Connector(nn.Module):
         self.norm = nn.RMSNorm(size, eps=eps) if config.sampler else None
         self.mlp = GatedMLP(config, size, bias=False) if config.sampler else None
 
+    @override
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """[..., h_e] and [..., h] to [..., h]."""
         if self.embed_norm is not None:
@@ -133,6 +135,7 @@ class FeatureHead(OnTargetRows):
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return states if self.fc is None else self.fc(states)
 
+    @override
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend) -> HeadOutput:
         """One pass over rows.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from typing_extensions import override
 
 from services.drafter.config import Choices
 from services.drafter.heads.beam import GrowingTree, Indices, Numbers
@@ -47,6 +48,7 @@ class FixedTree(GrowingTree):
         self._run = np.array(found, dtype=np.int64)
         return self._run
 
+    @override
     def draft(self) -> Indices:
         kept = [node for node, path in enumerate(self._paths) if path in self._wanted and self._there(node)]
         return np.array(kept, dtype=np.int64)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.medusa.config import MedusaConfig
@@ -23,6 +24,7 @@ class ResBlock(nn.Module):
         super().__init__()
         self.linear = nn.Linear(size, size, bias=bias)
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., h] to [..., h]."""
         return rows + nn.functional.silu(self.linear(rows))
@@ -65,6 +67,7 @@ class MedusaHeads(nn.Module):
         """As ``SharedOutput.beyond``; None, too, if heads have output layers of their own."""
         return None if self.outputs is not None else self.output.beyond(tokens)
 
+    @override
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[n, h], the target's states behind its final norm, to [n, heads, h], what the output layers read."""
         return torch.stack([head(states) for head in self.heads], dim=1)

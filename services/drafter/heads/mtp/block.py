@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
+from typing_extensions import override
 
 from services.drafter.heads.layer import Attend
 from speculation.errors import ConfigurationError
@@ -63,6 +64,7 @@ class DecoderBlock(nn.Module):
         self._rotary = rotary
         self.sizes = self._try(size, where)
 
+    @override
     def forward(self, rows: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """[B, R, h] at positions [B, R] to [B, R, h]."""
         made: torch.Tensor = self._run(rows, positions, _Answers(attend))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.cache import CacheShape
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
@@ -43,6 +44,7 @@ class MtpLayer(nn.Module):
         self.block = block
         self.norm = norm() if config.output_norm else None
 
+    @override
     def forward(
         self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend, *, config: MtpConfig
     ) -> HeadOutput:
@@ -138,6 +140,7 @@ class MtpHead(nn.Module):
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
+    @override
     def forward(
         self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: TextAttend
     ) -> HeadOutput:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
@@ -24,6 +25,7 @@ class OwnLayers(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotary = RotaryPositions(config)
 
+    @override
     def forward(self, rows: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """[B, R, h] at positions [B, R] to [B, R, h], what the output layer reads."""
         turns = self._rotary.factors(positions, rows.dtype)

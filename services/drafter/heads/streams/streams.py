@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.layer import Attend
@@ -42,6 +43,7 @@ class AdaptedLinear(nn.Module):
         self._scale = scale
         self._pass = under_way
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., R, in] to [..., R, out]."""
         made: torch.Tensor = self.base(rows)
@@ -63,6 +65,7 @@ class ExitAdapter(nn.Module):
         self.lora_A = nn.Linear(size, rank, bias=False)
         self.lora_B = nn.Linear(rank, size, bias=False)
 
+    @override
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., h] to [..., h]."""
         added: torch.Tensor = self.lora_B(self.lora_A(states))
@@ -125,6 +128,7 @@ class Streams(nn.Module):
         normed: torch.Tensor = self.own.norm(self.pruning(states))
         return normed
 
+    @override
     def forward(self, rows: torch.Tensor, positions: torch.Tensor, attend: Attend, *, streams: int) -> torch.Tensor:
         """One pass over main rows and, behind them, rows of streams.
 

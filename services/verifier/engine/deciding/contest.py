@@ -8,7 +8,7 @@ Whichever is faster goes on. The other one is tried for a few steps now and then
 What is known can be kept, so that the next start need not find it out again.
 
 Times are relative to what a plain step at the same load is expected to take. Requests, keys and the machine's speed are thus
-out of the comparison. What a step computes of prompts counts as work done, at its expected time.
+out of the comparison. A step that also computes prompts is credited with the time that these are expected to take.
 """
 
 from __future__ import annotations

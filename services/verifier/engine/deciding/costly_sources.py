@@ -11,7 +11,8 @@ of 16, of 32 and so on, after an hour, or at a new load. If it pays, one request
 known.
 
 Several may draft for one request, if each pays for what it adds to all the others. They are taken in by price, the cheapest
-first, and a cheaper one that a dearer one makes needless is left out again. Of two that bring the same, the dearer one goes.
+first. Then each is looked at again: one that a dearer one has made needless is left out. Of two that bring the same, the
+cheaper one stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Before a pass: waits for missing drafts while that pays, and measures what the wait gained.
 
-Drafts of requests by their paper's rule are waited for whatever that costs, up to a deadline; where other requests share the
-pass, as far as ``NamedShare`` allows.
+Requests that follow their paper's rule wait for their drafts whatever that costs, up to a deadline. Where other requests
+share the pass, they wait as long as ``NamedShare`` allows.
 """
 
 from __future__ import annotations

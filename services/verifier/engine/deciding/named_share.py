@@ -1,8 +1,8 @@
-"""Bounds what requests with their paper's rule cost the other requests of their passes.
+"""Bounds how much requests that follow their paper's rule slow down the others of their passes. Uses no clock.
 
-Alone, or among themselves, such requests wait for every draft and check all of it. In a pass that others share, the time
-that this adds is paid from an account, which earns a share of the time of such passes. What it cannot pay does not happen:
-the step goes on without the draft, and the nodes are chosen as for any other request. Uses no clock.
+Among themselves, such requests wait for every draft and check all of it. In a pass with others, the time that this adds is
+paid from an account. The account earns a share of the time of such passes. Where it cannot pay, the step goes on without the
+draft, and the nodes are chosen as for any other request.
 """
 
 from __future__ import annotations

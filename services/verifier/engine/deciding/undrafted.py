@@ -1,4 +1,4 @@
-"""Says which drafts a request with its paper's rule goes without in the coming step, and why. Uses no clock."""
+"""Notes which drafts are missing in the coming step for requests that follow their paper's rule, and why. Uses no clock."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_
 
+from typing_extensions import override
+
 from services.verifier.engine.native.library import engine_library
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
@@ -59,6 +61,7 @@ class CompiledBudget(MeasuredBudget):
         # The trees that were told last, without empty ones, and their columns: a step that checks all learns from these.
         self._told: tuple[list[TokenTree], tuple[array[int] | array[float], ...]] = [], ()
 
+    @override
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         self._costs.learn(load, seconds)
         if not outcomes:
@@ -73,6 +76,7 @@ class CompiledBudget(MeasuredBudget):
         self._library.nodes_learn(ctypes.addressof(columns), bytes(hits))
         del held
 
+    @override
     def probabilities(self, tree: TokenTree) -> list[float]:
         found = (ctypes.c_double * len(tree.tokens))()
         columns, held = self._columns([tree])
@@ -80,6 +84,7 @@ class CompiledBudget(MeasuredBudget):
         del held
         return found[:]
 
+    @override
     def _ranked(
         self, trees: Sequence[TokenTree], tokens: int, most: float, load: Load, decoding: Load
     ) -> tuple[Sequence[int], int]:

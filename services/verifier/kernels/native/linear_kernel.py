@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, bytes_of_row, sizes_of
 from services.verifier.kernels.exact_weights import PackedLinear, SortedProduct
@@ -86,6 +87,7 @@ class NativeLinear(PackedLinear):
         pack(self.struct, rows.data_ptr(), size, self.out_features, packed.data_ptr())
         return packed
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features].
 
@@ -100,6 +102,7 @@ class NativeLinear(PackedLinear):
         return out[..., : self.out_features]
 
     @classmethod
+    @override
     def together(cls, layers: Sequence[PackedLinear]) -> SortedProduct | None:
         own = [layer for layer in layers if isinstance(layer, cls)]
         # Blocks of different types may be padded to different numbers of inputs.

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from services.verifier.kernels.triton.row_products import TERMS, HeldWeights, RowLinear
 
@@ -39,11 +40,13 @@ class ByteLinear(RowLinear):
         self._form: ByteType = form
         super().__init__(weight, bias)
 
+    @override
     def _hold(self, weight: torch.Tensor) -> None:
         made = [_rounded(some, self._form) for some in torch.split(weight.detach(), _AT_ONCE)]
         self.register_buffer("pairs", torch.cat([pairs for pairs, _ in made]))
         self.register_buffer("scales", torch.cat([scales for _, scales in made]))
 
+    @override
     def weights(self) -> HeldWeights:
         return HeldWeights(self.pairs, self.scales, _SHIFT[self._form])
 

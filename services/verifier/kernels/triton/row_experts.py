@@ -15,6 +15,7 @@ import triton
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from services.verifier.kernels.sharded_layers import shards_of
 from services.verifier.kernels.triton.byte_linear import ByteLinear, ByteType
@@ -119,6 +120,7 @@ class RowExperts(nn.Module):
         self.down = _taken(own, "down_proj", form)
         self.own = own
 
+    @override
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """As ``experts.experts``."""
         count, top = top_k_index.shape
@@ -171,6 +173,7 @@ def _is_silu(gate: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -
 class RowRouting(TorchFunctionMode):
     """Within the context ``functional.linear`` is a product of ``RowLinear``."""
 
+    @override
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -218,6 +221,7 @@ class _NotedProducts(TorchFunctionMode):
         super().__init__()
         self.linear = self.others = 0
 
+    @override
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.gated_norm import normalise_gated
@@ -50,6 +51,7 @@ class RowGatedNorm(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self._eps, self._form = eps, form
 
+    @override
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]; ``gate`` has the same shape."""
         rows, width = hidden_states.contiguous(), self._form.width

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from services.model_files.weights.rounded_inputs import round_by
 from services.verifier.kernels.multiplied_weight import MultipliedWeight
@@ -49,6 +50,7 @@ class RowNorm(nn.Module):
         # A sum that was normalised when it was made, and the result.
         self._ahead: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
         ahead, self._ahead = self._ahead, None
@@ -74,6 +76,7 @@ class RowFeedForward(nn.Module):
         self._gate_up = make(joint_weight([gate, up]), None)
         self.down_proj = down if isinstance(down, ShardedLinear) else make(down.weight, None)
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
         made: torch.Tensor = self.down_proj(self._gates(rows))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import nn
+from typing_extensions import override
 
 from services.verifier.kernels.shared_products import as_parameter
 from services.verifier.kernels.triton.compile_options import COMPILED
@@ -156,6 +157,7 @@ class RowLinear(nn.Module):
         """What kernels read of it."""
         return HeldWeights(self.weight, self.weight)
 
+    @override
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         return self.product(rows).added(rows.dtype).view(*rows.shape[:-1], self.out_features)

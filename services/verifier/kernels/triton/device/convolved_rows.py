@@ -6,10 +6,9 @@ Rows are computed side by side, since each needs inputs alone. They are found fr
 import triton
 import triton.language as tl
 
-from services.verifier.recurrence.walks import END_INTS, FROM_STATE, LINK_INTS, REQUEST_INTS
+from services.verifier.recurrence.walks import END_INTS, LINK_INTS, REQUEST_INTS
 
 _REQUEST, _LINK, _END = tl.constexpr(REQUEST_INTS), tl.constexpr(LINK_INTS), tl.constexpr(END_INTS)
-_FROM_STATE = tl.constexpr(FROM_STATE)
 
 
 @triton.jit
