@@ -175,7 +175,7 @@ def _merged(parts: Sequence[tuple[list[float], list[float]]], length: int) -> li
 
 
 def _says_all(pairs: Sequence[_Pair], k: int, parts: Sequence[tuple[list[float], list[float]]], draw: Draw) -> bool:
-    """Whether the first ``k`` pairs hold all ids that top-k leaves: those that equal its last one, too, by the temperature."""
+    """Whether the first ``k`` pairs hold all that top-k leaves: also what equals its last, divided by the temperature."""
     temperature = np.float32(draw.temperature)
     last = np.float32(-pairs[draw.top_k - 1][0]) / temperature
     # The next pair is the greatest that is left out; what a part has not told is at most its last one.
