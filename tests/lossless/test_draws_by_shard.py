@@ -222,7 +222,7 @@ def _noise_of_the_chain(patch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], SamplingParams, bool]] = {
     "a part forgets which noise it begins with": (_forgets_where_it_begins, DRAWS[0], False),
     "a part's offset of ids is forgotten": (_forgets_where_ids_begin, DRAWS[2], False),
-    "ties are resolved by rank, not by id": (_takes_ties_by_rank, TIED[0], True),
+    "ties are resolved by rank, not by id": (_takes_ties_by_rank, DRAWS[0], True),
     "k is shared out among the parts": (_takes_a_share_of_k, DRAWS[3], False),
     "equals of the last one are left out": (_asks_for_no_more_than_k, TIED[0], True),
     "noise of the chain for the whole tree": (_noise_of_the_chain, DRAWS[0], False),
