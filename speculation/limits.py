@@ -19,6 +19,8 @@ MAX_PROPOSAL, MAX_ASSUMED = 256, 512
 MAX_TOP_IDS, MAX_LAYERS = 64, 16
 # Models that a drafter may tell of, and of each: tenants, characters of a tenant's name, and of its conditions.
 MAX_HELD_MODELS, MAX_HELD_TENANTS, MAX_TENANT_CHARACTERS, MAX_WHEN_CHARACTERS = 64, 64, 512, 65_536
+# Of each of a drafter's words for its target, its tokenizer and its version.
+MAX_CARD_CHARACTERS = 4096
 MAX_SESSION_TOKENS, MAX_UINT64 = 1 << 20, (1 << 64) - 1
 
 MAX_PUBLIC_MESSAGE_BYTES = MAX_DRAFT_MESSAGE_BYTES = 4 << 20

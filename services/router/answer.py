@@ -104,11 +104,17 @@ class Answer:
         if self.stop_string is not None:
             return ""
         found = self._stops.push(self._detokenizer.flush())
+        self.stop_string = found.stop
         return found.text + self._stops.flush()
 
     def complete(self, reason: FinishReason, model: str, rule: str = "", learnt: str = "") -> Completion:
-        """The final message of the answer, which was planned by ``rule``, or for the reason ``learnt``, if so."""
+        """The final message of the answer, which was planned by ``rule``, or for the reason ``learnt``, if so.
+
+        Args:
+            reason: why the verifier ended it; a stop string ends it before that.
+        """
         now = time.perf_counter()
+        reason = reason if self.stop_string is None else FinishReason.STOP
         stop: str | int | None = self.stop_string
         if stop is None and reason is FinishReason.STOP and self._last_token is not None:
             stop = self._named_stops.get(self._last_token, self._last_token)

@@ -145,14 +145,13 @@ def named_call(text: str) -> ToolCall | None:
         found, end = members(text)
         name = json.loads(found.get("name", "null"))
         own = json.loads(found.get("id", "null"))
+        arguments = next((found[key] for key in _ARGUMENTS if key in found), "{}")
+        if arguments.startswith('"'):
+            # Some models write the object as a text, which may have half of a surrogate pair: no answer can hold that.
+            arguments = json.loads(arguments)
+            arguments.encode()
     except ValueError:
         return None
-    if text[end:].strip() or not isinstance(name, str):
+    if text[end:].strip() or not isinstance(name, str) or not is_json(arguments):
         return None
-    arguments = next((found[key] for key in _ARGUMENTS if key in found), "{}")
-    if arguments.startswith('"'):
-        # Some models write the object as a text.
-        arguments = json.loads(arguments)
-        if not is_json(arguments):
-            return None
     return ToolCall(name, arguments, own if isinstance(own, str) and own.isalnum() and own.isascii() else "")

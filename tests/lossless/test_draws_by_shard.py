@@ -154,6 +154,16 @@ def test_equals_of_the_last_that_top_k_leaves_need_whole_rows() -> None:
     assert outcomes_by_parts(logits, TIED, pass_of(TIED), 2) is not None
 
 
+def test_equals_in_several_parts_need_whole_rows() -> None:
+    """Each part tells more than its equals; together they are more than what is kept of a row."""
+    params = [SamplingParams(temperature=1.0, top_k=2, seed=3)]
+    logits = torch.randn(7, 960, generator=torch.Generator().manual_seed(6)) * 0.1
+    logits[:, 10], logits[:, [100, 600, 700]] = 5.5, 5.0
+    assert outcomes_by_parts(logits, params, pass_of(params, k=0), 2) is None
+    logits[:, 700] = 4.5
+    assert outcomes_by_parts(logits, params, pass_of(params, k=0), 2) == in_whole_rows(logits, params, pass_of(params, k=0))
+
+
 def test_what_rounding_could_decide_needs_whole_rows() -> None:
     """Two ids of which one leads by less than the noise is known to, and a part of which none may be drawn."""
     params = [SamplingParams(temperature=1.0, seed=9)]
@@ -212,7 +222,7 @@ def _noise_of_the_chain(patch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], SamplingParams, bool]] = {
     "a part forgets which noise it begins with": (_forgets_where_it_begins, DRAWS[0], False),
     "a part's offset of ids is forgotten": (_forgets_where_ids_begin, DRAWS[2], False),
-    "ties are resolved by rank, not by id": (_takes_ties_by_rank, TIED[0], True),
+    "ties are resolved by rank, not by id": (_takes_ties_by_rank, DRAWS[0], True),
     "k is shared out among the parts": (_takes_a_share_of_k, DRAWS[3], False),
     "equals of the last one are left out": (_asks_for_no_more_than_k, TIED[0], True),
     "noise of the chain for the whole tree": (_noise_of_the_chain, DRAWS[0], False),

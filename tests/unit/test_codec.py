@@ -325,6 +325,17 @@ def test_what_a_drafter_holds_is_refused_where_it_is_wrong(wrong: list[dict[str,
         held_models.decode_held(wire)
 
 
+@pytest.mark.parametrize("field", ["target", "tokenizer", "version"])
+def test_what_a_drafter_tells_of_itself_is_short_enough_for_a_line_of_the_log(field: str) -> None:
+    for characters, refused in ((4096, False), (4097, True)):
+        wire = drafting_pb2.DraftingServiceDescribeResponse(**{field: "x" * characters})
+        if refused:
+            with refuses(InvalidArgument, field=field, value="4097 long"):
+                held_models.decode_drafter(wire)
+        else:
+            assert held_models.decode_drafter(wire).held == ()
+
+
 def test_limits_are_enforced_when_decoding() -> None:
     many = [1] * (limits.MAX_TREE_NODES + 1)
     with refuses(MalformedTree, field="tree.tokens", value="513 entries"):

@@ -37,13 +37,17 @@ class Counting:
 
     wrong: str = ""
     drafted: list[RowDrafting] = field(default_factory=list)
-    answered: int = 0
+    plainly: list[bool] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        return len(self.plainly)
 
     def draft(self, drafting: RowDrafting) -> None:
         self.drafted.append(drafting)
 
     def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False) -> Decoded:
-        self.answered += 1
+        self.plainly.append(plainly)
         tokens = [7, 7, 7, 7]
         if request.id == self.wrong and not plainly:
             tokens[2] = 8
@@ -87,6 +91,12 @@ def test_a_second_call_goes_on_where_it_was(tmp_path: Path) -> None:
     measure_units(units, folder(tmp_path, *units), silent)
     assert first.answered == before and second.answered == 1 + 2 * len(REQUESTS)
     assert section(tmp_path).missing == []
+
+
+def test_neither_plain_decoding_nor_a_row_always_comes_first(tmp_path: Path) -> None:
+    decoder = Counting()
+    measure_units([row(decoder)], folder(tmp_path, row(decoder)), silent)
+    assert decoder.plainly[1:] == [True, False, False, True, True, False]
 
 
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:

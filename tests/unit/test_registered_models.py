@@ -115,6 +115,7 @@ def test_both_say_when_a_model_drafts(caplog: pytest.LogCaptureFixture) -> None:
         (replace(held, when='{"weather": "rain"}'), "weather"),
         (replace(held, when="["), "a mapping"),
         (replace(held, when='{"system_prompt": "("}'), "system_prompt"),
+        (replace(held, when='{"system_prompt": "\\ud800"}'), "system_prompt"),
         (replace(held, kind="eagle"), "a name that no other model has"),
     ):
         caplog.clear()

@@ -12,12 +12,15 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
-from services.router.answer import StopStrings
+from services.router.answer import Answer, StopStrings
 from services.router.drafters import TrainedDrafter
 from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import Progress
 from speculation.sources import SOURCES, STRATEGIES
+from speculation.types import FinishReason
+from tests.fakes import PLAIN, request
 from tests.refusals import refuses
 
 
@@ -79,6 +82,15 @@ def test_a_character_cut_in_two_is_held_back_and_then_marked(tiny_model: Path) -
     text = "".join(detokenizer.push(token) for token in ids[:-1])
     assert text == "a"
     assert "�" in detokenizer.flush()
+
+
+def test_a_stop_string_that_the_end_of_a_character_completes_ends_the_answer(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    ids = tokens.encode("ab京")[:-1]
+    answer = Answer(request("r", [1], PLAIN, stop=("b�",)), "r", tokens.detokenizer(), 0.0)
+    text = "".join(answer.add(Progress(token_ids=(token,))).text for token in ids) + answer.rest()
+    ended = answer.complete(FinishReason.LENGTH, "tiny")
+    assert (text, ended.finish_reason, ended.stop) == ("a", FinishReason.STOP, "b�")
 
 
 def test_byte_fallback_tokenisers_never_break_off(tmp_path: Path) -> None:

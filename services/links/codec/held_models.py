@@ -58,6 +58,8 @@ def decode_drafter(wire: drafting_pb2.DraftingServiceDescribeResponse) -> Drafte
     """Decode what a drafter tells of itself.
 
     Raises:
-        InvalidArgument: as ``decode_held``.
+        InvalidArgument: as ``decode_held``, or what it calls itself, its target or its tokenizer is too long.
     """
+    for name in ("target", "tokenizer", "version"):
+        check_size(name, len(getattr(wire, name)), limits.MAX_CARD_CHARACTERS)
     return _CARD.decode(wire, held=decode_held(wire.held))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -12,6 +13,8 @@ from speculation.errors import ConfigurationError
 _MOST_CHARACTERS, _MOST_TEXTS = 512, 64
 # Characters of a refused value that are shown.
 _SHOWN = 80
+# Half of a surrogate pair: JSON and YAML can write it, UTF-8 cannot.
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Field:
         if not isinstance(self.value, Mapping):
             self.refuse(allowed)
         named = {f"{name}": value for name, value in self.value.items()}
+        self._check_characters(named)
         return {name: self.under(name, value) for name, value in named.items()}
 
     def under(self, name: str, value: object) -> Field:
@@ -82,6 +86,7 @@ class Field:
         """A text that is not empty."""
         if not isinstance(self.value, str) or not 1 <= len(self.value) <= most:
             self.refuse(f"a text of 1 to {most} characters")
+        self._check_characters([self.value])
         return self.value
 
     def texts(self) -> tuple[str, ...]:
@@ -94,4 +99,9 @@ class Field:
             self.refuse(
                 f"a text of at most {_MOST_CHARACTERS} characters, or a list of 1 to {_MOST_TEXTS} (quote numbers and yes)"
             )
+        self._check_characters(listed)
         return tuple(listed)
+
+    def _check_characters(self, texts: Iterable[str]) -> None:
+        if any(_HALF.search(text) for text in texts):
+            self.refuse("whole characters: half of a surrogate pair is none")

@@ -132,7 +132,7 @@ def best_of_shards(
     for row, parts in enumerate(zip(*of_rows.tolist(), strict=True)):
         pairs = _merged(parts, length)
         _, draw = draws.get(row, (0, None))
-        if len(pairs) < shards.count * k or (draw is not None and draw.top_k and not _says_all(pairs, parts, draw)):
+        if len(pairs) < shards.count * k or (draw is not None and draw.top_k and not _says_all(pairs, k, parts, draw)):
             return None
         ids.append(tuple([each for _, each in pairs[:k]]))
         logits.append(tuple([-value for value, _ in pairs[:k]]))
@@ -174,8 +174,10 @@ def _merged(parts: Sequence[tuple[list[float], list[float]]], length: int) -> li
     return pairs
 
 
-def _says_all(pairs: Sequence[_Pair], parts: Sequence[tuple[list[float], list[float]]], draw: Draw) -> bool:
-    """Whether all ids that top-k leaves are told: it keeps those that equal the last one, divided by the temperature."""
+def _says_all(pairs: Sequence[_Pair], k: int, parts: Sequence[tuple[list[float], list[float]]], draw: Draw) -> bool:
+    """Whether the first ``k`` pairs hold all that top-k leaves: also what equals its last, divided by the temperature."""
     temperature = np.float32(draw.temperature)
     last = np.float32(-pairs[draw.top_k - 1][0]) / temperature
-    return all(np.float32(values[-1]) / temperature < last for values, _ in parts)
+    # The next pair is the greatest that is left out; what a part has not told is at most its last one.
+    beyond = [*[-value for value, _ in pairs[k : k + 1]], *[values[-1] for values, _ in parts]]
+    return all(np.float32(value) / temperature < last for value in beyond)

@@ -37,6 +37,8 @@ Global___DraftingServiceDescribeRequest: _TypeAlias = DraftingServiceDescribeReq
 
 @_typing.final
 class DraftingServiceDescribeResponse(_message.Message):
+    """Each text has at most 4,096 characters."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HELD_FIELD_NUMBER: _builtins.int
