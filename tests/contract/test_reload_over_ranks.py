@@ -31,7 +31,8 @@ def layout(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.parametrize("running", ["finish", pytest.param("restart", marks=_SLOW)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("running", ["finish", "restart"])
 async def test_every_answer_is_that_of_the_version_that_it_names(versions: Versions, running: RunningAnswers) -> None:
     await test_reload.test_every_answer_is_that_of_the_version_that_it_names(versions, "in process", running)
 
@@ -41,13 +42,13 @@ async def test_many_reloads_under_load(versions: Versions) -> None:
     await test_reload.test_many_reloads_under_load(versions, "over gRPC", "finish")
 
 
-@pytest.mark.parametrize(
-    ("step", "takes_it"), [("replace", True), *(pytest.param(step, True, marks=_SLOW) for step in ("read", "pause"))]
-)
-async def test_verifiers_change_together_or_not_at_all(versions: Versions, step: str, takes_it: bool) -> None:
-    await test_reloads_refused.test_verifiers_change_together_or_not_at_all(versions, step, takes_it)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("step", ["read", "pause", "replace"])
+async def test_verifiers_change_together_or_not_at_all(versions: Versions, step: str) -> None:
+    await test_reloads_refused.test_verifiers_change_together_or_not_at_all(versions, step, takes_it=True)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("damage", ["half of it has arrived", "another shape", "not a number"])
 async def test_a_version_that_does_not_fit_is_refused(versions: Versions, damage: str) -> None:
     await test_reloads_refused.test_a_version_that_does_not_fit_is_refused(versions, damage)

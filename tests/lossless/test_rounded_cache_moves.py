@@ -70,7 +70,7 @@ async def test_none_goes_on_with_other_numbers(
         verifier(tiny_model, {}, kv_cache_dtype=second, ranks=2) as two,
     ):
         wanted = asked("", PROMPTS[1], DRAFTED)
-        answer, other = (await said(each, replace(wanted, request_id="plain", plan=PLAIN)) for each in (one, two))
+        answer, other = [await said(each, replace(wanted, request_id="plain", plan=PLAIN)) for each in (one, two)]
         begun, arithmetic = await services.broken_off(one, wanted, 20)
         moved = replace(wanted, request_id="moved", committed=tuple(begun), arithmetic=arithmetic)
         if forgotten:
