@@ -21,16 +21,16 @@ _ALL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _GROUPED: dict[str, Any] = {
-    **_ALL, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 512,
+    **_ALL, "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 512,
 }  # fmt: skip
 _EXPERTS: dict[str, Any] = {
-    **_GROUPED, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-    "shared_expert_intermediate_size": 48,
+    **_GROUPED, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
 }  # fmt: skip
 _LATENT: dict[str, Any] = {
     **_GROUPED, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
     "v_head_dim": 48, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64, "first_k_dense_replace": 1,
 }  # fmt: skip
 _BOTH = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}

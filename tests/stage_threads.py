@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -13,14 +13,21 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import process
 from services.verifier.stages.upstream import StageHandle, StageSpec
+from speculation.errors import TargetLost
 
 
 class _InThread:
     def __init__(self, spec: StageSpec) -> None:
         # Through text, as to a process.
         told = process.spec_to_json(spec)
-        self._thread = threading.Thread(target=lambda: process.serve(process.spec_from_json(told)), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(told,), daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def _serve(told: str) -> None:
+        # A process says so in its log, and ends.
+        with suppress(TargetLost):
+            process.serve(process.spec_from_json(told))
 
     def alive(self) -> bool:
         return self._thread.is_alive()

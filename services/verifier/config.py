@@ -196,6 +196,11 @@ class TargetConfig:
         return self.stages * self.tensor_parallel_size
 
     @property
+    def processes_here(self) -> int:
+        """Those of them that run on one machine, as far as the settings say."""
+        return self.processes if self.stage_host in ("127.0.0.1", "::1") else 1
+
+    @property
     def sized_by_gpu(self) -> bool:
         """Whether the memory of a GPU is to say how many tokens the KV cache holds."""
         return self.kv_cache_tokens is None and self.device != "cpu"

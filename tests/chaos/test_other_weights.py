@@ -7,7 +7,7 @@ other. What it was chosen by stands in its final message, and in a metric.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.chaos.history import DONE, FAILED, TOKENS, History, violations
 from tests.chaos.in_processes import tiny
 from tests.patience import until
 from tests.service import tiny_settings
+from tests.stage_threads import launch_thread
 from tests.tiny import make_tiny_model
 
 TOKEN = "a shared secret of ours"
@@ -87,7 +88,7 @@ async def verifier(model: Path, *flags: str) -> AsyncIterator[Served]:
     drafter, sink = DrafterService(component_configs.drafter_config(settings, tiny(model))), PrometheusSink()
     await drafter.start()
     origins = await build.origins(settings, tiny(model), InProcessDraftLink(drafter))
-    service = VerifierService(component_configs.verifier_config(settings, tiny(model)), origins, metrics=sink)
+    service = VerifierService(component_configs.verifier_config(settings, tiny(model)), origins, launch_thread, metrics=sink)
     await service.start()
     server, port = await serve_verifier(service, "127.0.0.1:0", TOKEN)
     served = Served(service, sink, (await service.describe()).arithmetic, server, port)
@@ -98,10 +99,16 @@ async def verifier(model: Path, *flags: str) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def two_verifiers(models: tuple[Path, Path], *flags: str) -> AsyncIterator[tuple[str, tuple[Served, Served]]]:
-    """Both behind one router; gives its address."""
+async def two_verifiers(
+    models: tuple[Path, Path], *flags: str, own: tuple[Sequence[str], Sequence[str]] = ((), ())
+) -> AsyncIterator[tuple[str, tuple[Served, Served]]]:
+    """Both behind one router; gives its address.
+
+    Args:
+        own: settings of each verifier.
+    """
     settings = load(flags=tiny_settings(*flags), environ={})
-    async with verifier(models[0]) as one, verifier(models[1]) as other:
+    async with verifier(models[0], *own[0]) as one, verifier(models[1], *own[1]) as other:
         links = [GrpcVerifierLink(f"127.0.0.1:{each.port}", TOKEN) for each in (one, other)]
         router = RouterService(component_configs.router_config(settings, tiny(models[0])), ChosenVerifier(links))
         server = await serve_public(router, PublicServerConfig(port=0))

@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def served(
-    request: pytest.FixtureRequest, backend: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, backend: None, target_layout: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TransformersTarget, list[int], torch.Tensor]:
     """A target, a text, and transformers' logits."""
     folder: Path = tmp_path_factory.mktemp("model")

@@ -16,6 +16,7 @@ from services.model_files.generation_config import read_generation_config
 from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import Plan
 from tests.fakes import PLAIN, collect, request
+from tests.layouts import in_one_process
 from tests.lossless.test_strategies import PROMPTS, answers, plan_of, said, verifier
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.
@@ -45,7 +46,8 @@ async def test_a_models_own_processors_under_every_strategy(
 ) -> None:
     folder = with_generation_config(tiny_model, tmp_path, **processors)
     asked: dict[str, object] = {"ignore_eos": False, **sampling}
-    plain = await answers(folder, "real", "in_process", PLAIN, asked, together=False)
+    with in_one_process():
+        plain = await answers(folder, "real", "in_process", PLAIN, asked, together=False)
     assert plain != await answers(
         folder, "real", "in_process", PLAIN, {**asked, "ignore_generation_config": True}, together=False
     )

@@ -36,7 +36,7 @@ LAYERS = 4
 ASKED = (2, -1, 0, -2, 3, 1, -4)
 LENGTH = 60
 _SIZES: dict[str, Any] = {
-    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 0,
 }  # fmt: skip
@@ -102,7 +102,7 @@ def reference(model: PreTrainedModel, text: list[int]) -> dict[int, torch.Tensor
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, target_layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
     model = make(folder, request.param)
     target = TransformersTarget(config_of(folder))

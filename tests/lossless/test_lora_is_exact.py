@@ -20,6 +20,7 @@ from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import slice as model_slice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
+from tests.layouts import in_one_process
 from tests.lora import WITH_ENDS, make_adapter
 from tests.lossless.test_target_is_exact import tree_around
 
@@ -62,7 +63,7 @@ def layers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path, folders: dict[str, Path], layers: str) -> TransformersTarget:
+def target(tiny_model: Path, folders: dict[str, Path], layers: str, target_layout: str) -> TransformersTarget:
     return target_with(tiny_model, folders)
 
 
@@ -82,7 +83,9 @@ def alone_in(target: TransformersTarget, adapter: str, text: list[int]) -> torch
 
 
 @pytest.fixture(scope="module")
-def alone(target: TransformersTarget, text: list[int]) -> dict[str, torch.Tensor]:
+def alone(tiny_model: Path, folders: dict[str, Path], layers: str, text: list[int]) -> dict[str, torch.Tensor]:
+    with in_one_process():
+        target = target_with(tiny_model, folders)
     return {name: alone_in(target, name, text) for name in NAMES}
 
 

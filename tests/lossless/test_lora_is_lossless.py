@@ -15,7 +15,7 @@ import pytest
 
 from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.config import KVCacheDtype, TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.service import VerifierService
@@ -62,6 +62,7 @@ async def verifier(
     models: Mapping[str, Path] | None = None,
     draft_deadline_s: float = 0.025,
     headroom: int = 64,
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> AsyncIterator[VerifierService]:
     """A verifier with adapters, by name.
 
@@ -73,7 +74,7 @@ async def verifier(
     drafter = DrafterService(config, RandomRetriever(vocab=250))
     target = TargetConfig(
         model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
-        tensor_parallel_size=ranks,
+        tensor_parallel_size=ranks, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s, headroom=headroom)
     verifier_config = VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed")
@@ -120,7 +121,9 @@ def test_answers_differ_by_adapter(plain: dict[str, list[list[int]]]) -> None:
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("kv_cache_tokens", [4096, 448], ids=["room for all", "some are preempted"])
 @pytest.mark.parametrize(
-    ("stages", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2)], ids=["one process", "two stages", "two ranks", "two by two"]
+    ("stages", "ranks"),
+    [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)],
+    ids=["one process", "two stages", "two ranks", "four ranks", "two by two"],
 )
 async def test_all_in_one_batch(
     tiny_model: Path,
@@ -165,7 +168,7 @@ async def test_an_answer_moves_to_who_has_the_adapter(
         card = await first.describe()
     assert arithmetic == card.adapters["two"] != card.adapters["one"] != card.arithmetic
     moved = replace(wanted, committed=tuple(begun), arithmetic=arithmetic)
-    for stages, ranks in ((1, 1), (2, 1), (1, 2)):
+    for stages, ranks in ((1, 1), (2, 1), (1, 2), (1, 4), (2, 2)):
         async with verifier(tiny_model, {"two": folders["two"]}, stages=stages, ranks=ranks) as second:
             assert begun + await said(second, moved) == plain["two"][1]
     async with verifier(tiny_model, {"two": folders["one"]}) as another:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from services.model_files.mtp_layers import find_mtp
 from tests import mtp_layers as made
+from tests.layouts import in_one_process
 from tests.lossless.test_where_models_draft import SAMPLING, answers, compare
 from tests.service import pipeline
 
@@ -28,8 +29,9 @@ def without_mtp(target: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["qwen2", *(kind for kind in made.KINDS if kind != "qwen2")])
 async def test_its_own_layer_drafts(tmp_path: Path, kind: str) -> None:
     target = made.make_of_kind(kind, tmp_path / "target").target
-    async with pipeline(without_mtp(target, tmp_path / "without"), "drafter.models=[]") as running:
-        plain = [await answers(running, "autoregressive", sampling) for sampling in SAMPLING]
+    with in_one_process():
+        async with pipeline(without_mtp(target, tmp_path / "without"), "drafter.models=[]") as running:
+            plain = [await answers(running, "autoregressive", sampling) for sampling in SAMPLING]
     async with pipeline(target, "router.strategy=mtp", "verifier.draft_deadline_s=10") as running:
         for strategy in ("mtp", "blend"):
             for sampling, expected in zip(SAMPLING, plain, strict=True):

@@ -29,6 +29,7 @@ from services.verifier.model.target_port import Rows
 from speculation.sources import SOURCES, STRATEGIES
 from tests.fakes import PLAIN
 from tests.gpt_oss import make_gpt_oss
+from tests.layouts import in_one_process
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import ANSWER, PROMPTS, answers, plan_of, said, verifier
 from tests.mixture import make_mixture
@@ -126,7 +127,8 @@ def test_layers_multiply_by_blocks_with_the_same_bits(form: str, made_of: Make) 
 )
 async def test_every_strategy_says_what_the_float_model_says(link: str, sampling: dict[str, object], made_of: Make) -> None:
     folder, plain = made_of("gptq_ordered")
-    wanted = await answers(plain, "real", "in_process", PLAIN, sampling, together=False)
+    with in_one_process():
+        wanted = await answers(plain, "real", "in_process", PLAIN, sampling, together=False)
     async with verifier(folder, "real", link, "fixed") as running:
         assert await said(running, PLAIN, sampling, together=True) == wanted
         for sources in (*((source,) for source in SOURCES), STRATEGIES["blend"]):

@@ -13,6 +13,7 @@ from services.links.in_process import InProcessDraftLink
 from tests.draft_links import linked
 from tests.fakes import PLAIN
 from tests.gpt_oss import make_gpt_oss
+from tests.layouts import in_one_process
 from tests.lossless.architectures import GuidedDrafter
 from tests.lossless.test_hybrids_are_lossless import BLEND, GUIDED, PROMPTS, SAMPLING, formed, said, verifier
 from tests.quantised import FORMS, make_float_model, quantise
@@ -38,9 +39,10 @@ async def test_they_are_those_of_the_float_model(
         make_gpt_oss(float_model, tmp_path) if form == "gpt_oss" else quantise(float_model, tmp_path, FORMS[form])
     )
     asked, own = SAMPLING[sampling], InProcessDraftLink(DrafterService(DrafterConfig()))
-    async with verifier(plain, own) as running:
-        wanted = await said(running, PLAIN, asked)
-        in_form, _ = await formed(running, "json", PLAIN, asked)
+    with in_one_process():
+        async with verifier(plain, own) as running:
+            wanted = await said(running, PLAIN, asked)
+            in_form, _ = await formed(running, "json", PLAIN, asked)
     async with linked(DrafterService(DrafterConfig()), link) as drafts, verifier(folder, drafts) as running:
         for plan in (PLAIN, BLEND):
             assert await said(running, plan, asked) == wanted

@@ -33,6 +33,7 @@ from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
 from speculation.sources import SOURCES, STRATEGIES
 from tests.fakes import PLAIN
+from tests.layouts import in_one_process
 from tests.lora import make_adapter
 from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_over_ranks import check
@@ -187,8 +188,9 @@ async def test_every_strategy_says_what_plain_decoding_says(
     form: str, link: str, sampling: dict[str, object], float_model: Path, tmp_path: Path
 ) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
-    async with verifier(folder, "real", "in_process", "fixed", drafting_for=float_model) as running:
-        wanted = await said(running, PLAIN, sampling, together=False)
+    with in_one_process():
+        async with verifier(folder, "real", "in_process", "fixed", drafting_for=float_model) as running:
+            wanted = await said(running, PLAIN, sampling, together=False)
     async with verifier(folder, "real", link, "fixed", drafting_for=float_model) as running:
         for sources in (*((source,) for source in SOURCES), STRATEGIES["blend"]):
             assert await said(running, plan_of(sources), sampling, together=True) == wanted, sources

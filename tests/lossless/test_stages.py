@@ -135,23 +135,25 @@ def test_orders_survive_the_way() -> None:
     )
     drawn = Draw(temperature=0.1, seed=2**64 - 1, top_k=7)
     sought = Sought(ids=8, draws=(None, drawn))
-    orders.run(batch, sought)
+    orders.exchange(7)
+    orders.drop_weights(6)
+    orders.run(batch, sought, version=7)
     orders.close("b")
     orders.close("unknown")
     orders.beat()
     read = list(read_orders(orders.take().tolist()))
     assert [op for op, _, _ in read] == [
-        Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.LOAD_STATE, Op.SAVE_STATE, Op.ADAPT, Op.DROP_ADAPTER, Op.DRAFT_BY, Op.PASS,
-        Op.CLOSE, Op.BEAT,
+        Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.LOAD_STATE, Op.SAVE_STATE, Op.ADAPT, Op.DROP_ADAPTER, Op.DRAFT_BY,
+        Op.EXCHANGE, Op.DROP_WEIGHTS, Op.PASS, Op.CLOSE, Op.BEAT,
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in read] == [
-        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), tuple(sought.numbers()), (1,), ()
+        (0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (0, 64, 5), (1, 128, 6), (1, 4), (3,), (5,), (7,), (6,), (7, *sought.numbers()), (1,), ()
     ]  # fmt: skip
-    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers, rows.noise) for rows in read[9][2]] == [
+    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers, rows.noise) for rows in read[11][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), (), (2,)),
         ("0", 64, (8,), (), (2, -1), ()),
     ]
-    assert Sought.of_numbers(read[9][1]) == sought
+    assert Sought.of_numbers(read[11][1][1:]) == sought
     for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0, 1, 0], [Op.ADAPT, 1], [Op.DRAFT_BY]):
         with pytest.raises(ValueError):
             list(read_orders(broken))

@@ -31,6 +31,7 @@ from speculation.types import Plan
 from tests.draft_links import linked
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
+from tests.layouts import in_one_process
 from tests.mixture import make_mixture
 from tests.trained_heads import LAYERS, STREAM_FORMS, heads_beside
 
@@ -156,10 +157,11 @@ _PLAIN: dict[tuple[Path, str], list[list[int]]] = {}
 
 
 async def plain_answers(folder: Path, sampling: dict[str, object]) -> list[list[int]]:
-    """What plain decoding says to each prompt alone; computed once for a model and a sampling."""
+    """What plain decoding says to each prompt alone, in one process; computed once for a model and a sampling."""
     key = folder, json.dumps(sampling, sort_keys=True)
     if key not in _PLAIN:
-        _PLAIN[key] = await answers(folder, "real", "in_process", PLAIN, sampling, together=False)
+        with in_one_process():
+            _PLAIN[key] = await answers(folder, "real", "in_process", PLAIN, sampling, together=False)
     return _PLAIN[key]
 
 

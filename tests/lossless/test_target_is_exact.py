@@ -19,6 +19,7 @@ from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.kernels_here import SETS, kernels_of
+from tests.layouts import in_one_process
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
@@ -49,7 +50,7 @@ def config_of(model: Path, kernels: Kernels, **settings: Any) -> TargetConfig:
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path, kernels: Kernels) -> TransformersTarget:
+def target(tiny_model: Path, kernels: Kernels, target_layout: str) -> TransformersTarget:
     made = TransformersTarget(config_of(tiny_model, kernels, kv_cache_tokens=2048, max_model_len=512))
     assert kernels in ("auto", made.kernels.linears, made.kernels.instructions)
     return made
@@ -62,8 +63,10 @@ def text(target: TransformersTarget) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def alone(target: TransformersTarget, text: list[int]) -> torch.Tensor:
-    """Logits of plain decoding, one token per pass: [LENGTH, vocabulary]."""
+def alone(tiny_model: Path, kernels: Kernels, text: list[int]) -> torch.Tensor:
+    """Logits of plain decoding in one process, one token per pass: [LENGTH, vocabulary]."""
+    with in_one_process():
+        target = TransformersTarget(config_of(tiny_model, kernels, kv_cache_tokens=2048, max_model_len=512))
     assert target.open("alone", LENGTH)
     rows = [target.forward([chunk("alone", i, text[i : i + 1])])[0][0] for i in range(LENGTH)]
     target.close("alone")

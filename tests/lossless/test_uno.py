@@ -46,7 +46,7 @@ def config_of(model: Path, **fields: Any) -> TargetConfig:
 
 @pytest.fixture(scope="module", params=["whole layers", "modules"])
 def targets(
-    request: pytest.FixtureRequest, tiny_model: Path, adapter: Path
+    request: pytest.FixtureRequest, tiny_model: Path, adapter: Path, target_layout: str
 ) -> Iterator[tuple[TransformersTarget, TransformersTarget]]:
     """The target that drafts, and the same without an adapter."""
     with pytest.MonkeyPatch.context() as patch:

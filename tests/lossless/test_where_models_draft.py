@@ -14,6 +14,7 @@ from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
 from tests import trained_heads
 from tests.draft_models import draft_beside
+from tests.layouts import in_one_process
 from tests.refusals import refuses
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
@@ -52,9 +53,10 @@ async def answers(running: Pipeline, strategy: str, sampling: Mapping[str, Any])
 
 @pytest.fixture(scope="module")
 async def plain(target: Path) -> list[list[list[int]]]:
-    """Plain decoding where no model drafts, under each sampling."""
-    async with pipeline(target, "drafter.models=[]") as running:
-        return [await answers(running, "autoregressive", sampling) for sampling in SAMPLING]
+    """Plain decoding where no model drafts, under each sampling, in one process."""
+    with in_one_process():
+        async with pipeline(target, "drafter.models=[]") as running:
+            return [await answers(running, "autoregressive", sampling) for sampling in SAMPLING]
 
 
 async def compare(

@@ -204,9 +204,22 @@ def load_layers(config: TargetConfig, layers: range, shards: StageRanks | None =
         return _load_layers(config, layers, shards)
 
 
-def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None) -> PreTrainedModel:
+def load_layers_beside(config: TargetConfig, layers: range, shards: StageRanks | None = None) -> PreTrainedModel:
+    """As ``load_layers``, while another model computes in this process; see ``load_beside``.
+
+    Raises:
+        ConfigurationError: they cannot be loaded; says why.
+    """
+    check_files(config)
+    with reading(f"load the model at {config.model_path}", about=config.model_path):
+        return _load_layers(config, layers, shards, torch.float32)
+
+
+def _load_layers(
+    config: TargetConfig, layers: range, shards: StageRanks | None, made_in: torch.dtype | None = None
+) -> PreTrainedModel:
     with making_a_model():
-        model: PreTrainedModel = weights_on_meta(lambda: _made_anew(config))
+        model: PreTrainedModel = weights_on_meta(lambda: _made_anew(config, made_in))
     parts, folder = _parts_of(model, config), Path(config.model_path)
     with WeightFiles(folder) as files:
         # A name that the model does not have is often a weight in another layout.
@@ -223,7 +236,8 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if hollow:
         raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
-    if layers.start:
+    # What is loaded beside another model is made as that was.
+    if layers.start and made_in is None:
         _check_passes_through(parts, config)
     round_entering(model, config, layers)
     if shards is not None:

@@ -13,6 +13,7 @@ from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.loading.refusals import check_config, refuse_unsupported
+from speculation.errors import ConfigurationError
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
@@ -49,3 +50,25 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
         # Checked again with the defaults that config.json leaves out.
         refuse_unsupported(found.to_dict(), folder)
     return without_quantisation(found)
+
+
+def longest_request(config: TargetConfig, model_config: object) -> int:
+    """Most tokens of a request, as far as the settings and the model say.
+
+    Raises:
+        ConfigurationError: ``max_model_len`` is more than the model was made for, or than the KV cache holds.
+    """
+    native = int(getattr(model_config, "max_position_embeddings", config.cache_tokens))
+    most = native if config.sized_by_gpu else min(native, config.cache_tokens)
+    wanted = config.max_model_len or most
+    if wanted > native:
+        raise ConfigurationError(
+            f"the model was made for at most {native} tokens", field="verifier.max_model_len", value=wanted
+        )
+    if wanted > most:
+        raise ConfigurationError(
+            f"verifier.kv_cache_tokens, {config.cache_tokens}, must not be below it",
+            field="verifier.max_model_len",
+            value=wanted,
+        )
+    return wanted

@@ -20,18 +20,13 @@ def check_supported(config: TargetConfig) -> None:
     Raises:
         ConfigurationError: they cannot; names the setting.
     """
-    for field, value, allowed in (
-        ("stages", config.stages, 1),
-        ("tensor_parallel_size", config.tensor_parallel_size, 1),
-        ("device", config.device, "cpu"),
-    ):
-        if value != allowed:
-            raise ConfigurationError(
-                field=f"verifier.{field}",
-                value=value,
-                given="and weights are replaced while serving in one process on a CPU alone so far",
-                allowed=f"{allowed} there",
-            )
+    if config.device != "cpu":
+        raise ConfigurationError(
+            field="verifier.device",
+            value=config.device,
+            given="and weights are replaced while serving on a CPU alone so far",
+            allowed="cpu there",
+        )
     if config.draft_adapter is not None:
         raise ConfigurationError(
             field="drafter.models",

@@ -7,9 +7,11 @@ way back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -23,10 +25,15 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.exact_weights import ExactWeight
 from services.verifier.loading import adapters
-from services.verifier.loading.load_model import load_beside
+from services.verifier.loading.load_model import load_beside, load_layers_beside, split_layers
 from services.verifier.model.means import TargetMeans
 from services.verifier.recurrence import functions
+from services.verifier.stages.same_weights import files_told
+from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from services.verifier.model.slice import ModelSlice
 
 
 class NewWeights:
@@ -36,6 +43,9 @@ class NewWeights:
         config: the target's, with the folder of the new weights.
         served: the model whose weights they are to replace.
         choice: what computes its linear layers.
+        load: loads them, as the served model was; None: all of them.
+        told: gives what tells the files from others; None: a digest of every byte.
+        copies: as many processes of this machine read as much.
 
     Raises:
         ConfigurationError: there is no memory for them, they cannot be loaded, have changed meanwhile, or are held
@@ -43,17 +53,28 @@ class NewWeights:
 
     Attributes:
         config: as given.
-        digest: differs where a byte of them does.
+        digest: what ``told`` gives; by default it differs where a byte of them does.
         stored: as in ``ServedWeights``.
+        idle: the folder of the weights that do not serve, and what tells its files (``files_told``).
     """
 
-    def __init__(self, config: TargetConfig, served: PreTrainedModel, choice: Choice, means: TargetMeans) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        served: PreTrainedModel,
+        choice: Choice,
+        means: TargetMeans,
+        load: Callable[[TargetConfig], PreTrainedModel] | None = None,
+        told: Callable[[Path], str] | None = None,
+        copies: int = 1,
+    ) -> None:
         self.config = config
-        _check_room(served)
+        _check_room(served, copies)
         folder = Path(config.model_path)
         written = _written(folder)
-        self.digest, self.stored = weights_digest(folder), stored_form(folder)
-        model = load_beside(config)
+        self.idle = config.model_path, files_told(folder)
+        self.digest, self.stored = (told or weights_digest)(folder), stored_form(folder)
+        model = (load or load_beside)(config)
         if roundings_of(model) != roundings_of(served):
             raise ConfigurationError(
                 f"cannot replace weights by those in {folder}: its layers round what enters them otherwise "
@@ -86,9 +107,35 @@ class NewWeights:
             raise
 
 
-def _check_room(served: nn.Module) -> None:
+def weights_of_part(
+    config: TargetConfig,
+    part: ModelSlice,
+    stage: int,
+    means: TargetMeans,
+    folder: Path,
+    told: Callable[[Path], str] | None = None,
+    copies: int = 1,
+) -> NewWeights:
+    """A second set of the weights of a stage, or of a rank of it, from another folder.
+
+    Args:
+        config: the part's.
+        told, copies: as in ``NewWeights``.
+
+    Raises:
+        ConfigurationError: see there.
+    """
+    load = None
+    if config.processes > 1:
+        # Of its own: nothing of this set is exchanged with other ranks while it is made.
+        shards = None if part.shards is None else StageRanks(part.shards.index, part.shards.count)
+        load = partial(load_layers_beside, layers=split_layers(config)[stage], shards=shards)
+    return NewWeights(replace(config, model_path=str(folder)), part.model, part.choice, means, load, told, copies)
+
+
+def _check_room(served: nn.Module, copies: int) -> None:
     # What is shared is held once.
-    needed = sum(_bytes_of(held) for held in {_key(held): held for _, (_, held) in _held(served)}.values())
+    needed = copies * sum(_bytes_of(held) for held in {_key(held): held for _, (_, held) in _held(served)}.values())
     if needed > (free := free_memory()):
         raise ConfigurationError(
             f"there is no room for a second copy of the weights, which takes {needed / 2**30:.1f} GiB: "

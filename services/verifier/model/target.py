@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,11 +26,11 @@ from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.load_model import split_layers
 from services.verifier.loading.memory import kept_states, state_slots
-from services.verifier.loading.model_config import check_files, read_config
+from services.verifier.loading.model_config import check_files, longest_request, read_config
 from services.verifier.loading.model_size import check_memory
 from services.verifier.model.gpu_here import check_device
 from services.verifier.model.means import MEANS, TargetMeans
-from services.verifier.model.new_weights import NewWeights
+from services.verifier.model.new_weights import NewWeights, weights_of_part
 from services.verifier.model.served_weights import served_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
@@ -78,7 +79,7 @@ class TransformersTarget:
             model_config = read_config(config).get_text_config()
             # Refuse a wrong number of stages before any is started.
             split_layers(config)
-            least, longest = config.max_model_len or BLOCK, _max_model_len(config, model_config)
+            least, longest = config.max_model_len or BLOCK, longest_request(config, model_config)
             # Captured passes, and the memory that they take, depend on the longest request.
             config = replace(config, max_model_len=longest)
             # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
@@ -114,6 +115,8 @@ class TransformersTarget:
         self._config = config
         self._launch = launch
         self._streams = streams
+        # Tells the files that this process has read, see ``Upstream``.
+        self._files = ""
         self._under_way: deque[tuple[Sequence[Rows], Sought]] = deque()
         # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
@@ -131,7 +134,8 @@ class TransformersTarget:
 
     def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
-        self._earlier = earlier_stages(config, self._launch)
+        self._earlier = earlier_stages(config, self._launch, self._files)
+        self._files = self._earlier.files
         try:
             last = device_of_process(config.device, config.processes - 1, config.processes)
             self._earlier.claim(torch.device(last))
@@ -267,12 +271,20 @@ class TransformersTarget:
         Raises:
             ConfigurationError: they cannot take the place of these; says why.
         """
-        return NewWeights(config, self._part.model, self.kernels, self._means)
+        folder, own = Path(config.model_path), self._config
+        read = partial(weights_of_part, own, self._part, own.stages - 1, self._means, folder, copies=own.processes_here)
+        return self._earlier.load_weights(folder, read)
 
     def exchange(self, weights: NewWeights) -> None:
         """Compute by other weights from now on; the same again is the way back. No request may hold anything here."""
         weights.exchange()
+        served = self._config.model_path, self._files
+        folder, self._files = weights.idle
+        self._config, weights.idle = replace(self._config, model_path=folder), served
         self.blocks.forget_all()
+        if not self._earlier.exchange(weights):
+            # The next pass finds them gone, and the target is rebuilt by the weights that serve now.
+            self._earlier.stop()
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         # What measures passes says that a context is there which was never computed: no rows are kept then.
@@ -375,20 +387,3 @@ class TransformersTarget:
 
     def shutdown(self) -> None:
         self._earlier.stop()
-
-
-def _max_model_len(config: TargetConfig, model_config: object) -> int:
-    native = int(getattr(model_config, "max_position_embeddings", config.cache_tokens))
-    most = native if config.sized_by_gpu else min(native, config.cache_tokens)
-    wanted = config.max_model_len or most
-    if wanted > native:
-        raise ConfigurationError(
-            f"the model was made for at most {native} tokens", field="verifier.max_model_len", value=wanted
-        )
-    if wanted > most:
-        raise ConfigurationError(
-            f"verifier.kv_cache_tokens, {config.cache_tokens}, must not be below it",
-            field="verifier.max_model_len",
-            value=wanted,
-        )
-    return wanted

@@ -30,6 +30,8 @@ class Op(IntEnum):
     ADAPT = 10
     DROP_ADAPTER = 11
     DRAFT_BY = 12
+    EXCHANGE = 13
+    DROP_WEIGHTS = 14
 
 
 class Orders:
@@ -80,9 +82,17 @@ class Orders:
         """Compute rows of noise with the adapter of that number, which every stage has loaded."""
         self.numbers += (Op.DRAFT_BY, adapter)
 
-    def run(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
-        """Run a pass; ``sought`` as in ``ModelSlice.run``."""
-        told = sought.numbers()
+    def exchange(self, weights: int) -> None:
+        """Compute by the weights of that number, which every process holds, and hold those that served."""
+        self.numbers += (Op.EXCHANGE, weights)
+
+    def drop_weights(self, weights: int) -> None:
+        """Forget the weights held under that number; none are fine."""
+        self.numbers += (Op.DROP_WEIGHTS, weights)
+
+    def run(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS, version: int = 0) -> None:
+        """Run a pass; ``sought`` as in ``ModelSlice.run``, ``version`` as in ``Version``."""
+        told = (version, *sought.numbers())
         self.numbers += (Op.PASS, len(told), *told, len(batch))
         for rows in batch:
             self.numbers += (self._requests[rows.request_id], rows.context)
@@ -120,7 +130,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         op = Op(number)
         if op is Op.PASS:
             batch = []
-            sought = some(*some(1))
+            told = some(*some(1))
             (entries,) = some(1)
             for _ in range(entries):
                 request, context, tokens, parents, layers, noise, read = some(7)
@@ -135,7 +145,7 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
                         noise=some(noise),
                     )
                 )
-            yield op, sought, tuple(batch)
+            yield op, told, tuple(batch)
         elif op in (Op.OPEN, Op.KEEP):
             request, number, count = some(3)
             yield op, (request, number, *some(count)), ()
@@ -147,4 +157,4 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         elif op is Op.ADAPT:
             yield op, some(2), ()
         else:
-            yield op, some(1 if op in (Op.CLOSE, Op.DROP_ADAPTER, Op.DRAFT_BY) else 0), ()
+            yield op, some(0 if op in (Op.STOP, Op.BEAT) else 1), ()

@@ -20,14 +20,17 @@ from services.verifier.choosing.sought import Sought
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.means import MEANS
+from services.verifier.model.new_weights import weights_of_part
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
+from services.verifier.stages.beside import Listening
 from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
 from services.verifier.stages.same_weights import weights_told
 from services.verifier.stages.settling import IDLE_S, follow
 from services.verifier.stages.split_adapters import StageAdapters
+from services.verifier.stages.split_weights import StageWeights
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, Internal, TargetLost
@@ -38,9 +41,10 @@ log = logging.getLogger(__name__)
 class Stage:
     """Follows orders until it is stopped or another process is gone."""
 
-    def __init__(self, part: ModelSlice, exchange: Exchange) -> None:
+    def __init__(self, part: ModelSlice, exchange: Exchange, weights: StageWeights) -> None:
         self._part = part
         self._exchange = exchange
+        self._weights = weights
         self._lengths: dict[str, int] = {}
 
     def run(self) -> None:
@@ -61,7 +65,8 @@ class Stage:
 
     def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
         if op is Op.PASS:
-            self._pass(batch, Sought.of_numbers(arguments))
+            version, *sought = arguments
+            self._pass(batch, Sought.of_numbers(sought), version)
             return
         if op is Op.BEAT:
             if not self._part.is_first:
@@ -70,6 +75,12 @@ class Stage:
                 self._part.shards.beat(IDLE_S)
             if not self._part.is_last:
                 send_activations(self._exchange, Health.FINE, Activations())
+            return
+        if op is Op.EXCHANGE:
+            self._weights.exchange(arguments[0])
+            return
+        if op is Op.DROP_WEIGHTS:
+            self._weights.drop(arguments[0])
             return
         adapters = self._part.adapters
         if op is Op.DROP_ADAPTER:
@@ -106,7 +117,7 @@ class Stage:
             if adapters is not None:
                 adapters.forget(request)
 
-    def _pass(self, batch: tuple[Rows, ...], sought: Sought) -> None:
+    def _pass(self, batch: tuple[Rows, ...], sought: Sought, version: int) -> None:
         """Run one pass; in any case the next stage is told how it went.
 
         Raises:
@@ -114,7 +125,7 @@ class Stage:
         """
         health, made = Health.FINE, Activations()
         try:
-            entering = self._entering(batch)
+            entering = self._entering(batch, version)
             hidden = self._part.run(batch, *entering, sought=sought)
             if self._part.is_last:
                 return
@@ -133,10 +144,11 @@ class Stage:
         if health is not Health.FINE and self._part.shards is not None:
             raise TargetLost("a pass failed here, so this rank is out of step with the others of its stage")
 
-    def _entering(self, batch: tuple[Rows, ...]) -> Activations:
+    def _entering(self, batch: tuple[Rows, ...], version: int) -> Activations:
         """What a pass gets of the stage before, which still computes it while the pass is laid out here."""
         entering = Activations()
         try:
+            self._weights.check(version)
             for rows in batch:
                 if self._lengths.get(rows.request_id) != rows.context:
                     raise TargetLost(f"{self._lengths.get(rows.request_id)} tokens committed here, {rows.context} there")
@@ -162,9 +174,10 @@ def serve(spec: StageSpec) -> None:
         part = ModelSlice(config, spec.stage, rank=spec.rank, means=means)
         check_slice(part, config.stages)
         part.round_cache()
-        loading = None
+        asked = Listening(spec.host, spec.port, spec.process)
         if part.adapters is not None:
-            loading = StageAdapters(spec.host, spec.port, spec.process, part.adapters, config)
+            StageAdapters(asked, spec.process, part.adapters, config)
+        weights = StageWeights(asked, partial(weights_of_part, config, part, spec.stage, means))
     except TargetLost:
         raise
     except Exception as error:
@@ -180,12 +193,10 @@ def serve(spec: StageSpec) -> None:
         return
     try:
         part.connect(exchange)
-        if loading is not None:
-            loading.start()
-        Stage(part, exchange).run()
+        asked.start()
+        Stage(part, exchange, weights).run()
     finally:
-        if loading is not None:
-            loading.stop()
+        asked.stop()
         exchange.close()
 
 

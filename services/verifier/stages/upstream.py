@@ -17,11 +17,14 @@ from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
+from services.verifier.stages.beside import Asking
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
+from services.verifier.stages.no_stages import NoStages
 from services.verifier.stages.orders import Op, Orders
 from services.verifier.stages.same_weights import files_told
 from services.verifier.stages.settling import Decide, keep_settled, settle
 from services.verifier.stages.split_adapters import SplitAdapters
+from services.verifier.stages.split_weights import R, Read, SplitWeights
 from speculation.errors import ConfigurationError, TargetLost
 
 if TYPE_CHECKING:
@@ -73,7 +76,13 @@ Launch = Callable[[StageSpec], StageHandle]
 
 class EarlierStages(Protocol):
     """The pipeline stages before the last one, and its further ranks, as the verifier sees them; requests and rows as in
-    ``Target``."""
+    ``Target``.
+
+    Attributes:
+        files: tells the files that they read their weights from; empty: there are no others.
+    """
+
+    files: str
 
     def claim(self, device: torch.device) -> None:
         """Claim the last stage's GPU, before it is loaded there.
@@ -153,6 +162,16 @@ class EarlierStages(Protocol):
         """Have the adapter of rows of noise loaded, and wait for it; as ``load_adapter``."""
         ...
 
+    def load_weights(self, folder: Path, own: Callable[[], R]) -> R:
+        """Have new weights read; as ``SplitWeights.load``."""
+        ...
+
+    def exchange(self, weights: Read) -> bool:
+        """Exchange weights with those that serve, before the next pass; False: stages do not hold them, as they were started
+        anew since.
+        """
+        ...
+
     def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
         """Start a pass; ``sought`` as in ``ModelSlice.run``."""
         ...
@@ -179,65 +198,35 @@ class EarlierStages(Protocol):
         ...
 
 
-class NoStages:
-    """Implements ``EarlierStages`` for a target of a single process: there is nobody to tell, and tokens enter the model."""
-
-    def claim(self, device: torch.device) -> None: ...
-
-    def settle(self, own: str, decide: Decide) -> str:
-        return decide([own])
-
-    def keep_settled(self, decision: str) -> None: ...
-
-    def join(self, part: ModelSlice) -> None: ...
-
-    def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None: ...
-
-    def grow(self, request_id: str, blocks: Sequence[int]) -> None: ...
-
-    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None: ...
-
-    def load_state(self, request_id: str, length: int, kept: int) -> None: ...
-
-    def save_state(self, request_id: str, length: int, kept: int) -> None: ...
-
-    def close(self, request_id: str) -> None: ...
-
-    def load_adapter(self, name: str, folder: str, digest: str) -> None: ...
-
-    def drop_adapter(self, name: str) -> None: ...
-
-    def adapt(self, request_id: str, name: str) -> None: ...
-
-    def draft_by(self, folder: str, digest: str) -> None: ...
-
-    def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None: ...
-
-    def finish(self, part: ModelSlice) -> Activations:
-        return Activations()
-
-    def beat(self, part: ModelSlice) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class Upstream:
     """Implements ``EarlierStages`` for stages in processes of their own.
 
     They are told what was opened, grown, kept and closed with the next pass.
+
+    Args:
+        files: tells the files that the verifier's own part was read from before; empty: it is read now.
+
+    Raises:
+        ConfigurationError: those are others now.
     """
 
-    def __init__(self, config: TargetConfig, launch: Launch) -> None:
+    def __init__(self, config: TargetConfig, launch: Launch, files: str = "") -> None:
         self._orders = Orders()
         self._meeting = Meeting(config.stage_host)
         self._timeout_s = config.pass_timeout_s
         self._ranks, self._folder = config.tensor_parallel_size, Path(config.model_path)
-        self._files = files_told(self._folder)
+        self.files = files_told(self._folder)
+        if files not in ("", self.files):
+            raise ConfigurationError(
+                f"the files in {self._folder} are not those that the verifier has read, and stages that are started anew "
+                "would compute by these: start the verifier anew",
+                about=str(self._folder),
+            )
         places = [(stage, rank) for stage in range(config.stages) for rank in range(self._ranks)]
         # The last one is the verifier's own.
         specs = [
             StageSpec(
-                config=config, stage=stage, rank=rank, host=self._meeting.host, port=self._meeting.port, files=self._files
+                config=config, stage=stage, rank=rank, host=self._meeting.host, port=self._meeting.port, files=self.files
             )
             for stage, rank in places[:-1]
         ]
@@ -246,7 +235,8 @@ class Upstream:
         self._exchange: Exchange | None = None
         self._under_way: deque[tuple[Sequence[Rows], list[Sent]]] = deque()
         self._size = config.processes
-        self._adapters = SplitAdapters(self._meeting.store, range(self._size - 1), self._runs, self._ranks)
+        asking = Asking(self._meeting.store, range(self._size - 1), self._runs, self._ranks)
+        self._adapters, self._weights = SplitAdapters(asking), SplitWeights(asking)
         try:
             for spec in specs:
                 self._stages.append(launch(spec))
@@ -265,7 +255,7 @@ class Upstream:
 
     def join(self, part: ModelSlice) -> None:
         self._exchange = self._meeting.join(
-            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self._files,
+            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self.files,
             digest=lambda: weights_digest(self._folder),
         )  # fmt: skip
         if part.adapters is not None:
@@ -303,25 +293,33 @@ class Upstream:
         self._adapters.load(_OF_NOISE, folder, digest)
         self._orders.draft_by(self._adapters.number_of(_OF_NOISE))
 
+    def load_weights(self, folder: Path, own: Callable[[], R]) -> R:
+        return self._weights.load(folder, own)
+
+    def exchange(self, weights: Read) -> bool:
+        if (number := self._weights.number_of(weights)) is None:
+            return False
+        self._orders.exchange(number)
+        self._weights.version.exchange(number)
+        return True
+
     def begin(self, batch: Sequence[Rows], sought: Sought = WHOLE_ROWS) -> None:
-        self._orders.run(batch, sought)
+        self._orders.run(batch, sought, self._weights.version.now)
         # Not waited for: a stage does not listen while it is sending something that the verifier has not received yet.
         self._under_way.append((batch, self._tell()))
 
     def finish(self, part: ModelSlice) -> Activations:
-        assert self._exchange is not None
         batch, sent = self._under_way.popleft()
-        made = Activations() if part.is_first else receive_activations(self._exchange, part, batch)
+        made = Activations() if part.is_first else receive_activations(self._connected, part, batch)
         for order in sent:
             order.wait()
         return made
 
     def beat(self, part: ModelSlice) -> None:
-        assert self._exchange is not None
         self._orders.beat()
         sent = self._tell()
         if not part.is_first:
-            receive_beat(self._exchange, _BEAT_S)
+            receive_beat(self._connected, _BEAT_S)
         if part.shards is not None:
             part.shards.beat(_BEAT_S)
         # Each stage has passed the answer on, so it has the question.
@@ -348,20 +346,35 @@ class Upstream:
         stages = list(self._stages)
         return not self._stopped and stages[stage].alive()
 
+    @property
+    def _connected(self) -> Exchange:
+        """
+        Raises:
+            TargetLost: the stages were stopped.
+        """
+        if self._exchange is None:
+            raise TargetLost("the stages were stopped")
+        return self._exchange
+
     def _tell(self) -> list[Sent]:
-        assert self._exchange is not None
+        exchange = self._connected
         for adapter in self._adapters.to_drop():
             self._orders.drop_adapter(adapter)
+        for weights in self._weights.to_drop():
+            self._orders.drop_weights(weights)
         message = self._orders.take()
         parts = (torch.tensor([len(message)]), message)
-        return [self._exchange.send(part, stage) for stage in range(self._size - 1) for part in parts]
+        return [exchange.send(part, stage) for stage in range(self._size - 1) for part in parts]
 
 
-def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages:
+def earlier_stages(config: TargetConfig, launch: Launch | None, files: str = "") -> EarlierStages:
     """Start the earlier stages that ``config`` asks for.
 
+    Args:
+        files: as in ``Upstream``.
+
     Raises:
-        ConfigurationError: there are some, but no ``launch`` to start them with.
+        ConfigurationError: there are some, but no ``launch`` to start them with, or their files are others now.
     """
     if config.processes == 1:
         return NoStages()
@@ -370,4 +383,4 @@ def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages
         raise ConfigurationError(
             "nothing here can start processes for them", field=f"verifier.{field}", value=getattr(config, field)
         )
-    return Upstream(config, launch)
+    return Upstream(config, launch, files)
