@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 
 from services.verifier.engine.switches import Why
 from speculation.messages import Draft
@@ -193,6 +195,27 @@ class LoopStats:
         for node in accepted_path:
             name = tree.sources[node]
             accepted[name] = accepted.get(name, 0) + 1
+
+    def count_together(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], strategies: Sequence[str]) -> None:
+        """As ``count_pass`` of each request; their trees have no probes."""
+        if len({*strategies}) > 1:
+            for each in zip(trees, verdicts, strategies, strict=True):
+                self.count_pass(*each)
+            return
+        counts, sizes = self._counts_of(strategies[0]), [len(tree.tokens) for tree in trees]
+        counts.passes += len(trees)
+        counts.tokens += sum([len(verdict.committed) for verdict in verdicts])
+        counts.drafts += len(sizes) - sizes.count(0)
+        counts.drafted += sum(sizes)
+        for accepted, count in Counter([len(verdict.accepted_path) for verdict in verdicts]).items():
+            counts.accepted += accepted * count
+            for depth in range(min(accepted, _POSITIONS)):
+                counts.accepted_at[depth] += count
+        for name, count in Counter(chain.from_iterable([tree.sources for tree in trees])).items():
+            self.nodes_by_source[name] = self.nodes_by_source.get(name, 0) + count
+        paths = zip(trees, verdicts, strict=True)
+        for name, count in Counter([tree.sources[node] for tree, each in paths for node in each.accepted_path]).items():
+            self.accepted_by_source[name] = self.accepted_by_source.get(name, 0) + count
 
 
 def _count(counts: dict[str, int], names: Sequence[str]) -> None:

@@ -118,6 +118,36 @@ class Experience:
         return sorted(took - age_s for took in self._took.longer_than(age_s, _LATER_S))
 
 
+class Experiences:
+    """Those of every origin's draft groups.
+
+    Args:
+        first_guess_s: as of ``Experience``.
+    """
+
+    def __init__(self, first_guess_s: float) -> None:
+        self._guess = first_guess_s
+        self._found: dict[tuple[str, str], Experience] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def known(self, origin: str, group: str) -> bool:
+        """Whether anybody has asked for that of an origin's group."""
+        return (origin, group) in self._found
+
+    def of(self, origin: str, group: str) -> Experience:
+        """That of an origin's group."""
+        found = self._found.get((origin, group))
+        if found is None:
+            found = self._found[origin, group] = Experience(self._guess)
+        return found
+
+    def of_groups(self, origin: str) -> list[tuple[str, Experience]]:
+        """Those of an origin's groups."""
+        return [(group, each) for (name, group), each in self._found.items() if name == origin]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
     """The missing drafts of one origin's group for a step. They are expected to arrive together.
