@@ -17,7 +17,7 @@ _RECIPE = Recipe(
     name="engine",
     folder=_HERE,
     shipped=_HERE / "shipped",
-    sources=("nodes.c", "trees.c", "commits.c", "check.c"),
+    sources=("nodes.c", "trees.c", "commits.c", "walks.c", "check.c"),
     # Contraction is off: the reference rounds after every operation.
     flags=("-O3", "-ffp-contract=off", "-fPIC"),
     links=("-lm",),
@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, tuple[str, str | None]] = {
     "repetition_free": ("P", None),
     "repetition_commit": ("PPq", "q"),
     "commits_take": ("P", None),
+    "walks_take": ("P", None),
 }
 
 
