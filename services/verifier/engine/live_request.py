@@ -227,7 +227,7 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+        return False not in [mailbox.given_up for mailbox in self.mailboxes.values()]
 
     def drafts(self) -> list[ReadyDraft]:
         """The drafts at hand for the coming step: at most one of each group of each origin."""
@@ -275,7 +275,14 @@ class LiveRequest:
             return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        trees = [found.tree for found in self.drafts() if found.tree.tokens]
+        at_hand = self.drafts()
+        if self.ordinary and len(at_hand) == 1 and not at_hand[0].tree.proposals:
+            # Mostly it is the only one, and small enough.
+            tree = at_hand[0].tree
+            nodes = len(tree.tokens)
+            if nodes <= self.max_nodes and nodes <= max_depth:
+                return tree if nodes else EMPTY_TREE
+        trees = [found.tree for found in at_hand if found.tree.tokens]
         if self.message.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.

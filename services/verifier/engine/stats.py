@@ -132,14 +132,14 @@ class LoopStats:
     stream_rows: float = 0.0
     rows_observed: int = 0
 
-    def count_draft(self, draft: Draft | None) -> None:
-        """Count a request's draft for the coming step, or its absence."""
-        if draft is None:
-            self.drafts_missed += 1
-            return
-        self.drafts_used += 1
-        self.drafts_ahead += bool(draft.assumed)
-        self.drafting_s += draft.drafting_s
+    def count_drafts(self, drafts: Sequence[Draft | None]) -> None:
+        """Count requests' drafts for the coming step, or their absence."""
+        used = [draft for draft in drafts if draft is not None]
+        self.drafts_missed += len(drafts) - len(used)
+        self.drafts_used += len(used)
+        for draft in used:
+            self.drafts_ahead += bool(draft.assumed)
+            self.drafting_s += draft.drafting_s
 
     def count_named(self, sources: Sequence[str], steps: int, undrafted: Mapping[tuple[str, Why], int]) -> None:
         """Count the steps of an answer by its paper's rule.

@@ -22,6 +22,7 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.engine.switches import Why
 from speculation.budget import Budget
 from speculation.costs import Load
+from speculation.messages import Draft
 from speculation.tree import follow
 from speculation.types import Verdict
 
@@ -121,16 +122,18 @@ class DraftWait:
                 request.waited_since = None if others else (began, request.expected())
             still = await self._wait(batch, drafted, load, missing, began + longest, pass_s=pass_s)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
-        self._count((request for request in drafted if not request.by_paper), pays=pays)
+        self._count([request for request in drafted if not request.by_paper], pays=pays)
 
     def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
         """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
+        counted: list[Draft | None] = []
         for request in requests:
             drafts = request.drafts()
             # One that came in time, if there is one.
             found = min(drafts, key=attrgetter("late")) if len(drafts) > 1 else drafts[0] if drafts else None
             if pays or (found is not None and not found.late):
-                self._stats.count_draft(None if found is None else found.draft)
+                counted.append(None if found is None else found.draft)
+        self._stats.count_drafts(counted)
 
     async def _wait(
         self,
@@ -192,10 +195,11 @@ class DraftWait:
                 expected, missing = request.expected(), [*groups.items()]
                 if len(missing) > 1:
                     missing.sort(key=lambda each: self._typical_s(origin, each[0]))
+                # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
+                least = 0.0 if mailbox.ahead else _LEAST
                 for group, at in missing:
                     worth = mailbox.worth(group).in_time.value
-                    # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
-                    gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
+                    gain = worth - expected if worth - expected > least else least
                     asked.setdefault((origin, group), []).append((at, gain))
                     # Of several that are missing, a later one is worth what it brings beyond the earlier ones.
                     expected = worth if worth > expected else expected
