@@ -43,7 +43,7 @@ class Recorded(InProcessDraftLink):
 
 def a_request(draw: random.Random, number: int) -> GenerationRequest:
     """Most are ordinary after their first token; the others want more of a pass."""
-    sampling: dict[str, Any] = {"max_tokens": draw.randint(1, 90), "ignore_eos": draw.random() < 0.8}
+    sampling: dict[str, Any] = {"max_tokens": draw.randint(1, 60), "ignore_eos": draw.random() < 0.8}
     plan = Plan(strategy=draw.choice(("test", "test", "other")), sources=("test",), max_nodes=draw.choice((2, 6)))
     plan = replace(plan, observe_top_k=draw.choice((0, 3)))
     match draw.randrange(20):
@@ -66,7 +66,7 @@ def a_request(draw: random.Random, number: int) -> GenerationRequest:
 
 async def answers(seed: int, depth: int, *, timed: bool) -> tuple[list[object], DecodingLoop, Recorded]:
     draw = random.Random(seed)
-    wanted = [a_request(draw, number) for number in range(14)]
+    wanted = [a_request(draw, number) for number in range(10)]
     target = ToyTarget(depth=depth)
     mood = MOODS[seed % len(MOODS)]
     quick = SlowDrafter(lambda: draw.choice((0.0, 0.0, 0.004)), mood) if timed else RandomDrafter(seed=seed, mood=mood)
@@ -91,10 +91,10 @@ def counted(loop: DecodingLoop) -> list[object]:
     return [getattr(stats, name) for name in stats.__slots__ if name not in ("times", "drafting_s")]
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_what_is_delivered_together_is_what_each_gets_alone(
     seed: int, depth: int, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

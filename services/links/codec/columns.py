@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeVar
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2
@@ -58,15 +58,15 @@ def numbers_of_nodes(nodes: int) -> int:
 
 def numbers_of_sent(reports: SentReports) -> int | None:
     """As ``numbers_of_report``, of all of them."""
-    nodes, rows = [len(tree.tokens) for tree in reports.trees], [len(ids) for ids in reports.top_ids]
-    tops = [len(ids[0]) if ids else 0 for ids in reports.top_ids]
-    if any(seen and (seen != 1 + own or not top) for own, seen, top in zip(nodes, rows, tops, strict=True)):
+    rows = [len(ids) for ids in reports.top_ids]
+    if any(seen and seen != 1 + len(tree.tokens) for seen, tree in zip(rows, reports.trees, strict=True)):
         return None
-    likely = [*map(len, _joined(reports.top_ids))]
-    if likely != [*_joined(map(repeat, tops, rows))]:
+    likely = set(map(len, _joined(reports.top_ids)))
+    # Those of one request may differ from those of another.
+    if 0 in likely or (len(likely) > 1 and any(len(set(map(len, ids))) > 1 for ids in reports.top_ids)):
         return None
     size = sum(map(len, reports.committed)) + sum(map(len, reports.accepted_paths)) + 5 * len(reports)
-    return size + 4 * sum(rows) + sum(likely)
+    return size + (4 + max(likely, default=0)) * sum(rows)
 
 
 def write_reports(reports: SentReports, made: drafting_pb2.StepReports) -> None:

@@ -71,9 +71,10 @@ class Arrivals:
         request.
         """
         check, group, taken = TreeCheck(drafts, self._vocab_size, origin.serves), drafts.group, False
-        tracked = self._experiences.known(origin.name, group)
+        tracked, find, name = self._experiences.known(origin.name, group), self._requests.find, origin.name
         for number, draft in enumerate(drafts.alone()):
-            request, mailbox = self._addressee(origin, draft.session_id)
+            request = find(draft.session_id)
+            mailbox = None if request is None else request.mailboxes.get(name)
             if request is None or mailbox is None:
                 continue
             taken, planned = True, request.message.plan.sources

@@ -363,11 +363,18 @@ class Mailbox:
         group = found.draft.group
         if brought > self._brought:
             self._brought = brought
-        for each in (self._experience(group).worth, self._worth[group]):
-            (each.late if found.late else each.in_time).add(brought)
+        everywhere, here = self._experience(group).worth, self._worth[group]
+        if found.late:
+            everywhere.late.include(brought)
+            here.late.include(brought)
+            return
+        everywhere.in_time.include(brought)
+        here.in_time.include(brought)
+        if not remains:
             # A step later it would have brought one token less. A remainder is rated by the next step instead.
-            if not (found.late or remains):
-                each.late.add(brought - 1 if brought else 0)
+            later = brought - 1 if brought else 0
+            everywhere.late.include(later)
+            here.late.include(later)
 
     def _lay_aside(self, length: int) -> None:
         """Note that no draft at hand is of use after ``length`` tokens: ``find`` would look through all for nothing."""

@@ -71,25 +71,27 @@ class Together:
             if part.request.waited_since is not None:
                 self._draft_wait.learn(part.request, verdict)
         _commit(requests, verdicts)
-        for part, verdict in zip(parts, verdicts, strict=True):
-            self._tell(part, verdict)
+        self._tell(parts, verdicts)
         self._drafting.report_together(requests, verdicts, wanted, prices)
 
-    def _tell(self, part: Part, verdict: Verdict) -> None:
-        """As ``progress_of``, of what such a request is told."""
-        request, sources, path = part.request, part.tree.sources, verdict.accepted_path
-        request.events.add(
-            _make_progress(
-                token_ids=verdict.committed,
-                queue_s=request.queue_s,
-                cached_tokens=request.cached,
-                num_drafted=len(sources),
-                accepted_sources=tuple([sources[node] for node in path]) if path else (),
-                switches=request.switches.take(),
-                saved_s=part.saved_s,
+    def _tell(self, parts: Sequence[Part], verdicts: Sequence[Verdict]) -> None:
+        """As ``progress_of`` of each, of what such a request is told."""
+        told = self._told
+        for part, verdict in zip(parts, verdicts, strict=True):
+            request, sources, path = part.request, part.tree.sources, verdict.accepted_path
+            events = request.events
+            events.add(
+                _make_progress(
+                    token_ids=verdict.committed,
+                    queue_s=request.queue_s,
+                    cached_tokens=request.cached,
+                    num_drafted=len(sources),
+                    accepted_sources=tuple([sources[node] for node in path]) if path else (),
+                    switches=request.switches.take(),
+                    saved_s=part.saved_s,
+                )
             )
-        )
-        self._told.append(request.events)
+            told.append(events)
 
 
 def _commit(requests: Sequence[LiveRequest], verdicts: Sequence[Verdict]) -> None:

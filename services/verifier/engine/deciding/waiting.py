@@ -78,7 +78,8 @@ class Experience:
 
     def came(self, seconds: float) -> None:
         """Note that a draft arrived ``seconds`` after it was asked for. A step need not have waited for it."""
-        self._note(seconds)
+        self._took.add(seconds)
+        self._typical_s = None
 
     def spoke(self) -> None:
         """Note that the origin has replied."""
@@ -87,7 +88,7 @@ class Experience:
     def wasted(self) -> None:
         """Note that a step waited until its deadline and no draft came."""
         self._wasted += 1
-        self._note(math.inf)
+        self.came(math.inf)
 
     @property
     def silent(self) -> bool:
@@ -101,10 +102,6 @@ class Experience:
         if self._typical_s is None:
             self._typical_s = self._took.median
         return self._typical_s
-
-    def _note(self, seconds: float) -> None:
-        self._took.add(seconds)
-        self._typical_s = None
 
     def left(self, age_s: float) -> list[float]:
         """Estimates of the seconds until a draft arrives, ascending. It was asked for ``age_s`` seconds ago.
