@@ -8,12 +8,80 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from speculation.messages import Draft, StepReport
 from speculation.records import maker
-from speculation.types import EMPTY_TREE, TokenTree
+from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 _make_draft, _make_tree = maker(Draft), maker(TokenTree)
+_make_report, _make_observation = maker(StepReport), maker(Observation)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SentReports:
+    """``StepReport``s without hidden states and probes as their sender has them: an entry for each in every column.
+
+    Attributes:
+        trees, top_ids: what was observed; ``EMPTY_TREE`` and nothing where nothing was.
+    """
+
+    session_ids: Sequence[str]
+    committed: Sequence[tuple[int, ...]]
+    lengths: Sequence[int]
+    prefix_hashes: Sequence[int]
+    accepted_paths: Sequence[tuple[int, ...]]
+    max_nodes: Sequence[int]
+    min_probabilities: Sequence[float]
+    trees: Sequence[TokenTree]
+    top_ids: Sequence[tuple[tuple[int, ...], ...]]
+
+    def __len__(self) -> int:
+        return len(self.session_ids)
+
+    @classmethod
+    def of(cls, reports: Sequence[StepReport]) -> Self:
+        """Those of ``reports``."""
+        seen = [each.observation for each in reports]
+        return cls(
+            session_ids=[each.session_id for each in reports],
+            committed=[each.committed for each in reports],
+            lengths=[each.length for each in reports],
+            prefix_hashes=[each.prefix_hash for each in reports],
+            accepted_paths=[each.accepted_path for each in reports],
+            max_nodes=[each.max_nodes for each in reports],
+            min_probabilities=[each.min_probability for each in reports],
+            trees=[EMPTY_TREE if each is None else each.tree for each in seen],
+            top_ids=[() if each is None else each.top_ids for each in seen],
+        )
+
+    def alone(self) -> list[StepReport]:
+        """The reports, each by itself."""
+        columns = zip(
+            self.session_ids,
+            self.committed,
+            self.lengths,
+            self.prefix_hashes,
+            self.accepted_paths,
+            self.max_nodes,
+            self.min_probabilities,
+            self.trees,
+            self.top_ids,
+            strict=True,
+        )
+        return [
+            _make_report(
+                session_id=session_id,
+                committed=committed,
+                length=length,
+                prefix_hash=prefix_hash,
+                accepted_path=path,
+                max_nodes=max_nodes,
+                min_probability=least,
+                observation=_make_observation(tree=tree, top_ids=ids) if ids else None,
+            )
+            for session_id, committed, length, prefix_hash, path, max_nodes, least, tree, ids in columns
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -43,12 +43,17 @@ class DecayingMean:
             most: it counts as different by at most so much.
         """
         self.count += 1
-        # Without min and max: several are added to in every step of every request.
         difference, weight = value - self.value, 1 / (self.prior + self.count)
         if not -most <= difference <= most:
             difference = most if difference > most else -most
         self.value += (weight if weight > self.newest else self.newest) * difference
         return difference
+
+    def include(self, value: float) -> None:
+        """As ``add``, however much it differs: for what is added to several times in every step of every request."""
+        self.count += 1
+        weight = 1 / (self.prior + self.count)
+        self.value += (weight if weight > self.newest else self.newest) * (value - self.value)
 
     def successor(self) -> DecayingMean:
         """A new mean that assumes the value of this one at first."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from speculation.adapters import AdapterOrder
-from speculation.columns import DraftColumns, ReportColumns
+from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.held_models import DrafterCard
 from speculation.messages import (
     CloseSession,
@@ -85,6 +85,14 @@ class DraftLink(Protocol):
 
     async def stop(self) -> None:
         """Disconnect."""
+
+
+@runtime_checkable
+class ReportsTogether(Protocol):
+    """What a draft link may implement too."""
+
+    def steps(self, reports: SentReports) -> None:
+        """Report steps of several sessions, as ``step`` reports each."""
 
 
 @runtime_checkable

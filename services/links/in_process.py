@@ -21,7 +21,7 @@ from services.links.draft_server import converse, encode_replies
 from services.links.handing_over import HandingOver
 from services.links.open_sessions import SILENCE_S
 from speculation.adapters import AdapterOrder
-from speculation.columns import ReportColumns
+from speculation.columns import ReportColumns, SentReports
 from speculation.errors import Unavailable
 from speculation.messages import (
     CloseSession,
@@ -50,7 +50,7 @@ _PAUSE_S = 0.1
 
 
 class InProcessDraftLink:
-    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop.
+    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop, and ``ReportsTogether``.
 
     When drafting fails or falls too far behind, the conversation is restarted, as after a broken stream.
 
@@ -63,7 +63,7 @@ class InProcessDraftLink:
         self._silence_s = silence_s
         self._calls: CallQueue | None = None
         # Calls of this turn of the event loop, which are handed over together.
-        self._unsent: list[DraftingCall] = []
+        self._unsent: list[DraftingCall | SentReports] = []
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,6 +81,9 @@ class InProcessDraftLink:
     def step(self, message: StepReport) -> None:
         self._send(message)
 
+    def steps(self, reports: SentReports) -> None:
+        self._send(reports)
+
     def features(self, message: FeatureChunk) -> None:
         """Send hidden states; their bytes are not copied."""
         self._send(message)
@@ -97,7 +100,7 @@ class InProcessDraftLink:
             await asyncio.gather(self._task, return_exceptions=True)
         self._calls = None
 
-    def _send(self, call: DraftingCall) -> None:
+    def _send(self, call: DraftingCall | SentReports) -> None:
         # As over gRPC, a call is dropped while disconnected: on_connected tells the drafter everything later.
         if self._calls is None:
             return
@@ -139,10 +142,10 @@ class InProcessDraftLink:
                 calls.abandon()
 
 
-def _through_codec(calls: Sequence[DraftingCall]) -> Iterator[QueuedCall]:
+def _through_codec(calls: Sequence[DraftingCall | SentReports]) -> Iterator[QueuedCall]:
     for carries, group in itertools.groupby(calls, lambda call: features_of(call) is not None):
         if carries:
-            yield from map(_with_data, group)
+            yield from [_with_data(call) for call in group if not isinstance(call, SentReports)]
             continue
         for wire in codec.encode_drafting_calls(list(group)):
             read = codec.decode_together(drafting_pb2.DraftRequest.FromString(wire.SerializeToString()))

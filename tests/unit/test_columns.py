@@ -10,7 +10,7 @@ import pytest
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec import columns, drafting
 from speculation import limits
-from speculation.columns import DraftColumns, ReportColumns
+from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     CloseSession,
@@ -191,7 +191,7 @@ def test_the_largest_message_is_within_its_limit() -> None:
 
 def test_columns_that_do_not_fit_together_are_refused() -> None:
     wire = drafting_pb2.StepReports()
-    columns.write_reports([report_of(random.Random(seed), "s") for seed in (1, 2)], wire)
+    columns.write_reports(SentReports.of([report_of(random.Random(seed), "s") for seed in (1, 2)]), wire)
     for name in ("session_ids", "lengths", "prefix_hashes", "max_nodes", "min_probabilities", "accepted_counts"):
         broken = drafting_pb2.StepReports.FromString(wire.SerializeToString())
         del getattr(broken, name)[0]
@@ -201,7 +201,7 @@ def test_columns_that_do_not_fit_together_are_refused() -> None:
     with refuses(InvalidArgument, field="steps.committed"):
         columns.read_reports(wire)
     many = drafting_pb2.StepReports()
-    columns.write_reports([replace(report_of(random.Random(1), "s"), max_nodes=513)], many)
+    columns.write_reports(SentReports.of([replace(report_of(random.Random(1), "s"), max_nodes=513)]), many)
     with refuses(InvalidArgument, field="steps.max_nodes"):
         columns.read_reports(many)
 

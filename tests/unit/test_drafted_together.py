@@ -20,7 +20,7 @@ from services.drafter.sessions import text_group
 from services.links.codec.columns import read_report_columns, write_reports
 from services.metrics.observed_drafter import ObservedDrafter
 from services.metrics.prometheus_sink import PrometheusSink
-from speculation.columns import ReportColumns
+from speculation.columns import ReportColumns, SentReports
 from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import ROOT, children
@@ -61,7 +61,7 @@ class Told:
 
 def columns_of(reports: Sequence[StepReport]) -> ReportColumns:
     wire = drafting_pb2.StepReports()
-    write_reports(reports, wire)
+    write_reports(SentReports.of(reports), wire)
     columns = read_report_columns(wire)
     assert columns is not None
     return columns

@@ -49,7 +49,7 @@ def test_the_text_before_counts() -> None:
 
 
 def test_a_long_text_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repetition, "_REMEMBERED", 6)
+    monkeypatch.setattr(repetition, "REMEMBERED", 6)
     # The passage is forgotten after more than six pairs, and remembered before.
     assert begins([1, 2, 3, 4, 10, 11, 12, 13, 14, 1, 2, 3, 4]) == []
     assert begins([1, 2, 3, 4, 10, 1, 2, 3, 4]) == [9]

@@ -6,8 +6,9 @@ import ctypes
 from array import array
 from collections.abc import Iterable
 
-from services.drafter.native.library import Held, drafting_library
+from services.drafter.native.library import drafting_library
 from services.drafter.sources.suffix_automaton import NOWHERE, Automaton, Ending
+from services.machine.held_memory import Held
 
 # The constant in automaton.h.
 _MOST_FOLLOWERS = 4

@@ -13,7 +13,6 @@ from typing_extensions import override
 from services.drafter.merging.blend import BlendSession, Places
 from services.drafter.merging.calibrator import Calibrator
 from services.drafter.native.calibrator import CompiledCalibrator
-from services.drafter.native.library import Held
 from services.drafter.native.recycling_table import CompiledTable, CompiledTextEnd
 from services.drafter.sessions.tree_walk import TreeWalk
 from services.drafter.sources import recycling, suffix
@@ -21,6 +20,7 @@ from services.drafter.sources.interfaces import PathSession
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import Place, SuffixSession
 from services.drafter.sources.suffix_automaton import NOWHERE, Ending
+from services.machine.held_memory import Held
 from speculation import limits
 from speculation.records import maker
 from speculation.types import TokenTree

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import logging
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from services.machine.compiling import Recipe
@@ -60,27 +59,6 @@ def drafting_library() -> ctypes.PyDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("no compiled drafters, each draft takes longer: %s", error)
         return None
-
-
-class Held:
-    """Memory that compiled code has made, freed together with this object.
-
-    Attributes:
-        address: where it is.
-
-    Raises:
-        MemoryError: ``address`` is None: there was none.
-    """
-
-    def __init__(self, address: int | None, free: Callable[[int], None]) -> None:
-        self.address = address or 0
-        self._free = free
-        if not self.address:
-            raise MemoryError
-
-    def __del__(self) -> None:
-        if self.address:
-            self._free(self.address)
 
 
 def ship() -> Path:

@@ -7,8 +7,9 @@ from array import array
 from collections.abc import Sequence
 from itertools import chain
 
-from services.drafter.native.library import Held, drafting_library
+from services.drafter.native.library import drafting_library
 from services.drafter.sources.recycling_table import ORDERS, PASSED, SEEN_KINDS, TOP_KINDS, Context, RecyclingTable
+from services.machine.held_memory import Held
 from speculation.messages import StepReport
 
 _UNKNOWN = -1

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
-from speculation.columns import DraftColumns, ReportColumns
+from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.records import maker
@@ -56,22 +56,33 @@ def numbers_of_nodes(nodes: int) -> int:
     return 4 * nodes + 5
 
 
-def write_reports(reports: Sequence[StepReport], made: drafting_pb2.StepReports) -> None:
+def numbers_of_sent(reports: SentReports) -> int | None:
+    """As ``numbers_of_report``, of all of them."""
+    rows = [len(ids) for ids in reports.top_ids]
+    if any(seen and seen != 1 + len(tree.tokens) for seen, tree in zip(rows, reports.trees, strict=True)):
+        return None
+    likely = set(map(len, _joined(reports.top_ids)))
+    # Those of one request may differ from those of another.
+    if 0 in likely or (len(likely) > 1 and any(len(set(map(len, ids))) > 1 for ids in reports.top_ids)):
+        return None
+    size = sum(map(len, reports.committed)) + sum(map(len, reports.accepted_paths)) + 5 * len(reports)
+    return size + (4 + max(likely, default=0)) * sum(rows)
+
+
+def write_reports(reports: SentReports, made: drafting_pb2.StepReports) -> None:
     """Encode reports, all with room in the columns, into an empty message."""
-    made.session_ids.extend([each.session_id for each in reports])
-    made.committed.extend(_joined([each.committed for each in reports]))
-    made.committed_counts.extend([len(each.committed) for each in reports])
-    made.lengths.extend([each.length for each in reports])
-    made.prefix_hashes.extend([each.prefix_hash for each in reports])
-    made.accepted_paths.extend(_joined([each.accepted_path for each in reports]))
-    made.accepted_counts.extend([len(each.accepted_path) for each in reports])
-    made.max_nodes.extend([each.max_nodes for each in reports])
-    made.min_probabilities.extend([each.min_probability for each in reports])
-    seen = [each.observation for each in reports]
-    _write_trees([EMPTY_TREE if each is None else each.tree for each in seen], made.trees)
-    tops = [() if each is None else each.top_ids for each in seen]
-    made.top_ids.extend(_joined(chain.from_iterable(tops)))
-    made.top_counts.extend([len(rows[0]) if rows else 0 for rows in tops])
+    made.session_ids.extend(reports.session_ids)
+    made.committed.extend(_joined(reports.committed))
+    made.committed_counts.extend(map(len, reports.committed))
+    made.lengths.extend(reports.lengths)
+    made.prefix_hashes.extend(reports.prefix_hashes)
+    made.accepted_paths.extend(_joined(reports.accepted_paths))
+    made.accepted_counts.extend(map(len, reports.accepted_paths))
+    made.max_nodes.extend(reports.max_nodes)
+    made.min_probabilities.extend(reports.min_probabilities)
+    _write_trees(reports.trees, made.trees)
+    made.top_ids.extend(_joined(_joined(reports.top_ids)))
+    made.top_counts.extend([len(rows[0]) if rows else 0 for rows in reports.top_ids])
 
 
 def read_reports(wire: drafting_pb2.StepReports) -> list[StepReport]:

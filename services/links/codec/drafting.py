@@ -12,6 +12,7 @@ from services.links.codec.columns import (
     MOST_NUMBERS,
     numbers_of_draft,
     numbers_of_report,
+    numbers_of_sent,
     read_draft_columns,
     read_drafts,
     read_report_columns,
@@ -24,7 +25,7 @@ from services.links.codec.features import decode_features, encode_features
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, write_tree
 from speculation import limits
-from speculation.columns import DraftColumns, ReportColumns
+from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
 from speculation.messages import (
     CloseSession,
@@ -55,21 +56,27 @@ _DRAFT = SameFields(Draft, drafting_pb2.Draft, by_hand=("tree", "drafting_s"))
 _FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
 
 
-def encode_drafting_calls(calls: Sequence[DraftingCall], *, columns: bool = True) -> Iterator[drafting_pb2.DraftRequest]:
+def encode_drafting_calls(
+    calls: Sequence[DraftingCall | SentReports], *, columns: bool = True
+) -> Iterator[drafting_pb2.DraftRequest]:
     """Verifier to drafter, in as few messages as possible: reports that follow each other share one.
 
     Args:
         columns: the drafter reads these; otherwise each call has a message of its own.
     """
     if not columns:
-        yield from map(encode_drafting_call, calls)
+        for call in calls:
+            yield from map(encode_drafting_call, call.alone() if isinstance(call, SentReports) else [call])
         return
     for alone, together in _grouped(calls, StepReport, numbers_of_report):
-        if alone is not None:
+        if alone is not None and not isinstance(alone, SentReports):
             yield encode_drafting_call(alone)
             continue
+        if alone is not None and (numbers_of_sent(alone) or MOST_NUMBERS + 1) > MOST_NUMBERS:
+            yield from encode_drafting_calls(alone.alone())
+            continue
         made = drafting_pb2.DraftRequest()
-        write_reports(together, made.steps)
+        write_reports(SentReports.of(together) if alone is None else alone, made.steps)
         yield made
 
 

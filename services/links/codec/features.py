@@ -9,7 +9,7 @@ from outrider.internal.v1 import drafting_pb2
 from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size
 from speculation import limits
-from speculation.columns import ReportColumns
+from speculation.columns import ReportColumns, SentReports
 from speculation.errors import InvalidArgument
 from speculation.messages import DraftingCall, FeatureChunk, StepReport
 from speculation.types import Features
@@ -53,7 +53,7 @@ def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> F
     return _FEATURES.decode(wire, data=data)
 
 
-def features_of(call: DraftingCall | ReportColumns) -> Features | None:
+def features_of(call: DraftingCall | ReportColumns | SentReports) -> Features | None:
     """The hidden states that ``call`` carries, if any."""
     match call:
         case FeatureChunk():
@@ -82,7 +82,7 @@ def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
             return call, None
 
 
-def in_messages(call: DraftingCall | ReportColumns) -> Iterator[DraftingCall]:
+def in_messages(call: DraftingCall | ReportColumns | SentReports) -> Iterator[DraftingCall]:
     """Split ``call`` into calls that each fit into a message.
 
     Hidden states too large for one message are sent ahead in chunks. A step report comes last, with the last chunk.

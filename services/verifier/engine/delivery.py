@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.verifier.engine.deciding.asking import Prices
 from services.verifier.engine.deciding.draft_wait import DraftWait
@@ -13,6 +13,7 @@ from services.verifier.engine.pass_report import PassFigures, progress_of
 from services.verifier.engine.passes import Part
 from services.verifier.engine.singles import Singles
 from services.verifier.engine.stats import LoopStats
+from services.verifier.engine.together import Together, in_turn
 from speculation.budget import Wanted
 from speculation.messages import Progress
 from speculation.records import maker
@@ -43,6 +44,7 @@ class Delivery:
         self._release = release
         # What consumers read of the last passes, before they are woken.
         self._told: list[Events] = []
+        self._together = Together(stats, drafting, draft_wait, self._told)
 
     def deliver_singles(self, singles: Singles) -> None:
         """Give requests that go together their tokens."""
@@ -62,6 +64,20 @@ class Delivery:
         for request, reason in singles.ended:
             request.finish(reason)
             self._release(request)
+
+    def deliver_all(self, parts: Sequence[Part], wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
+        """Give requests the results of their parts of a pass. An error ends the request of whose part it is."""
+        for together, run in in_turn(parts, quiet=self._drafting.quiet):
+            if not together:
+                for part in run:
+                    self.deliver(part, wanted, prices, figures)
+                continue
+            try:
+                self._together.deliver(run, wanted, prices)
+            except Exception as error:
+                # Nothing that they do together is a request's own.
+                for part in run:
+                    self._fail(part.request, error, "the result of its pass could not be delivered")
 
     def deliver(self, part: Part, wanted: Wanted, prices: Prices | None, figures: PassFigures) -> None:
         """Give one request the result of its part of a pass. An error ends this request alone."""

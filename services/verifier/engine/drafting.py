@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from services.logs.sparse import SparseLog
 from services.verifier.engine.admission import Admission
+from services.verifier.engine.arrivals import Arrivals
 from services.verifier.engine.clock import clock, now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
+from services.verifier.engine.deciding.asking import Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
 from services.verifier.engine.deciding.draft_costs import Busy, DraftCosts
-from services.verifier.engine.deciding.waiting import Experience
+from services.verifier.engine.deciding.waiting import Experience, Experiences
 from services.verifier.engine.draft_receiver import OriginReceiver
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
-from services.verifier.engine.native.tree_check import TreeCheck
+from services.verifier.engine.opening import opening
 from services.verifier.engine.origins import Origin, check_trusted
 from services.verifier.engine.passes import PassSize
+from services.verifier.engine.reports_together import ReportsToOne
 from services.verifier.engine.stats import LoopStats
 from speculation import limits
 from speculation.budget import Wanted
 from speculation.columns import DraftColumns
-from speculation.errors import MalformedTree
-from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
+from speculation.messages import CloseSession, DraftingReply, FeatureChunk, Forgotten, StepReport
 from speculation.sources import draft_groups, spec_of
-from speculation.tree import validate
 from speculation.types import Features, Plan, Verdict
-
-log = logging.getLogger(__name__)
 
 # Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups, which no plan names, count as one group.
 _GROUPS = 8
@@ -69,8 +65,6 @@ class Drafting:
         *,
         timed: bool,
     ) -> None:
-        # Of drafters, by their names.
-        self._complaints = SparseLog(log)
         self._origins = {origin.name: origin for origin in origins}
         if len(self._origins) < len(origins):
             raise ValueError("two origins of drafts have the same name")
@@ -78,8 +72,10 @@ class Drafting:
         self._config = config
         self._stats = stats
         self._forgetting = forgetting
-        self._vocab_size = vocab_size
-        self._experience: dict[tuple[str, str], Experience] = {}
+        self._experiences = Experiences(config.draft_deadline_s)
+        self._arrivals = Arrivals(
+            requests, stats, self._experiences, vocab_size, most_experiences=_GROUPS * len(self._origins), reopen=self._open
+        )
         self.costs = DraftCosts(self._origins)
         self._costly = CostlySources(stats.source_choices, stats.weighed)
         self._timed = timed
@@ -157,8 +153,8 @@ class Drafting:
             return True
         drafted = [
             (each.worth, each.typical_s)
-            for (name, group), each in self._experience.items()
-            if name == origin.name and (spec_of(group) is None or group in request.sources)
+            for group, each in self._experiences.of_groups(origin.name)
+            if spec_of(group) is None or group in request.sources
         ]
         return opening_pays(gain_of_drafts(drafted, prices), self.costs.of(origin.name, costly=False), prices)
 
@@ -174,7 +170,7 @@ class Drafting:
         if origin.name not in request.mailboxes:
             request.mailboxes[origin.name] = Mailbox(request.prefixes, experience)
         sources = origin.serves(request.sources)
-        origin.link.open(request.opening(sources, trusted=origin.trusted, asks=asks))
+        origin.link.open(opening(request, sources, trusted=origin.trusted, asks=asks))
         request.mailboxes[origin.name].opened(len(request.tokens), now(), asks=asks, groups=draft_groups(sources))
         if origin.wants_features(request.message.plan, request.sources):
             self._send_features(origin, request, self._features.of(request.id))
@@ -199,12 +195,7 @@ class Drafting:
         for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
                 continue
-            # Where time does not count, each step waits for its own draft, so none may go without being asked for.
-            free = (prices is None and not request.by_paper) or mailbox.asks(at)
-            due = prices is None
-            if prices is not None:
-                cost, repeats = self.costs.of(origin.name, costly=bool(request.used)), request.repetition.begins
-                due = self._due(cost, mailbox, wanted, prices, free=free, repeats=repeats)
+            due, free = self._due(origin, request, mailbox, wanted, prices, at)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
@@ -214,11 +205,42 @@ class Drafting:
                 mailbox.told(report.length)
                 origin.link.step(report)
                 continue
-            if not mailbox.held.fits(report):
-                self._send_held(origin, request, mailbox)
-            mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
+            self._add_held(origin, request, mailbox, report, features)
             if sends:
                 self._send_held(origin, request, mailbox)
+
+    def report_together(
+        self, requests: Sequence[LiveRequest], verdicts: Sequence[Verdict], wanted: Wanted, prices: Prices | None
+    ) -> None:
+        """As ``report`` of each, none of which has hidden states, probes or costly sources, or goes by its paper's rule."""
+        at, sending = self._now(), {name: ReportsToOne(origin.link) for name, origin in self._origins.items()}
+        for request, verdict in zip(requests, verdicts, strict=True):
+            for name, mailbox in request.mailboxes.items():
+                if mailbox.given_up:
+                    continue
+                origin = self._origins[name]
+                due, free = (True, True) if prices is None else self._due(origin, request, mailbox, wanted, prices, at)
+                nodes = request.wanted_nodes(mailbox, wanted) if due and free else 0
+                if nodes:
+                    mailbox.asked(verdict.length, at)
+                if due and not mailbox.held:
+                    mailbox.told(verdict.length)
+                    sending[name].add(request, verdict, nodes, 0.0 if mailbox.ahead else wanted.min_probability)
+                    continue
+                # All in their order.
+                sending[name].send()
+                self._add_held(origin, request, mailbox, request.report(mailbox, verdict, wanted, asks=due and free), None)
+                if due:
+                    self._send_held(origin, request, mailbox)
+        for reports in sending.values():
+            reports.send()
+
+    def _add_held(
+        self, origin: Origin, request: LiveRequest, mailbox: Mailbox, report: StepReport, features: Features | None
+    ) -> None:
+        if not mailbox.held.fits(report):
+            self._send_held(origin, request, mailbox)
+        mailbox.held.add(report, features if origin.wants_features(request.message.plan, request.sources) else None)
 
     def _hold(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, features: Features | None) -> None:
         """Keep a quiet step's report for later. A session that falls too far behind is closed, and opened anew later."""
@@ -254,9 +276,25 @@ class Drafting:
                 origin.link.close(CloseSession(session_id=request.id))
         return reopened
 
-    def _due(self, cost: AskCost, mailbox: Mailbox, wanted: Wanted, prices: Prices, *, free: bool, repeats: bool) -> bool:
-        turn, gain = self._passes // self._depth, mailbox.gain(prices)
-        return mailbox.pace.due(gain, cost, prices, turn=turn, wanted=wanted.nodes > 0, free=free, repeats=repeats)
+    def _due(
+        self, origin: Origin, request: LiveRequest, mailbox: Mailbox, wanted: Wanted, prices: Prices | None, at: float
+    ) -> tuple[bool, bool]:
+        """Whether a report is due, and whether the origin may be asked for a draft."""
+        # Where time does not count, each step waits for its own draft, so none may go without being asked for.
+        free = (prices is None and not request.by_paper) or mailbox.asks(at)
+        if prices is None:
+            return True, free
+        cost = self.costs.of(origin.name, costly=bool(request.used))
+        due = mailbox.pace.due(
+            mailbox.gain(prices),
+            cost,
+            prices,
+            turn=self._passes // self._depth,
+            wanted=wanted.nodes > 0,
+            free=free,
+            repeats=request.repetition.begins,
+        )
+        return due, free
 
     def _send_held(self, origin: Origin, request: LiveRequest, mailbox: Mailbox) -> None:
         features, report = mailbox.held.take()
@@ -323,10 +361,7 @@ class Drafting:
 
     def experience_of(self, origin: str, group: str) -> Experience:
         """The statistics of one origin's draft group."""
-        found = self._experience.get((origin, group))
-        if found is None:
-            found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
-        return found
+        return self._experiences.of(origin, group)
 
     # --- replies ------------------------------------------------------------------------------------------------
 
@@ -334,60 +369,13 @@ class Drafting:
         """Handle a reply. A malformed draft is dropped."""
         if isinstance(reply, Forgotten):
             self._forgetting.answered(origin.name, reply.forget_id)
-            return
-        request, mailbox = self._addressee(origin, reply.session_id)
-        if request is None or mailbox is None:
-            return
-        if isinstance(reply, DraftFailure):
-            self._complaints.warning(
-                origin.name, "no draft of %s for request %s: %s", origin.name, reply.session_id, reply.reason[:200]
-            )
-            if mailbox.failed(len(request.tokens), reopen=reply.reopen):
-                self._open(origin, request)
-        else:
-            self._take(origin, request, mailbox, reply)
-        self.came.set()
-
-    def on_drafts(self, origin: Origin, drafts: DraftColumns) -> None:
-        """Handle several drafts as ``on_reply`` does each. Their trees are checked together."""
-        check = TreeCheck(drafts, self._vocab_size, origin.serves)
-        for at, draft in enumerate(drafts.alone()):
-            request, mailbox = self._addressee(origin, draft.session_id)
-            if request is None or mailbox is None:
-                continue
-            try:
-                # What is not sound is looked at once more, to say why.
-                self._take(origin, request, mailbox, draft, sound=check.sound(at, request.message.plan.sources))
-            except Exception:
-                log.exception("handling a draft of %s failed; it is dropped", origin.name)
+        elif self._arrivals.take(origin, reply, self._now()):
             self.came.set()
 
-    def _addressee(self, origin: Origin, session_id: str) -> tuple[LiveRequest | None, Mailbox | None]:
-        request = self._requests.find(session_id)
-        return request, None if request is None else request.mailboxes.get(origin.name)
-
-    def _take(self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft, *, sound: bool = False) -> None:
-        planned = request.message.plan.sources
-        if draft.group in planned and draft.group not in request.sources:
-            # Of a model that was given up meanwhile.
-            return
-        try:
-            if not sound:
-                sources = origin.serves(planned)
-                validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
-        except MalformedTree as error:
-            self._stats.drafts_malformed += 1
-            mailbox.none_for(len(request.tokens))
-            self._complaints.warning(
-                origin.name, "dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error
-            )
-            return
-        tracked = draft.group in planned or (origin.name, draft.group) in self._experience
-        if not tracked and len(self._experience) >= _GROUPS * len(self._origins):
-            draft = replace(draft, group="")
-        if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
-            self._stats.drafts_late += 1
-        mailbox.add(draft, request.tokens, request.most_credited, self._now())
+    def on_drafts(self, origin: Origin, drafts: DraftColumns) -> None:
+        """Handle several drafts as ``on_reply`` does each."""
+        if self._arrivals.take_together(origin, drafts, self._now()):
+            self.came.set()
 
     def on_connected(self, origin: Origin) -> None:
         """Open sessions for all admitted requests at an origin that has just connected."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from services.verifier.engine.passes import Part, PassWork
 from services.verifier.engine.stats import StepTimes
-from services.verifier.engine.verify import verify, with_features
+from services.verifier.engine.verify import verify, verify_together, with_features
 from services.verifier.model.target_port import Outcome, Target
 
 
@@ -22,7 +23,7 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
     with times.measure("choose"):
         alone = len(singles)
         singles.decide(outcomes[:alone] if parts else outcomes)
-        kept = [_decided(part, outcome) for part, outcome in zip(parts, outcomes[alone:], strict=True)]
+        kept = _decided(parts, outcomes[alone:])
     if any(part.rows.layers for part in parts):
         _observe_all(target, parts, kept)
     with times.measure("keep"):
@@ -33,8 +34,32 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
                 target.keep(part.rows.request_id, part.rows.context, kept_rows)
 
 
-def _decided(part: Part, outcome: Outcome) -> list[int]:
-    """Give a part its verdict, if its rows reach the end of the prompt. Returns the rows to keep."""
+def _decided(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[list[int]]:
+    """Give parts their verdicts, if their rows reach the end of the prompt. Returns the rows of each to keep."""
+    walking = [_only_walks(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+    trees, requests = [part.tree for part in compress(parts, walking)], [part.request for part in compress(parts, walking)]
+    verdicts = iter(verify_together(requests, trees, [*compress(outcomes, walking)]) if trees else ())
+    kept: list[list[int]] = []
+    for part, outcome, walks in zip(parts, outcomes, walking, strict=True):
+        verdict = next(verdicts) if walks else None
+        if verdict is None:
+            kept.append(_decided_alone(part, outcome))
+            continue
+        part.verdict = verdict
+        kept.append([0, *[1 + node for node in verdict.accepted_path]])
+    return kept
+
+
+def _only_walks(part: Part, outcome: Outcome) -> bool:
+    """Whether the choices say all that is to be known of a part with one pending token."""
+    nodes = len(part.tree.tokens)
+    if part.chain != 1 or not part.verified or not nodes or part.tree.probes or len(outcome.choices) != 1 + nodes:
+        return False
+    return outcome.distribution is None and outcome.logprobs is None and not outcome.scored
+
+
+def _decided_alone(part: Part, outcome: Outcome) -> list[int]:
+    """As ``_decided``, of one."""
     chain = part.chain
     rows = [0] if chain == 1 else list(range(chain))
     part.scored = outcome.scored

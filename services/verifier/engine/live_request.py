@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.deciding.asking import Prices
-from services.verifier.engine.deciding.repetition import Repetition
 from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends, stream_source
 from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, ReadyDraft
+from services.verifier.engine.native.commits import CompiledRepetition, repetition_of
 from services.verifier.engine.observed import NOTHING, Observes, observed_by
 from services.verifier.engine.prefixes import Prefixes
 from services.verifier.engine.prompt_scores import PromptScores
@@ -22,7 +22,7 @@ from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamSpec, TokenRule
 from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
-from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.messages import Finished, GenerationRequest, Progress, StepReport
 from speculation.records import maker
 from speculation.room import longest_answer, room_behind
 from speculation.tree import fits, merge, prune
@@ -46,8 +46,12 @@ class LiveRequest:
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds; ``room``: rows that it has of the target's cache.
         max_nodes: most nodes of its tree.
+        most_credited: accepted tokens that a draft is credited with at most: the most nodes that the budget chose in recent
+            steps.
         plain: nothing but its next token is ever wanted of its passes: nobody drafts, and no grammar demands tokens.
         single: it is plain, and its consumer is to be told nothing but its tokens from now on; see ``singles``.
+        ordinary: it is drafted for as far as that pays, nothing but tokens and likely ids is wanted of its passes, and its
+            tokens are chosen by themselves; see ``together``.
         strategy: as users name it; ``stop_ids``: tokens that end its answer, and ``full_at`` tokens with its prompt do.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
@@ -76,9 +80,10 @@ class LiveRequest:
     __slots__ = (
         "_chosen", "_observes", "_only_tokens", "_prompt_length", "_room", "_streams", "_words", "admitted", "again",
         "by_paper", "cached", "closed", "computed", "ended", "events", "full_at", "grammar", "id", "in_pass",
-        "mailboxes", "max_nodes", "message", "missed", "observed", "plain", "prefixes", "queue_s", "repetition", "room",
-        "rule", "scores", "single", "sources", "speculates", "stop_ids", "strategy", "submitted_at", "successor",
-        "switches", "tenant", "tokens", "told", "used", "void", "waited_since", "without_streams",
+        "mailboxes", "max_nodes", "message", "missed", "most_credited", "observed", "ordinary", "plain", "prefixes",
+        "queue_s", "repetition", "room", "rule", "scores", "single", "sources", "speculates", "stop_ids", "strategy",
+        "submitted_at", "successor", "switches", "tenant", "tokens", "told", "used", "void", "waited_since",
+        "without_streams",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +112,7 @@ class LiveRequest:
         self.computed = 0
         self.room = 0
         self.prefixes = Prefixes(self.tokens)
-        self.repetition = Repetition(self.tokens)
+        self.repetition = repetition_of(self.tokens)
         self.by_paper = by_paper
         self.speculates = message.plan.speculates
         self.sources = message.plan.sources if self.speculates else ()
@@ -130,6 +135,7 @@ class LiveRequest:
         self.max_nodes = min(max_nodes, message.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
+        self.most_credited = self.max_nodes
         self._prompt_length = len(message.prompt)
         self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
         self.full_at = self._prompt_length + self._room
@@ -140,6 +146,9 @@ class LiveRequest:
         self.rule: TokenRule | None = self._words or grammar
         told_more = self.rule is not None or message.sampling.logprobs is not None or plan.report_passes
         self._only_tokens = self.plain and not told_more
+        more = told_more or by_paper or plan.observe_layers or message.sampling.prompt_logprobs is not None
+        drafted = bool(plan.sources) and plan.acceptance == "walk" and isinstance(self.repetition, CompiledRepetition)
+        self.ordinary = drafted and not more
         # For which sources it was made, and what it is.
         self._observes: tuple[tuple[str, ...], Observes] | None = None
         self.scores = PromptScores(wanted=message.sampling.prompt_logprobs is not None and not message.committed)
@@ -176,6 +185,10 @@ class LiveRequest:
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
         return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self.stop_ids, self._room)
+
+    def goes_on_after(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer ends with none of these tokens, if they are committed next."""
+        return self.stop_ids.isdisjoint(tokens) and len(self.tokens) + len(tokens) < self.full_at
 
     @property
     def complete(self) -> FinishReason | None:
@@ -214,7 +227,7 @@ class LiveRequest:
     @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
-        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+        return False not in [mailbox.given_up for mailbox in self.mailboxes.values()]
 
     def drafts(self) -> list[ReadyDraft]:
         """The drafts at hand for the coming step: at most one of each group of each origin."""
@@ -252,11 +265,6 @@ class LiveRequest:
         for mailbox in self.mailboxes.values():
             mailbox.drop_old()
 
-    @property
-    def most_credited(self) -> int:
-        """Most accepted tokens that a draft is credited with: the most nodes that the budget chose in recent steps."""
-        return max(self._chosen)
-
     def take_tree(self, probabilities: Callable[[TokenTree], list[float]]) -> TokenTree:
         """The tree that the coming step may verify: the drafts of all origins, merged and pruned.
 
@@ -267,7 +275,14 @@ class LiveRequest:
             return EMPTY_TREE
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        trees = [found.tree for found in self.drafts() if found.tree.tokens]
+        at_hand = self.drafts()
+        if self.ordinary and len(at_hand) == 1 and not at_hand[0].tree.proposals:
+            # Mostly it is the only one, and small enough.
+            tree = at_hand[0].tree
+            nodes = len(tree.tokens)
+            if nodes <= self.max_nodes and nodes <= max_depth:
+                return tree if nodes else EMPTY_TREE
+        trees = [found.tree for found in at_hand if found.tree.tokens]
         if self.message.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.
@@ -320,8 +335,9 @@ class LiveRequest:
         """
         if drafted:
             self._chosen.append(self.max_nodes if chosen == drafted else chosen)
+            self.most_credited = max(self._chosen)
 
-    def _wanted_nodes(self, mailbox: Mailbox, wanted: Wanted) -> int:
+    def wanted_nodes(self, mailbox: Mailbox, wanted: Wanted) -> int:
         """How many nodes to ask for. Nodes that will not be verified only cost drafting time.
 
         Drafts sent ahead may be as large as allowed: no step waits for them, and what remains of a large tree serves the
@@ -329,36 +345,7 @@ class LiveRequest:
         """
         if mailbox.ahead or self.by_paper:
             return self.max_nodes
-        return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
-
-    def opening(self, sources: tuple[str, ...], *, trusted: bool, asks: bool) -> OpenSession:
-        """The message that opens a drafter's session with ``sources``, from the tokens committed so far.
-
-        Args:
-            trusted: whether the drafter may know the noise of the request's choices.
-            asks: whether to ask for a first draft.
-        """
-        sampling, rejection = self.message.sampling, self.message.plan.acceptance == "rejection"
-        noise = None
-        # Under rejection, a drafter that knows the noise could make its drafts be accepted more often than they should.
-        if trusted and sampling.temperature and not rejection:
-            noise = DraftNoise(seed=sampling.seed, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-        return OpenSession(
-            session_id=self.id,
-            tokens=tuple(self.tokens),
-            prompt_length=len(self.message.prompt),
-            sources=sources,
-            max_nodes=self.max_nodes if asks else 0,
-            temperature=sampling.temperature,
-            noise=noise,
-            sampled=rejection and sampling.temperature > 0,
-            # What is learnt from it would be shared with requests of another salt, or kept though its tenant was forgotten.
-            tenant=self.tenant if self.tenant == self.message.tenant and not self.message.cache_salt else None,
-            traceparent=self.message.traceparent,
-            prediction=self.message.prediction,
-            group=self.message.group,
-            adapter=self.message.adapter,
-        )
+        return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * self.most_credited))
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:
         """The message that reports a committed step to an origin and asks for the next draft.
@@ -372,7 +359,7 @@ class LiveRequest:
             length=verdict.length,
             prefix_hash=self.prefixes.hash,
             accepted_path=verdict.accepted_path,
-            max_nodes=self._wanted_nodes(mailbox, wanted) if asks else 0,
+            max_nodes=self.wanted_nodes(mailbox, wanted) if asks else 0,
             min_probability=0.0 if mailbox.ahead or self.by_paper else wanted.min_probability,
             observation=verdict.observation,
         )

@@ -338,8 +338,7 @@ class DecodingLoop:
             if parts:
                 wanted = self._budget.wanted(load)
                 figures = PassFigures(ended - begun.begun_at, begun.waited_s, size.parts, self.identity.arithmetic)
-                for part in parts:
-                    self._delivery.deliver(part, wanted, prices, figures)
+                self._delivery.deliver_all(parts, wanted, prices, figures)
             self._drafting.open_missed(prices)
         self.stats.times.steps += 1
         self._metrics.step(work, seconds)

@@ -44,15 +44,7 @@ class ReadyDraft:
     at: float
 
 
-@quickly_made
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Kept:
-    draft: Draft
-    asked: bool
-    at: float
-
-
-_make_ready, _make_kept = maker(ReadyDraft), maker(_Kept)
+_make_ready = maker(ReadyDraft)
 
 
 class Mailbox:
@@ -67,6 +59,7 @@ class Mailbox:
         ahead: the origin sends drafts ahead, so the remainder of a large draft may serve later steps.
         held: reports not sent to the origin yet; ``pace`` decides when they are.
         received: how many drafts of each group have come.
+        rated: a draft of each group has, so that what others learn says nothing more of this request.
     """
 
     def __init__(self, prefixes: Prefixes, experience: Callable[[str], Experience]) -> None:
@@ -75,9 +68,10 @@ class Mailbox:
         self.held = HeldReports()
         self.pace = Pace()
         self.received: Counter[str] = Counter()
+        self.rated = False
         self._prefixes = prefixes
         self._experience = cache(experience)
-        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
+        self._kept: deque[ReadyDraft] = deque(maxlen=_KEPT)
         # When a draft was asked for, by prefix length. The first one's time is not counted: it includes opening the session.
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._opened_at = self._answered = self._busy_at = -1
@@ -181,11 +175,34 @@ class Mailbox:
         asked = asked_at is not None and not draft.unready
         # Mostly it is the only one, and for the coming step: what ``find`` would find.
         alone = known and base == length and not draft.assumed and not self._kept
-        self._kept.append(_make_kept(draft=draft, asked=asked, at=now))
+        ready = _make_ready(draft=draft, tree=draft.tree, late=False, asked=asked, at=now)
+        self._kept.append(ready)
         self._bringing = None
-        self._found = None
-        if alone:
-            self._found = length, [_make_ready(draft=draft, tree=draft.tree, late=False, asked=asked, at=now)]
+        self._found = (length, [ready]) if alone else None
+
+    def add_next(self, draft: Draft, length: int, now: float) -> bool:
+        """As ``add``, of what nearly every draft is: the one that was asked for after all ``length`` tokens, with no other
+        at hand. False: it is another one, and nothing was done.
+        """
+        group, asked_at = draft.group, self._asked.get(length)
+        if asked_at is None or draft.base_length != length or draft.base_hash != self._prefixes.hash:
+            return False
+        if self._kept or group not in self._worth or draft.assumed or draft.more or draft.unready:
+            return False
+        experience = self._experience(group)
+        experience.spoke()
+        if length != self._opened_at:
+            experience.came(now - asked_at)
+        self.received[group] += 1
+        self._busy_at = length
+        if length > self._answered:
+            self._answered = length
+        del self._asked[length]
+        ready = _make_ready(draft=draft, tree=draft.tree, late=False, asked=True, at=now)
+        self._kept.append(ready)
+        self._bringing = None
+        self._found = length, [ready]
+        return True
 
     def _asked_earlier(self, draft: Draft, known: bool) -> int | None:
         """The length of an earlier prefix for which the draft was asked; None if it was not.
@@ -258,6 +275,7 @@ class Mailbox:
 
     def _regroup(self) -> None:
         self._groups = tuple({**dict.fromkeys(self._worth), **dict.fromkeys(self._opened_for)}) or ("",)
+        self.rated = all(group in self._worth for group in self._groups)
 
     def worth(self, group: str) -> Worth:
         """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""
@@ -291,7 +309,7 @@ class Mailbox:
     def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
         late: dict[str, ReadyDraft] = {}
-        gone: list[_Kept] = []
+        gone: list[ReadyDraft] = []
         for kept in reversed(self._kept):
             draft, group = kept.draft, kept.draft.group
             if group in exact:
@@ -300,7 +318,7 @@ class Mailbox:
             if since is None or (since and group in late):
                 continue
             if not since:
-                exact[group] = _make_ready(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
+                exact[group] = kept
             elif tree := _remainder(draft.tree, since):
                 late[group] = _make_ready(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
             else:
@@ -325,19 +343,43 @@ class Mailbox:
             right, remains = _rated(found.tree, committed)
             over = over and not remains
             if found.asked:
-                group = found.draft.group
-                brought = right if right < most else most
-                if brought > self._brought:
-                    self._brought = brought
-                for each in (self._experience(group).worth, self._worth[group]):
-                    (each.late if found.late else each.in_time).add(brought)
-                    # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                    if not (found.late or remains):
-                        each.late.add(brought - 1 if brought else 0)
+                self._learn(found, right if right < most else most, remains=remains)
         if over:
-            # The next ``find`` would look through all of them for nothing.
-            self._kept.clear()
-            self._found = len(tokens) + len(committed), []
+            self._lay_aside(len(tokens) + len(committed))
+
+    def learn_of(self, found: ReadyDraft, length: int, right: int, most: int, *, remains: bool) -> None:
+        """As ``learn`` where ``found`` is the one draft at hand, and has none of ``proposals``: rated is it already.
+
+        Args:
+            length: tokens from now on.
+            right, remains: what ``follow_on`` says of it.
+        """
+        if found.asked:
+            self._learn(found, right if right < most else most, remains=remains)
+        if not remains and len(self._kept) == 1:
+            self._lay_aside(length)
+
+    def _learn(self, found: ReadyDraft, brought: int, *, remains: bool) -> None:
+        group = found.draft.group
+        if brought > self._brought:
+            self._brought = brought
+        everywhere, here = self._experience(group).worth, self._worth[group]
+        if found.late:
+            everywhere.late.include(brought)
+            here.late.include(brought)
+            return
+        everywhere.in_time.include(brought)
+        here.in_time.include(brought)
+        if not remains:
+            # A step later it would have brought one token less. A remainder is rated by the next step instead.
+            later = brought - 1 if brought else 0
+            everywhere.late.include(later)
+            here.late.include(later)
+
+    def _lay_aside(self, length: int) -> None:
+        """Note that no draft at hand is of use after ``length`` tokens: ``find`` would look through all for nothing."""
+        self._kept.clear()
+        self._found = length, []
 
     def drop_old(self) -> None:
         """Drop the oldest drafts while their prefix is no longer remembered."""

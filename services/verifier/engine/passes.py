@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from operator import mul
 
 from services.verifier.engine.deciding.asking import prices_of
@@ -171,12 +172,12 @@ def _choose_nodes(
 
     Returns those that failed.
     """
-    yielding = [part for part in drafted if part.verified]
+    yielding, probabilities = [part for part in drafted if part.verified], budget.probabilities
     failed: list[Failed] = []
     for part in yielding:
         if not part.request.plain:
             try:
-                part.drafted = part.request.take_tree(budget.probabilities)
+                part.drafted = part.request.take_tree(probabilities)
             except Exception as error:
                 part.error = error
                 failed.append((part.request, error))
@@ -188,7 +189,7 @@ def _choose_nodes(
     for part, tree in zip(yielding, _choose(yielding, plain.requests, budget, load, decoding, named), strict=True):
         if part.drafted is not EMPTY_TREE:
             part.tree = tree
-            part.request.note_choice(len(part.drafted), len(tree))
+            part.request.note_choice(len(part.drafted.tokens), len(tree.tokens))
     _choose_ends([part for part in yielding if not part.request.plain and part.request.streams], budget, decoding)
     return failed
 
@@ -199,6 +200,8 @@ def _choose(
     """The nodes of each part's tree; ``plain`` requests have none."""
     try:
         whole = _whole(parts, budget, load, named)
+        if True not in whole:
+            return budget.choose([*[part.drafted for part in parts], *[EMPTY_TREE] * plain], load, decoding)[: len(parts)]
         trees = [EMPTY_TREE if kept else part.drafted for part, kept in zip(parts, whole, strict=True)]
         rows = sum([len(part.drafted) for part, kept in zip(parts, whole, strict=True) if kept])
         found = budget.choose([*trees, *[EMPTY_TREE] * plain], load.plus(rows), decoding.plus(rows))
@@ -211,7 +214,7 @@ def _choose(
 def _whole(parts: Sequence[Part], budget: Budget, load: Load, named: NamedShare | None) -> list[bool]:
     """Whose trees are checked whole: those of requests by their paper's rule, if ``named`` can pay for them."""
     whole = [part.request.by_paper for part in parts]
-    rows = sum([len(part.drafted) for part in parts if part.request.by_paper])
+    rows = sum([len(part.drafted.tokens) for part in compress(parts, whole)])
     if not rows or named is None:
         return whole
     cost_s = budget.seconds(load.plus(rows)) - budget.seconds(load)
@@ -247,6 +250,15 @@ def _rows(part: Part, quiet: bool) -> Rows:
     if request.plain and not request.scores.wanted:
         tokens = (request.tokens[computed],) if chain == 1 else tuple(request.tokens[computed:end])
         return _make_rows(request_id=request.id, context=computed, tokens=tokens, logits=int(verified))
+    if request.ordinary and not tree.probes:
+        return _make_rows(
+            request_id=request.id,
+            context=computed,
+            tokens=(*request.tokens[computed:end], *tree.tokens),
+            parents=tree.parents,
+            logits=1 + len(tree.tokens) if verified else 0,
+            top_k=0 if quiet else request.observes.top_k,
+        )
     wants, ends, streams = request.observes, part.ends, request.streams
     if streams is not None:
         part.stream_rows = len(ends) * streams.rows * streams.share

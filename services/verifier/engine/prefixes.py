@@ -24,9 +24,13 @@ class Prefixes:
 
     def commit(self, length: int, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` were appended, which made the prefix ``length`` tokens long."""
-        self.hash = extend_hash(self.hash, tokens)
+        self.note(length, extend_hash(self.hash, tokens))
+
+    def note(self, length: int, prefix_hash: int) -> None:
+        """As ``commit``, with the hash that the prefix has got."""
+        self.hash = prefix_hash
         # Drafts sent ahead start from one of the last few prefixes, never from much older ones.
-        self._hashes[length] = self.hash
+        self._hashes[length] = prefix_hash
         if len(self._hashes) > _REMEMBERED:
             # Lengths grow, so the first is the oldest.
             del self._hashes[next(iter(self._hashes))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 
 from services.verifier.engine.switches import Why
 from speculation.messages import Draft
@@ -130,14 +132,14 @@ class LoopStats:
     stream_rows: float = 0.0
     rows_observed: int = 0
 
-    def count_draft(self, draft: Draft | None) -> None:
-        """Count a request's draft for the coming step, or its absence."""
-        if draft is None:
-            self.drafts_missed += 1
-            return
-        self.drafts_used += 1
-        self.drafts_ahead += bool(draft.assumed)
-        self.drafting_s += draft.drafting_s
+    def count_drafts(self, drafts: Sequence[Draft | None]) -> None:
+        """Count requests' drafts for the coming step, or their absence."""
+        used = [draft for draft in drafts if draft is not None]
+        self.drafts_missed += len(drafts) - len(used)
+        self.drafts_used += len(used)
+        for draft in used:
+            self.drafts_ahead += bool(draft.assumed)
+            self.drafting_s += draft.drafting_s
 
     def count_named(self, sources: Sequence[str], steps: int, undrafted: Mapping[tuple[str, Why], int]) -> None:
         """Count the steps of an answer by its paper's rule.
@@ -193,6 +195,27 @@ class LoopStats:
         for node in accepted_path:
             name = tree.sources[node]
             accepted[name] = accepted.get(name, 0) + 1
+
+    def count_together(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], strategies: Sequence[str]) -> None:
+        """As ``count_pass`` of each request; their trees have no probes."""
+        if len({*strategies}) > 1:
+            for each in zip(trees, verdicts, strategies, strict=True):
+                self.count_pass(*each)
+            return
+        counts, sizes = self._counts_of(strategies[0]), [len(tree.tokens) for tree in trees]
+        counts.passes += len(trees)
+        counts.tokens += sum([len(verdict.committed) for verdict in verdicts])
+        counts.drafts += len(sizes) - sizes.count(0)
+        counts.drafted += sum(sizes)
+        for accepted, count in Counter([len(verdict.accepted_path) for verdict in verdicts]).items():
+            counts.accepted += accepted * count
+            for depth in range(min(accepted, _POSITIONS)):
+                counts.accepted_at[depth] += count
+        for name, count in Counter(chain.from_iterable([tree.sources for tree in trees])).items():
+            self.nodes_by_source[name] = self.nodes_by_source.get(name, 0) + count
+        paths = zip(trees, verdicts, strict=True)
+        for name, count in Counter([tree.sources[node] for tree, each in paths for node in each.accepted_path]).items():
+            self.accepted_by_source[name] = self.accepted_by_source.get(name, 0) + count
 
 
 def _count(counts: dict[str, int], names: Sequence[str]) -> None:

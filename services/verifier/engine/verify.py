@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.native.walks import walk_together
 from services.verifier.engine.singles import nothing_chosen
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
 from speculation import acceptance, rejection
@@ -40,6 +42,31 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
         logprobs=_logprobs(accepted, outcome) if outcome.logprobs is not None else (),
         observation=_observe(tree, outcome) if outcome.top_ids else None,
     )
+
+
+def verify_together(
+    requests: Sequence[LiveRequest], trees: Sequence[TokenTree], outcomes: Sequence[Outcome]
+) -> list[Verdict | None]:
+    """As ``verify`` of each tree, where that needs only its choices; None: it needs more, or the answer ends.
+
+    Args:
+        trees: with nodes.
+        outcomes: what they have of distributions and log-probabilities is not looked at.
+    """
+    walked = walk_together(trees, [outcome.choices for outcome in outcomes])
+    if walked is None:
+        return [None] * len(requests)
+    return [
+        _make_verdict(
+            accepted_path=path,
+            committed=tokens,
+            length=len(request.tokens) + len(tokens),
+            observation=_make_observation(tree=tree, top_ids=outcome.top_ids) if outcome.top_ids else None,
+        )
+        if tokens[-1] != NOT_CHOSEN and request.goes_on_after(tokens)
+        else None
+        for request, tree, outcome, (path, tokens) in zip(requests, trees, outcomes, walked, strict=True)
+    ]
 
 
 def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:

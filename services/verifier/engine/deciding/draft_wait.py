@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from services.verifier.engine.clock import now
@@ -22,6 +22,7 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.engine.switches import Why
 from speculation.budget import Budget
 from speculation.costs import Load
+from speculation.messages import Draft
 from speculation.tree import follow
 from speculation.types import Verdict
 
@@ -109,8 +110,9 @@ class DraftWait:
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]
     ) -> None:
         pays = self._budget.wanted(load).nodes > 0
-        missing = self._missing(drafted, load) if pays else {}
-        tokens, pass_s = _tokens(batch), self._budget.seconds(load)
+        expected = {request: request.expected() for request in batch}
+        missing = self._missing(drafted, load, expected) if pays else {}
+        tokens, pass_s = sum([1.0 + each for each in expected.values()]), self._budget.seconds(load)
         others = len(drafted) < len(batch) and any(request.undrafted for request in batch)
         longest = self._waiting.seconds(list(missing.values()), tokens, pass_s, delays_others=others)
         if longest > 0:
@@ -118,19 +120,21 @@ class DraftWait:
             self._rate = tokens / pass_s
             began = now()
             for request in drafted:
-                request.waited_since = None if others else (began, request.expected())
+                request.waited_since = None if others else (began, expected[request])
             still = await self._wait(batch, drafted, load, missing, began + longest, pass_s=pass_s)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
-        self._count((request for request in drafted if not request.by_paper), pays=pays)
+        self._count([request for request in drafted if not request.by_paper], pays=pays)
 
     def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
         """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
+        counted: list[Draft | None] = []
         for request in requests:
             drafts = request.drafts()
             # One that came in time, if there is one.
             found = min(drafts, key=attrgetter("late")) if len(drafts) > 1 else drafts[0] if drafts else None
             if pays or (found is not None and not found.late):
-                self._stats.count_draft(None if found is None else found.draft)
+                counted.append(None if found is None else found.draft)
+        self._stats.count_drafts(counted)
 
     async def _wait(
         self,
@@ -176,8 +180,14 @@ class DraftWait:
         if gained > 0:
             self._waiting.gained(gained, self._rate)
 
-    def _missing(self, drafted: Iterable[LiveRequest], load: Load) -> dict[_Group, Missing]:
-        """Drafts that may still arrive, by origin and group."""
+    def _missing(
+        self, drafted: Iterable[LiveRequest], load: Load, bringing: Mapping[LiveRequest, float] | None = None
+    ) -> dict[_Group, Missing]:
+        """Drafts that may still arrive, by origin and group.
+
+        Args:
+            bringing: what each request's ``expected`` says; None: it is asked.
+        """
         asked: dict[_Group, list[tuple[float, float]]] = {}
         connected: dict[str, bool] = {}
         for request in drafted:
@@ -189,13 +199,14 @@ class DraftWait:
                     connected[origin] = self._drafting.connected(origin)
                 if not connected[origin]:
                     continue
-                expected, missing = request.expected(), [*groups.items()]
+                expected, missing = request.expected() if bringing is None else bringing[request], [*groups.items()]
                 if len(missing) > 1:
                     missing.sort(key=lambda each: self._typical_s(origin, each[0]))
+                # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
+                least = 0.0 if mailbox.ahead else _LEAST
                 for group, at in missing:
                     worth = mailbox.worth(group).in_time.value
-                    # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
-                    gain = max(0.0 if mailbox.ahead else _LEAST, worth - expected)
+                    gain = worth - expected if worth - expected > least else least
                     asked.setdefault((origin, group), []).append((at, gain))
                     # Of several that are missing, a later one is worth what it brings beyond the earlier ones.
                     expected = worth if worth > expected else expected

@@ -11,7 +11,7 @@ _LAST = (1 << _BITS) - 1
 # So many tokens predict the next one. After so many right predictions in a row a draft is worth a try.
 _CONTEXT, _STREAK = 2, 2
 # Tokens of the text before the answer that are read, and pairs that are remembered.
-_READ, _REMEMBERED = 2048, 8192
+READ, REMEMBERED = 2048, 8192
 
 
 class Repetition:
@@ -31,7 +31,7 @@ class Repetition:
         self._last = 0
         self._read = 0
         self._streak = 0
-        self.commit(tokens[-_READ:])
+        self.commit(tokens[-READ:])
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Note that ``tokens`` follow."""
@@ -40,7 +40,7 @@ class Repetition:
             streak = streak + 1 if followers.get(last) == token else 0
             if read >= _CONTEXT:
                 followers[last] = token
-                if len(followers) > _REMEMBERED:
+                if len(followers) > REMEMBERED:
                     followers.popitem(last=False)
             read += 1
             # Of the last one alone first: a number of three tokens costs more.

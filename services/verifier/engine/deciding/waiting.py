@@ -78,7 +78,8 @@ class Experience:
 
     def came(self, seconds: float) -> None:
         """Note that a draft arrived ``seconds`` after it was asked for. A step need not have waited for it."""
-        self._note(seconds)
+        self._took.add(seconds)
+        self._typical_s = None
 
     def spoke(self) -> None:
         """Note that the origin has replied."""
@@ -87,7 +88,7 @@ class Experience:
     def wasted(self) -> None:
         """Note that a step waited until its deadline and no draft came."""
         self._wasted += 1
-        self._note(math.inf)
+        self.came(math.inf)
 
     @property
     def silent(self) -> bool:
@@ -102,10 +103,6 @@ class Experience:
             self._typical_s = self._took.median
         return self._typical_s
 
-    def _note(self, seconds: float) -> None:
-        self._took.add(seconds)
-        self._typical_s = None
-
     def left(self, age_s: float) -> list[float]:
         """Estimates of the seconds until a draft arrives, ascending. It was asked for ``age_s`` seconds ago.
 
@@ -116,6 +113,36 @@ class Experience:
         if not self._took:
             return [self._guess - age_s] if self._guess > age_s else []
         return sorted(took - age_s for took in self._took.longer_than(age_s, _LATER_S))
+
+
+class Experiences:
+    """Those of every origin's draft groups.
+
+    Args:
+        first_guess_s: as of ``Experience``.
+    """
+
+    def __init__(self, first_guess_s: float) -> None:
+        self._guess = first_guess_s
+        self._found: dict[tuple[str, str], Experience] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def known(self, origin: str, group: str) -> bool:
+        """Whether anybody has asked for that of an origin's group."""
+        return (origin, group) in self._found
+
+    def of(self, origin: str, group: str) -> Experience:
+        """That of an origin's group."""
+        found = self._found.get((origin, group))
+        if found is None:
+            found = self._found[origin, group] = Experience(self._guess)
+        return found
+
+    def of_groups(self, origin: str) -> list[tuple[str, Experience]]:
+        """Those of an origin's groups."""
+        return [(group, each) for (name, group), each in self._found.items() if name == origin]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

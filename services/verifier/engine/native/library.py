@@ -17,7 +17,7 @@ _RECIPE = Recipe(
     name="engine",
     folder=_HERE,
     shipped=_HERE / "shipped",
-    sources=("nodes.c", "trees.c", "check.c"),
+    sources=("nodes.c", "trees.c", "commits.c", "walks.c", "check.c"),
     # Contraction is off: the reference rounds after every operation.
     flags=("-O3", "-ffp-contract=off", "-fPIC"),
     links=("-lm",),
@@ -28,6 +28,11 @@ _SIGNATURES: dict[str, tuple[str, str | None]] = {
     "nodes_probabilities": ("PP", None),
     "nodes_learn": ("PP", None),
     "trees_check": ("PqqP", None),
+    "repetition_new": ("q", "P"),
+    "repetition_free": ("P", None),
+    "repetition_commit": ("PPq", "q"),
+    "commits_take": ("P", None),
+    "walks_take": ("P", None),
 }
 
 
