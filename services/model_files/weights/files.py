@@ -178,6 +178,12 @@ class WeightFiles:
             found = {name: packed.rounding(self._stored) for name, packed in self._packed.items()}
         return {name.removesuffix(".weight"): one for name, one in found.items() if one is not None}
 
+    @property
+    def reordered(self) -> bool:
+        """Whether groups of a quantised weight have inputs that do not lie together (act-order)."""
+        named = (packed.parts["groups"] for packed in self._packed.values() if "groups" in packed.parts)
+        return any(bool((self._stored(name).diff() < 0).any()) for name in named)
+
     def digest(self, names: Iterable[str]) -> str:
         """SHA-256 over weights as they are stored: names, types, shapes and bytes, in the order of the names."""
         found = hashlib.sha256()
@@ -187,6 +193,8 @@ class WeightFiles:
                 content = one.raw if isinstance(one, StoredBlocks) else one.contiguous()
                 found.update(f"{name} {stored_as(one)} {list(one.shape)}\n".encode())
                 found.update(content.flatten().view(torch.uint8).numpy().data)
+                if isinstance(one, StoredBlocks) and one.order is not None:
+                    found.update(one.order.numpy().data)
         return found.hexdigest()
 
     def _find(self, folder: Path) -> Mapping[str, Path]:
@@ -271,21 +279,23 @@ def save_blocks(weights: Mapping[str, AnyWeight], folder: Path) -> None:
     kinds: dict[str, tuple[str, int]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        blocks = [weight] if isinstance(weight, StoredBlocks) else _of_one_kind(weight)
+        blocks = _of_one_kind(weight)
         if blocks:
             kinds[name] = blocks[0].kind, blocks[0].in_features
-            tensors[name] = blocks[0].raw if isinstance(weight, StoredBlocks) else torch.stack([one.raw for one in blocks])
+            tensors[name] = blocks[0].raw if len(weight.shape) == 2 else torch.stack([one.raw for one in blocks])
         else:
             tensors[name] = any_numbers(weight)
     save_file(tensors, folder / BLOCKS_FILE, metadata={"kinds": json.dumps(kinds)})
 
 
 def _of_one_kind(weight: AnyWeight) -> list[StoredBlocks]:
-    """The matrices of experts that a tensor of bytes holds; empty: it would not."""
-    if not isinstance(weight, StackedBlocks) or weight.inputs_first:
+    """The matrix, or those of experts, that a tensor of bytes holds; empty: it would not."""
+    if isinstance(weight, torch.Tensor) or (isinstance(weight, StackedBlocks) and weight.inputs_first):
         return []
-    blocks = [one for one in weight.matrices if isinstance(one, StoredBlocks)]
-    return blocks if len(blocks) == len(weight.matrices) and alike(blocks) else []
+    matrices = weight.matrices if isinstance(weight, StackedBlocks) else (weight,)
+    # The file does not say in which order inputs lie.
+    blocks = [one for one in matrices if isinstance(one, StoredBlocks) and one.order is None]
+    return blocks if len(blocks) == len(matrices) and alike(blocks) else []
 
 
 def _in_blocks(raw: torch.Tensor, kind: str, inputs: int) -> StoredBlocks | StackedBlocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -51,11 +51,14 @@ class StoredBlocks:
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
         kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS``.
+        order: the input that each place of a row has, int64, where inputs lie in another order so that those of a group lie
+            together (act-order); None: they lie in their own.
     """
 
     raw: torch.Tensor
     kind: str
     in_features: int
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -64,6 +67,14 @@ class StoredBlocks:
 
     def float(self) -> torch.Tensor:
         """[outputs, inputs] in float32, equal to what transformers reads from the file, or to what the format defines."""
+        placed = self._as_they_lie()
+        if self.order is None:
+            return placed
+        made = torch.empty_like(placed)
+        made[:, self.order] = placed
+        return made
+
+    def _as_they_lie(self) -> torch.Tensor:
         if self.kind == FLOATS:
             return _scaled(self.raw)[:, : self.in_features]
         if self.kind in TABLES:
@@ -75,7 +86,7 @@ class StoredBlocks:
 
     def rows(self, begin: int, end: int) -> StoredBlocks:
         """Outputs from ``begin`` to before ``end``."""
-        return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
+        return replace(self, raw=self.raw[begin:end])
 
     def finite(self) -> bool:
         """Whether all numbers are finite, which depends on the scales of each block, and on codes that are NaN."""
@@ -174,8 +185,14 @@ def numbers_of(weight: Weight) -> torch.Tensor:
 
 
 def alike(weights: Sequence[Weight]) -> bool:
-    """Whether the weights can be joined: same type and same number of inputs."""
-    return len({(stored_as(weight), weight.shape[1]) for weight in weights}) == 1
+    """Whether the weights can be joined: same type, and same number and order of inputs."""
+    return len({(stored_as(weight), weight.shape[1]) for weight in weights}) == 1 and same_order(weights)
+
+
+def same_order(weights: Sequence[Weight]) -> bool:
+    """Whether the inputs of all lie in one order."""
+    first, *others = [weight.order if isinstance(weight, StoredBlocks) else None for weight in weights]
+    return all(one is first or (one is not None and first is not None and torch.equal(one, first)) for one in others)
 
 
 def joined(weights: Sequence[Weight]) -> Weight:
@@ -184,7 +201,7 @@ def joined(weights: Sequence[Weight]) -> Weight:
         return weights[0]
     blocks = [weight for weight in weights if isinstance(weight, StoredBlocks)]
     if blocks:
-        return StoredBlocks(torch.cat([weight.raw for weight in blocks]), blocks[0].kind, blocks[0].in_features)
+        return replace(blocks[0], raw=torch.cat([weight.raw for weight in blocks]))
     return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
 
 

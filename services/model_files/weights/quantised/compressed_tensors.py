@@ -171,8 +171,6 @@ class _Group:
         return Packed(name=f"{layer}.weight", shape=(outputs, half * 2), parts=parts, expand=expand, dtype=dtype)
 
     def _kind(self, tensors: Mapping[str, Tensor], parts: Mapping[str, str], inputs: int) -> str:
-        if "groups" in parts:
-            return "F32"
         return likely_kind(self.bits, self.symmetric, self.size or inputs, tensors[parts["scales"]].dtype)
 
     def _zeros(self, layer: str) -> dict[str, str]:
