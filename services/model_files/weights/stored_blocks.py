@@ -14,6 +14,8 @@ KEPT = (
 )  # fmt: skip
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
+# Likewise, with a scale and a zero point for each half of a block: both scales, then both zero points, then codes.
+IN_HALVES = "Q4_H"
 # Likewise: a scale in float32, then floats of a byte.
 FLOATS = "E4M3"
 # Likewise: scales in float32, of each block or (E2M1) of each of its halves, then codes of a table, laid out as Q4_0's.
@@ -37,6 +39,7 @@ BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
 _HALVES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    IN_HALVES: slice(0, 8),
     "MXFP4": slice(0, 0),
     "Q2_K": slice(80, 84),
     "Q3_K": slice(108, 110),
@@ -50,7 +53,7 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS`` or ``IN_HALVES``.
         order: the input that each place of a row has, int64, where inputs lie in another order so that those of a group lie
             together (act-order); None: they lie in their own.
     """
@@ -81,6 +84,8 @@ class StoredBlocks:
             return _from_table(self.raw, self.kind)[:, : self.in_features]
         if self.kind in WITH_ZEROS:
             return _less_zeros(self.raw, WITH_ZEROS[self.kind])[:, : self.in_features]
+        if self.kind == IN_HALVES:
+            return _less_zeros(self.raw, 4, 2)[:, : self.in_features]
         whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
         return whole[:, : self.in_features]
 
@@ -104,14 +109,14 @@ class StoredBlocks:
         return bool(torch.isfinite(blocks[..., halves_of(self.kind)].contiguous().view(torch.float16)).all())
 
 
-def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
-    """(code - zero point) x scale."""
-    blocks = raw.reshape(len(raw), -1, 4 + BLOCK * bits // 8)
-    halves = blocks[..., :4].contiguous().view(torch.float16).float()
-    codes = blocks[..., 4:]
+def _less_zeros(raw: torch.Tensor, bits: int, groups: int = 1) -> torch.Tensor:
+    """(code - zero point) x scale, of which a block has as many as it has groups."""
+    blocks, end = raw.reshape(len(raw), -1, 4 * groups + BLOCK * bits // 8), 4 * groups
+    scales, zeros = blocks[..., :end].contiguous().view(torch.float16).float()[..., None].chunk(2, -2)
+    codes = blocks[..., end:]
     if bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], -1)
-    return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
+    return codes.float().unflatten(-1, (groups, -1)).sub_(zeros).mul_(scales).flatten(1)
 
 
 def _scaled(raw: torch.Tensor) -> torch.Tensor:
@@ -141,6 +146,8 @@ def sizes_of(kind: str) -> tuple[int, int]:
         return BLOCK, 4 * scales_of(kind) + BLOCK // 2
     if kind in WITH_ZEROS:
         return BLOCK, 4 + BLOCK * WITH_ZEROS[kind] // 8
+    if kind == IN_HALVES:
+        return BLOCK, 8 + BLOCK // 2
     inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return int(inputs), int(size)
 

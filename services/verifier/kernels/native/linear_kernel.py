@@ -17,7 +17,7 @@ from services.verifier.kernels.native.library import Library
 PANEL = 32
 _TYPES = (
     "float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "IQ4_NL", "MXFP4",
-    "NF4", "FP4", "E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+    "NF4", "FP4", "E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_H",
 )  # fmt: skip
 # Bytes that a block has in a panel beyond those in a file: scales and minima of six bits are bytes there.
 _ADDED = {"Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
