@@ -43,7 +43,8 @@ KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits"
 KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
 KEPT_AS |= dict.fromkeys(("fp8_blocks_of_128", "fp8_blocks_of_32", "fp8_rows", "fp8_whole"), "E4M3")
 KEPT_AS |= dict.fromkeys(("compressed_fp8", "compressed_fp8_whole", "compressed_fp8_blocks"), "E4M3")
-KEPT_AS |= {"compressed_mxfp4": "MXFP4", "compressed_nvfp4": "E2M1"}
+KEPT_AS |= {"compressed_mxfp4": "MXFP4", "compressed_mxfp8": "E4M3", "compressed_nvfp4": "E2M1"}
+KEPT_AS |= dict.fromkeys(("compressed_w4_groups_of_16", "gptq_groups_of_16"), "Q4_H")
 KEPT_AS |= {"bnb_nf4": "NF4", "bnb_nf4_nested": "NF4", "bnb_fp4": "FP4"}
 # Blocks of inputs in another order, whose sums are their own: see test_act_order.py.
 ORDERED_AS = {"gptq_ordered": "Q4_Z"}
@@ -210,6 +211,7 @@ def test_the_plan_says_what_it_becomes(made_of: Make) -> None:
         ("fp8_rows", "E4M3", 36),
         ("compressed_mxfp4", "MXFP4", 17),
         ("compressed_nvfp4", "E2M1", 24),
+        ("gptq_groups_of_16", "Q4_H", 24),
     ],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(

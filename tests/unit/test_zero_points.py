@@ -87,15 +87,18 @@ def test_kernels_multiply_by_them_with_the_bits_of_floats(
 
 
 @pytest.mark.parametrize(
-    "why", ["float32 scales", "groups of 16", "zeros beyond float16", "small zeros", "great zeros", "codes of nine bits"]
+    "why", ["float32 scales", "groups of 8", "groups of 16 in eight bits", "zeros beyond float16", "small zeros", "great zeros", "codes of nine bits"]
 )
 def test_what_blocks_do_not_hold_stays_floats(why: str) -> None:
     codes, zeros, scales = made(4, 32, "floats")
     size = 32
     if why == "float32 scales":
         scales = scales.float() * 1.0001
-    elif why == "groups of 16":
+    elif why == "groups of 8":
+        size, zeros, scales = 8, zeros.repeat_interleave(4, 1), scales.repeat_interleave(4, 1)
+    elif why == "groups of 16 in eight bits":
         size, zeros, scales = 16, zeros.repeat_interleave(2, 1), scales.repeat_interleave(2, 1)
+        codes[0, 0] = 255
     elif why == "zeros beyond float16":
         zeros = zeros.float() + 1e-4
     elif why == "small zeros":

@@ -36,7 +36,7 @@ from services.verifier.loading.joined_weights import JoinedWeights
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
-from services.verifier.loading.rounding import round_entering
+from services.verifier.loading.rounding import round_entering, rounds
 from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
 
@@ -80,7 +80,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)
-        round_entering(model, config)
+        _round(model, config)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -131,7 +131,7 @@ def keeps_experts(config: TargetConfig) -> bool:
         model = hollow_model(config)
         wanted = model.state_dict().keys()
         joined = JoinedWeights(files, model, wanted)
-    if not joined.has_experts or wanted - model.all_tied_weights_keys.keys() - joined.names:
+    if not joined.stacked or wanted - model.all_tied_weights_keys.keys() - joined.names:
         return False
     try:
         refuse_unused(model, joined.names - wanted, Path(config.model_path))
@@ -160,7 +160,7 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
             refuse_unused(model, JoinedWeights(files, model, wanted).names - wanted, folder)
         _read(model, config)
         refuse_nonsense(model, folder)
-        round_entering(model, config)
+        _round(model, config)
     return model
 
 
@@ -225,7 +225,7 @@ def _load_layers(config: TargetConfig, layers: range, shards: StageRanks | None)
         raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
     if layers.start:
         _check_passes_through(parts, config)
-    round_entering(model, config, layers)
+    _round(model, config, layers)
     if shards is not None:
         gather_between(model, shards)
     return model
@@ -284,6 +284,11 @@ def _made_anew(config: TargetConfig, made_in: torch.dtype | None = None) -> PreT
 def hollow_model(config: TargetConfig) -> PreTrainedModel:
     with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
         return _made_anew(config)
+
+
+def _round(model: PreTrainedModel, config: TargetConfig, layers: range | None = None) -> None:
+    if rounds(config):
+        round_entering(model, config, hollow_model(config), layers)
 
 
 def _read(
