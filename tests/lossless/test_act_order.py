@@ -78,7 +78,11 @@ def test_blocks_hold_the_numbers_of_the_format() -> None:
     assert torch.equal(joined([blocks.rows(0, 8), blocks.rows(40, 72)]).float(), torch.cat([numbers[:8], numbers[40:]]))
     # Another order is no part of the same product.
     other, _ = scattered(2)
-    assert alike([blocks, blocks.rows(0, 8)]) and not alike([blocks, other]) and not alike([blocks, replace(blocks, order=None)])
+    assert (
+        alike([blocks, blocks.rows(0, 8)])
+        and not alike([blocks, other])
+        and not alike([blocks, replace(blocks, order=None)])
+    )
 
 
 def test_groups_of_different_sizes_become_numbers() -> None:

@@ -144,6 +144,11 @@ def test_settings_that_cannot_be_honoured(monkeypatch: pytest.MonkeyPatch) -> No
         with refuses(ConfigurationError, f"verifier.{name}", value):
             choose_kernels(model(), replace(CONFIG, **{name: value}))  # type: ignore[arg-type]
     assert choose_kernels(model(), replace(CONFIG, kernels="torch")).linears == "torch"
+    # Before anything is loaded.
+    for name, value in (("kernels", "avx2"), ("weights", "as_stored"), ("dtype", "int8"), ("kv_cache_dtype", "fp8")):
+        with refuses(ConfigurationError, f"verifier.{name}", value):
+            kernels.check_named(replace(CONFIG, **{name: value}))  # type: ignore[arg-type]
+    kernels.check_named(CONFIG)
     assert choose_kernels(model(), CONFIG).linears in ("onednn", "torch")
 
 

@@ -87,7 +87,16 @@ def test_kernels_multiply_by_them_with_the_bits_of_floats(
 
 
 @pytest.mark.parametrize(
-    "why", ["float32 scales", "groups of 8", "groups of 16 in eight bits", "zeros beyond float16", "small zeros", "great zeros", "codes of nine bits"]
+    "why",
+    [
+        "float32 scales",
+        "groups of 8",
+        "groups of 16 in eight bits",
+        "zeros beyond float16",
+        "small zeros",
+        "great zeros",
+        "codes of nine bits",
+    ],
 )
 def test_what_blocks_do_not_hold_stays_floats(why: str) -> None:
     codes, zeros, scales = made(4, 32, "floats")

@@ -309,9 +309,7 @@ def _of_one_kind(weight: AnyWeight) -> list[StoredBlocks]:
     return blocks if len(blocks) == len(matrices) and alike(blocks) else []
 
 
-def _in_blocks(
-    raw: torch.Tensor, kind: str, inputs: int, order: torch.Tensor | None = None
-) -> StoredBlocks | StackedBlocks:
+def _in_blocks(raw: torch.Tensor, kind: str, inputs: int, order: torch.Tensor | None = None) -> StoredBlocks | StackedBlocks:
     """A matrix, [outputs, bytes], or those of experts, [experts, outputs, bytes]."""
     if raw.dim() == 2:
         return StoredBlocks(raw, kind, inputs, order)

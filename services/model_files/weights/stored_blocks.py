@@ -53,7 +53,7 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS`` or ``IN_HALVES``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, ``FLOATS`` or ``IN_HALVES``.
         order: the input that each place of a row has, int64, where inputs lie in another order so that those of a group lie
             together (act-order); None: they lie in their own.
     """

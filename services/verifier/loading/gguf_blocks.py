@@ -1,4 +1,4 @@
-"""Blocks of GGUF files that are kept, and weights by the rules that transformers has for some architectures (Qwen3.5, LFM2)."""
+"""Blocks of GGUF files that are kept, and weights by the rules that transformers has for some architectures (Qwen3.5)."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention import calls as attention
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.cpu_choice import check_named
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
@@ -55,6 +56,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     adapters.register()
     folder = Path(config.model_path)
     check_files(config)
+    check_named(config)
     quantised = format_of(folder)
     if quantised is not None:
         log.info("%s is %s, served as the numbers that it stands for", folder, quantised.name)
@@ -200,6 +202,7 @@ def load_layers(config: TargetConfig, layers: range, shards: StageRanks | None =
         ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
+    check_named(config)
     with reading(f"load the model at {config.model_path}", about=config.model_path):
         return _load_layers(config, layers, shards)
 

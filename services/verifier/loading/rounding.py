@@ -61,9 +61,7 @@ def rounds(config: TargetConfig) -> bool:
     return True
 
 
-def _of_experts(
-    joined: JoinedWeights, roundings: Mapping[str, InputRounding]
-) -> dict[str, Sequence[InputRounding | None]]:
+def _of_experts(joined: JoinedWeights, roundings: Mapping[str, InputRounding]) -> dict[str, Sequence[InputRounding | None]]:
     """Of each expert, by the parameter that has the matrices of all.
 
     Raises:
@@ -71,9 +69,7 @@ def _of_experts(
     """
     found: dict[str, Sequence[InputRounding | None]] = {}
     for name in joined.stacked:
-        each = [
-            {roundings.get(source.removesuffix(".weight")) for source in matrices} for matrices in joined.sources(name)
-        ]
+        each = [{roundings.get(source.removesuffix(".weight")) for source in matrices} for matrices in joined.sources(name)]
         apart = next((matrices for matrices, own in zip(joined.sources(name), each, strict=True) if len(own) > 1), None)
         if apart is not None:
             raise ValueError(f"what enters {' and '.join(apart)} is rounded in different ways, and they share a product")

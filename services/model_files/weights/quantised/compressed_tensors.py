@@ -1,8 +1,8 @@
 """compressed-tensors, as llm-compressor and vLLM write it: groups of layers, each with its bits, type and scales.
 
 Whole numbers are packed into words (``pack-quantized``) or stored in a byte each (``int-quantized``), FP8 as it is
-(``float-quantized``, ``mxfp8-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``). Layers of a
-group may round what enters them (``input_activations``).
+(``float-quantized``, ``mxfp8-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``,
+``mxfp4-pack-quantized``). Layers of a group may round what enters them (``input_activations``).
 """
 
 from __future__ import annotations
