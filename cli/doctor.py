@@ -145,8 +145,8 @@ def _kernels(name: str, settings: Settings) -> Iterator[Finding]:
     there = shutil.which(compiler)
     why = f"{there} does not compile what runs here" if there else f"there is no C compiler ({compiler})"
     advice = (
-        "install gcc or clang (Debian: apt install gcc libc6-dev); without, passes take several times longer, and weights of "
-        "few bits become float32"
+        "install gcc or clang (Debian: apt install gcc libc6-dev); without, passes take several times longer, and weights "
+        "of few bits become float32"
     )
     if named := _needing_kernels(settings):
         advice = f"{advice}; {' and '.join(named)} cannot be honoured, so a verifier does not start here"

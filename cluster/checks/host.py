@@ -65,8 +65,7 @@ def check_gpus(device: str, stages: int, ranks: int) -> None:
 
 
 def without_kernels(device: str, kernels: str) -> str:
-    """A line for whoever starts a service, if this machine has no compiled kernels though its settings leave them the choice;
-    empty: it has some, or they name others.
+    """A line for whoever starts a service, if this machine has no compiled kernels; empty: it has some, or others are named.
 
     Args:
         device, kernels: of the settings, as under ``verifier``.
