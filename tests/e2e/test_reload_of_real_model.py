@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.in_process import in_process
+from cluster.build import in_process
 from cluster.models.target import BUILT_IN, resolve
 from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
