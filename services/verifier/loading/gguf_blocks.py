@@ -98,8 +98,10 @@ def _blocks(rule: WeightConverter | None, tensors: Mapping[str, Any]) -> StoredB
 
 def _by(rule: WeightConverter | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     made: dict[str, Any] = {pattern: [tensor] for pattern, tensor in tensors.items()}
-    for operation in [] if rule is None else rule.operations:
-        made = operation.convert(made, source_patterns=rule.source_patterns, target_patterns=rule.target_patterns)
+    if rule is not None:
+        patterns = {"source_patterns": rule.source_patterns, "target_patterns": rule.target_patterns}
+        for operation in rule.operations:
+            made = operation.convert(made, **patterns)
     (one,) = made.values()
     found: torch.Tensor = one[0] if isinstance(one, list) else one
     return found.contiguous()
