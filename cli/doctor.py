@@ -44,9 +44,9 @@ _KERNELS_S = 330.0
 # In a process of its own: torch takes seconds to load, and a compiled kernel that does not run ends its process.
 _KERNELS = """
 import torch
-from services.verifier.kernels.native.library import library
+from services.verifier.kernels.native.library import library, why_none
 found = library()
-print(torch.__version__, found and found.name)
+print(torch.__version__, f"none: {why_none()}" if found is None else found.name)
 """
 
 Status = Literal["ok", "warn", "fail"]
@@ -139,13 +139,36 @@ def _kernels(name: str, settings: Settings) -> Iterator[Finding]:
         yield Finding(check=name, status="fail", found=f"torch cannot be loaded: {last[:300]}", advice=advice)
         return
     version, _, kernels = done.stdout.strip().partition(" ")
-    if kernels != "None":
+    if not kernels.startswith("none: "):
         yield Finding(check=name, status="ok", found=f"torch {version}; kernels for {kernels} are there and run")
         return
     there = shutil.which(compiler)
-    why = f"{there} cannot compile them" if there else f"there is no C compiler ({compiler})"
-    advice = "install gcc or clang (Debian: apt install gcc libc6-dev); without, passes take several times longer"
-    yield Finding(check=name, status="warn", found=f"torch {version}; {why}", advice=advice)
+    why = f"{there} does not compile what runs here" if there else f"there is no C compiler ({compiler})"
+    advice = (
+        "install gcc or clang (Debian: apt install gcc libc6-dev); without, passes take several times longer, and weights "
+        "of few bits become float32"
+    )
+    if named := _needing_kernels(settings):
+        advice = f"{advice}; {' and '.join(named)} cannot be honoured, so a verifier does not start here"
+    found = f"torch {version}; {why} ({kernels.removeprefix('none: ')[:300]})"
+    yield Finding(check=name, status="fail" if named else "warn", found=found, advice=advice)
+
+
+def _needing_kernels(settings: Settings) -> list[str]:
+    """Settings that our kernels alone honour on a CPU."""
+    verifier = settings.verifier
+    if verifier.device != "cpu":
+        return []
+    named: tuple[tuple[str, object, bool], ...] = (
+        ("kernels", verifier.kernels, verifier.kernels not in ("auto", "onednn", "torch")),
+        ("weights", verifier.weights, verifier.weights == "as_stored"),
+        ("dtype", verifier.dtype, verifier.dtype == "int8"),
+        ("kv_cache_dtype", verifier.kv_cache_dtype, verifier.kv_cache_dtype != "auto"),
+        ("tensor_parallel_size", verifier.tensor_parallel_size, verifier.tensor_parallel_size > 1),
+        ("lora_modules", "set", bool(verifier.lora_modules)),
+        ("lora_folders", "set", bool(verifier.lora_folders)),
+    )
+    return [f"verifier.{name}: {value}" for name, value, needs in named if needs]
 
 
 def _model(name: str, settings: Settings) -> Iterator[Finding]:

@@ -110,6 +110,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    from cluster.checks.host import without_kernels
     from cluster.entry.public import how_to_try
     from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
     from cluster.service import serving, wait_for_interrupt
@@ -120,6 +121,8 @@ def serve(
     loaded = _load(config, settings, **named)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
+        if lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels):
+            ready += f"\n{lacking}"
         if addresses.http is not None and (http := http_config(loaded)) is not None:
             ready += f"\n{how_to_try(addresses.http, needs_key=http.public.asks_for_keys, page=http.page)}"
         wait_for_interrupt(ready)

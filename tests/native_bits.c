@@ -33,14 +33,17 @@ static uint64_t hash(const float *numbers, int64_t count) {
     return found;
 }
 
+/* Whether a type has blocks of 256 inputs. */
+static int in_groups(int type) { return type >= 15 && type <= 20; }
+
 /* Weights of a type, as a file has them, in panels; scales are of about 1/16. */
 static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t panels) {
     static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20, 36, 20, 22, 24, 36, 18, 17, 20, 20, 24,
-                                             84, 110, 144, 176, 210, 136};
+                                             84, 110, 144, 176, 210, 136, 24};
     /* Of the K types, where d stands, and how many bytes more a group of theirs has in a panel. */
     static const int64_t place_of_d[] = {80, 108, 0, 0, 208, 0}, more[] = {0, 4, 4, 4, 0, 2};
     if (type == 0) return many(panels * PANEL * inputs);
-    const int64_t size = bytes_of_block[type], row = size * inputs / (type < 15 ? 32 : 256);
+    const int64_t size = bytes_of_block[type], row = size * inputs / (in_groups(type) ? 256 : 32);
     unsigned char *stored = malloc((size_t)(outputs * row));
     for (int64_t i = 0; i < outputs * row; i++) stored[i] = (unsigned char)(drawn() * 127 + 128);
     for (unsigned char *block = stored; block < stored + outputs * row; block += size) {
@@ -54,7 +57,7 @@ static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t pa
         else if (type == 11)
             /* A power of two. */
             block[0] = 0x7c;
-        else if (type < 11)
+        else if (!in_groups(type))
             block[1] = 0x2c;
         else
             /* d, which scales stand before, of about 1/1024. */
@@ -62,17 +65,18 @@ static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t pa
         if (type == 4 || type == 8) block[3] = 0xb0;
         /* A zero point of 4 to 8 in steps of 1/256. */
         if (type == 5 || type == 6) block[3] = 0x44 | (block[3] & 3);
+        if (type == 21) block[3] = 0x2d, block[5] = 0x44 | (block[5] & 3), block[7] = 0x44 | (block[7] & 3);
         /* dmin. */
         if (type == 15 || type == 17 || type == 18) block[place_of_d[type - 15] + 3] = 0x18;
     }
     const struct linear layer = {0, 0, type, inputs, panels};
-    char *packed = aligned_alloc(64, (size_t)(panels * PANEL * (row + (type < 15 ? 0 : more[type - 15] * inputs / 256))));
+    char *packed = aligned_alloc(64, (size_t)(panels * PANEL * (row + (in_groups(type) ? more[type - 15] * inputs / 256 : 0))));
     outrider_pack(&layer, stored, row, outputs, packed);
     return packed;
 }
 
 static void linears(int type) {
-    const int64_t inputs = type < 15 ? 320 : 512, outputs = 100, panels = 4;
+    const int64_t inputs = in_groups(type) ? 512 : 320, outputs = 100, panels = 4;
     state = (uint64_t)type + 1;
     const struct linear layer = {weights(type, inputs, outputs, panels), 0, type, inputs, panels};
     float *in = many(ROWS_AT_ONCE * inputs), *out = many(ROWS_AT_ONCE * panels * PANEL);
@@ -226,7 +230,7 @@ static void states(void) {
 
 int main(void) {
     printf("check %d\n", outrider_check());
-    for (int type = 0; type < 21; type++) linears(type);
+    for (int type = 0; type < 22; type++) linears(type);
     layers();
     choices();
     states();

@@ -298,6 +298,8 @@ def _hqq(bits: int, axis: int, **how: Any) -> Quantised:
 
 FP8 = {"num_bits": 8, "type": "float"}
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn}
+# As MXFP4 and MXFP8: a power of two for each 32 numbers.
+MX: Mapping[str, Any] = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
 FORMS: Mapping[str, Quantised] = {
     "fp8_blocks_of_128": Quantised(
         config={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
@@ -319,13 +321,16 @@ FORMS: Mapping[str, Quantised] = {
     "compressed_fp8": compressed(**FP8, strategy="channel"),
     "compressed_fp8_whole": compressed(**FP8, strategy="tensor"),
     "compressed_fp8_blocks": compressed(**FP8, strategy="block", block_structure=[32, 32]),
-    "compressed_mxfp4": compressed(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8),
+    "compressed_w4_groups_of_16": compressed(torch.bfloat16, num_bits=4, strategy="group", group_size=16),
+    "compressed_mxfp4": compressed(num_bits=4, **MX),
+    "compressed_mxfp8": compressed(num_bits=8, **MX),
     "compressed_nvfp4": compressed(**NVFP4),
     "awq": Quantised(
         config={"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, make=awq
     ),
     "gptq": _gptq(),
     "gptq_ordered": _gptq(partial(gptq, ordered=True, symmetric=False), desc_act=True, sym=False),
+    "gptq_groups_of_16": _gptq(partial(gptq, size=16, symmetric=False), group_size=16, sym=False),
     "gptq_v2": _gptq(partial(gptq, less=0, symmetric=False), checkpoint_format="gptq_v2", sym=False),
     "gptq_3_bits": _gptq(partial(gptq, bits=3, size=-1, symmetric=False), bits=3, group_size=-1),
     "gptq_8_bits": _gptq(partial(gptq, bits=8), bits=8),
@@ -366,6 +371,8 @@ ROUNDED: Mapping[str, Quantised] = {
         entering={**FP8, "dynamic": True, "strategy": "group", "group_size": 32},
     ),
     "w4afp8": compressed(num_bits=4, strategy="group", group_size=32, entering={**EACH_ROW, **FP8}),
+    "mxfp4": compressed(num_bits=4, **MX, entering={**MX, "num_bits": 4, "dynamic": True}),
+    "mxfp8": compressed(num_bits=8, **MX, entering={**MX, "num_bits": 8, "dynamic": True}),
     "nvfp4": _with(compressed(**NVFP4, entering={**NVFP4, "dynamic": "local"}), input_global_scale=500.0),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from services.machine.sockets import addresses_of, bind
+from services.verifier.kernels.native.library import why_none
 from speculation.errors import ConfigurationError
 
 _MIB = 2**20
@@ -82,6 +83,20 @@ def check_gpus(device: str, stages: int, ranks: int, count: Callable[[], int] = 
         f"own, and device {device} has {gpus} here",
         field=f"verifier.{field}",
         value=value,
+    )
+
+
+def without_kernels(device: str, kernels: str) -> str:
+    """A line for whoever starts a service, if this machine has no compiled kernels; empty: it has some, or others are named.
+
+    Args:
+        device, kernels: of the settings, as under ``verifier``.
+    """
+    if device != "cpu" or kernels != "auto" or not (why := why_none()):
+        return ""
+    return (
+        "Without compiled kernels on this machine, passes take several times longer and weights of few bits become floats "
+        f"(`outrider doctor` says what to do): {why[:300]}"
     )
 
 

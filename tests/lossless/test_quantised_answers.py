@@ -21,6 +21,7 @@ from tests.quantised import FORMS, make_float_model, quantise
 # Each on one link, greedily or sampled.
 SERVED = (
     "awq", "fp8_blocks_of_128", "gpt_oss", "compressed_w4_zeros", "compressed_nvfp4", "bnb_nf4", "hqq_4_bits", "gptq", "bnb_int8",
+    "gptq_ordered",
 )  # fmt: skip
 CASES = [(form, "grpc" if at % 2 else "in_process", at % 2) for at, form in enumerate(SERVED)]
 

@@ -39,8 +39,7 @@ from tests.lossless import test_tensor_parallel as parallel
 from tests.lossless.test_lora_over_ranks import check
 from tests.lossless.test_stages import passes
 from tests.lossless.test_strategies import plan_of, said, verifier
-from tests.mixture import make_mixture
-from tests.quantised import EACH_ROW, FP8, NVFP4, ROUNDED, compressed, configure, make_float_model, quantise
+from tests.quantised import EACH_ROW, FP8, MX, NVFP4, ROUNDED, compressed, configure, make_float_model, quantise
 from tests.refusals import refuses
 from tests.stage_forks import launch_fork
 from tests.virtual_ranks import ranks_of, together
@@ -128,10 +127,35 @@ def test_blocks_whose_scales_are_rounded_themselves() -> None:
         assert torch.equal(rounding(rows.bfloat16()), rounding(rows.bfloat16().float()).bfloat16())
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_whose_scales_are_powers_of_two(bits: int) -> None:
+    """MXFP4 and MXFP8: every power that a float has, at the borders between two."""
+    fractions = torch.tensor([1.0, 1.25, 1.7499999, 1.75, 1.7500001, 1.9999999])
+    greatest = torch.ldexp(fractions, torch.arange(-126, 127)[:, None]).flatten()
+    rows = torch.randn(len(greatest), 32, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * greatest[:, None]
+    rows[:, 5] = greatest
+    rows = torch.cat([rows, torch.zeros(2, 32), torch.full((1, 32), 1e-42)])
+    args = QuantizationArgs(**MX, num_bits=bits, dynamic=True)
+    module = torch.nn.Linear(32, 1)
+    module.quantization_status = QuantizationStatus.COMPRESSED  # type: ignore[assignment]
+    rounding = InputRounding(floats=True, bits=bits, size=32, powers=True)
+    made = rounding(rows)
+    assert torch.equal(made, forward_quantize(module, rows[None], "input", args)[0])
+    assert torch.equal(made, torch.cat([rounding(row[None]) for row in rows]))
+    assert torch.equal(rounding(rows.bfloat16()), rounding(rows.bfloat16().float()).bfloat16())
+    # As other scales would be.
+    assert not torch.equal(made, InputRounding(floats=True, bits=bits, size=32)(rows))
+
+
 @pytest.mark.examples(3)
 @pytest.mark.parametrize(
-    "form", ["w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block", "nvfp4"]
-)
+    "form",
+    [
+        "w8a8_halves", "w8a8_zeros_halves", "w8a8_stored_zeros", "fp8_dynamic", "fp8_static", "fp8_block", "nvfp4", "mxfp4",
+        "mxfp8",
+    ],
+)  # fmt: skip
 def test_whole_layers_round_in_our_kernels(
     form: str, float_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +194,7 @@ def test_only_layers_that_are_meant(float_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.examples(3)
 @pytest.mark.parametrize("kernels", ["auto", "onednn"])
-@pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros_halves", "fp8_dynamic", "fp8_block", "nvfp4"])
+@pytest.mark.parametrize("form", ["w8a8_halves", "w8a8_zeros_halves", "fp8_dynamic", "fp8_block", "nvfp4", "mxfp4", "mxfp8"])
 def test_a_row_does_not_depend_on_others(form: str, kernels: str, float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     target = TransformersTarget(of(folder, kernels=kernels))
@@ -268,12 +292,6 @@ def test_the_plan_says_so(float_model: Path, tmp_path: Path) -> None:
     )
 
 
-def test_experts_that_are_joined_do_not_round(float_model: Path, tmp_path: Path) -> None:
-    folder, _ = quantise(make_mixture(float_model, tmp_path / "mixture"), tmp_path, ROUNDED["w8a8"])
-    with refuses(ConfigurationError, says="no linear layer of this name"):
-        load_whole(of(folder))
-
-
 def test_weights_are_not_replaced_by_those_that_round_otherwise(float_model: Path, tmp_path: Path) -> None:
     folder, _ = quantise(float_model, tmp_path / "a", ROUNDED["w8a8"])
     other, _ = quantise(float_model, tmp_path / "b", ROUNDED["w8a8_zeros"])
@@ -306,8 +324,8 @@ FIELDS: Mapping[str, tuple[dict[str, Any], object]] = {
     "num_bits": ({**EACH_ROW, "num_bits": 4}, 4),
     "dynamic": ({**EACH_ROW, "dynamic": "local"}, "local"),
     "scale_dtype": (
-        {**FP8, "dynamic": True, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
-        "torch.uint8",
+        {**FP8, "dynamic": True, "strategy": "group", "group_size": 32, "scale_dtype": "torch.float8_e4m3fn"},
+        "torch.float8_e4m3fn",
     ),
     "symmetric": ({**EACH_ROW, **FP8, "symmetric": False}, False),
     "group_size": ({**EACH_ROW, "strategy": "group"}, "None"),
@@ -331,19 +349,32 @@ OF_FOUR_BITS: Mapping[str, object] = {
     "group_size": 32,
     "dynamic": True,
     "symmetric": False,
-    "scale_dtype": "torch.uint8",
+    "scale_dtype": "torch.bfloat16",
 }
 
 
 @pytest.mark.parametrize("field", OF_FOUR_BITS)
 def test_fields_of_four_bits_are_checked(field: str, float_model: Path, tmp_path: Path) -> None:
-    """MXFP4 on both sides among them."""
     folder, _ = quantise(float_model, tmp_path, ROUNDED["nvfp4"])
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     config["config_groups"]["group_0"]["input_activations"][field] = OF_FOUR_BITS[field]
     configure(folder, quantization_config=config)
     name = f"quantization_config.config_groups.group_0.input_activations.{field}"
     with refuses(ConfigurationError, name, str(OF_FOUR_BITS[field])):
+        load_whole(of(folder))
+
+
+OF_POWERS: Mapping[str, object] = {"strategy": "token", "group_size": 64, "dynamic": False, "symmetric": False}
+
+
+@pytest.mark.parametrize("field", OF_POWERS)
+def test_fields_of_powers_of_two_are_checked(field: str, float_model: Path, tmp_path: Path) -> None:
+    folder, _ = quantise(float_model, tmp_path, ROUNDED["mxfp4"])
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config["config_groups"]["group_0"]["input_activations"][field] = OF_POWERS[field]
+    configure(folder, quantization_config=config)
+    name = f"quantization_config.config_groups.group_0.input_activations.{field}"
+    with refuses(ConfigurationError, name, str(OF_POWERS[field])):
         load_whole(of(folder))
 
 

@@ -20,6 +20,7 @@ from services.model_files.weights.stored_blocks import KEPT, StoredLinear, halve
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
+from services.verifier.loading.gguf_blocks import READ
 from services.verifier.loading.load_model import hollow_model, load_whole
 from services.verifier.loading.model_size import shape_of
 from services.verifier.model.target import TransformersTarget
@@ -139,6 +140,7 @@ def test_every_type_is_unpacked_to_the_numbers_of_the_gguf_package(tmp_path: Pat
     places = ("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     names = ("self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     types = (*DRAWN, "Q5_0", "Q5_1", "Q8_0")
+    assert set(READ) - {"Q4_0", "Q4_1"} <= set(types)
     for kinds in (types[:5], types[5:10], types[10:]):
         gguf = make_tiny_gguf(tmp_path / kinds[0], {"_norm": "F32", **dict(zip(places, kinds, strict=False))}, **WIDE)
         tensors = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
@@ -155,7 +157,7 @@ def test_types_that_are_not_kept_become_float32_and_are_told(tmp_path: Path) -> 
     gguf = make_tiny_gguf(tmp_path, {"_norm": "F32", "ffn_up": "IQ3_S", "ffn_down": "Q4_0"}, **WIDE)
     said: list[str] = []
     folder = resolve(str(gguf), tmp_path / "cache", say=said.append).path
-    assert any(f"weights of the type IQ3_S become float32: only {', '.join(KEPT)} are kept" in line for line in said)
+    assert any(f"weights of the type IQ3_S become float32: only {', '.join(READ)} are kept" in line for line in said)
     kept = load_file(folder / BLOCKS_FILE)
     assert kept["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
     assert kept["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8

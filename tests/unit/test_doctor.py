@@ -13,6 +13,7 @@ import pytest
 
 from cli import doctor as doctor_checks
 from cli.doctor import CHECKS, Finding, examine, findings
+from cluster.checks import host
 from cluster.settings.config import load
 from tests.service import tiny_settings
 
@@ -75,12 +76,40 @@ def test_a_processor_and_a_clock_that_do_not_fit(monkeypatch: pytest.MonkeyPatch
 
 
 def test_torch_and_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for printed, code, status in (("2.13.0 avx2", 0, "ok"), ("2.13.0 None", 0, "warn"), ("", 1, "fail")):
+    for printed, code, status in (("2.13.0 avx2", 0, "ok"), ("2.13.0 none: avx2: cc failed", 0, "warn"), ("", 1, "fail")):
         script = f"import sys; print({printed!r}); sys.exit({code})"
         monkeypatch.setattr(doctor_checks, "_KERNELS", script)
         finding = only("torch and kernels")
         assert finding.status == status
         assert bool(finding.advice) == (status != "ok")
+        assert ("cc failed" in finding.found) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "verifier.weights=as_stored",
+        "verifier.dtype=int8",
+        "verifier.kernels=avx2",
+        "verifier.kv_cache_dtype=fp8",
+        "verifier.tensor_parallel_size=2",
+    ],
+)
+def test_settings_that_need_kernels_fail_without_them(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "_KERNELS", "print('2.13.0 none: no C compiler found')")
+    (finding,) = found("torch and kernels", flag)
+    assert finding.status == "fail"
+    assert f"{flag.replace('=', ': ')} cannot be honoured" in finding.advice
+
+
+def test_a_start_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "why_none", lambda: "no C compiler found")
+    line = host.without_kernels("cpu", "auto")
+    assert line.endswith("no C compiler found") and "several times longer" in line and "\n" not in line
+    # Who names other kernels, or a GPU, knows.
+    assert host.without_kernels("cpu", "onednn") == host.without_kernels("cuda", "auto") == ""
+    monkeypatch.setattr(host, "why_none", str)
+    assert host.without_kernels("cpu", "auto") == ""
 
 
 def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path) -> None:

@@ -21,7 +21,7 @@ from cluster.settings.config import load
 from services.machine.processor import processor
 from services.verifier.checks.kept_measurements import Kept, digest_of, latest
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.cpu_choice import Choice, choose_kernels, fastest_exact, maker, shapes_of
+from services.verifier.kernels.cpu_choice import Choice, check_named, choose_kernels, fastest_exact, maker, shapes_of
 from services.verifier.kernels.linears import MakeLinear, pack_linears
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
@@ -140,6 +140,11 @@ def test_settings_that_cannot_be_honoured() -> None:
         with refuses(ConfigurationError, f"verifier.{name}", value):
             choose(model(), replace(CONFIG, **{name: value}))  # type: ignore[arg-type]
     assert choose(model(), replace(CONFIG, kernels="torch")).linears == "torch"
+    # Before anything is loaded.
+    for name, value in (("kernels", "avx2"), ("weights", "as_stored"), ("dtype", "int8"), ("kv_cache_dtype", "fp8")):
+        with refuses(ConfigurationError, f"verifier.{name}", value):
+            check_named(replace(CONFIG, **{name: value}), find=lambda name: None)  # type: ignore[arg-type]
+    check_named(CONFIG)
     assert choose(model(), CONFIG).linears in ("onednn", "torch")
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from services.machine.compiling import check_runs, private_folder
-from services.model_files.weights.quantised.as_blocks import codes_as_blocks, floats_as_blocks
+from services.model_files.weights.quantised.as_blocks import as_blocks, codes_as_blocks, floats_as_blocks
 from services.model_files.weights.stored_blocks import KEPT, TABLES, StoredBlocks, Weight, quantized, scales_of, sizes_of
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
@@ -29,7 +29,7 @@ from services.verifier.model.target_port import Rows
 from tests.kernels_here import SETS, all_here, kernels_of
 from tests.random_blocks import random_blocks
 
-FORMS = ("float32", "bfloat16", "Q8_Z", "Q4_Z", "E4M3", *TABLES, *KEPT)
+FORMS = ("float32", "bfloat16", "Q8_Z", "Q4_Z", "Q4_H", "E4M3", *TABLES, *KEPT)
 
 
 @pytest.fixture(params=SETS)
@@ -56,6 +56,11 @@ def stored(form: str, outputs: int, inputs: int) -> Weight:
     if form in TABLES:
         codes = torch.from_numpy(source.integers(0, 16, (outputs, inputs), dtype=np.uint8))
         return codes_as_blocks(form, codes, torch.randn(outputs, inputs // 32 * scales_of(form)))
+    if form == "Q4_H":
+        zeros, halves = torch.randint(0, 16, (outputs, inputs // 16)), torch.randn(outputs, inputs // 16).half()
+        made = as_blocks(torch.randint(0, 16, (outputs, inputs)), zeros, halves, 16)
+        assert made is not None and made.kind == form
+        return made
     scales = source.uniform(-2, 2, (outputs, inputs // 32, 1 if form == "Q4_0" else 2)).astype(np.float16)
     if form.endswith("Z"):
         # Zero points: whole ones, and others whose difference from every number is exact.
@@ -90,6 +95,8 @@ def test_a_compiler_that_is_missing_or_fails(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library.__wrapped__("auto") is None
     assert reason in caplog.text
+    monkeypatch.setattr(compiling, "library", lambda name: None)
+    assert reason in compiling.why_none() and "\n" not in compiling.why_none()
 
 
 @pytest.mark.parametrize(

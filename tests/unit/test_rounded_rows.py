@@ -74,7 +74,7 @@ def a_model(kind: str) -> nn.ModuleDict:
     return model
 
 
-@pytest.mark.parametrize("kind", ["whole", "zeros", "floats, parts", "floats, stored", "four bits"])
+@pytest.mark.parametrize("kind", ["whole", "zeros", "floats, parts", "floats, stored", "four bits", "floats, powers"])
 def test_products_behind_it_are_those_of_rounded_rows(kind: str) -> None:
     """In bfloat16: what is rounded becomes bfloat16, and is multiplied as ever."""
     model, rows = a_model(kind), torch.randn(20, 96, generator=torch.Generator().manual_seed(1)).bfloat16()

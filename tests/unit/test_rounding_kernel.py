@@ -19,6 +19,8 @@ KINDS = {
     "zeros, parts": InputRounding(symmetric=False, size=32), "floats, zeros": InputRounding(floats=True, symmetric=False),
     "zeros, stored": InputRounding(symmetric=False, stored=True, scale=1.0, zero=-9.0),
     "four bits": InputRounding(floats=True, bits=4, size=16, global_scale=448.0),
+    "four bits, powers": InputRounding(floats=True, bits=4, size=32, powers=True),
+    "floats, powers": InputRounding(floats=True, size=32, powers=True),
     "four bits, fine scales": InputRounding(floats=True, bits=4, size=16, global_scale=0.3),
 }  # fmt: skip
 
@@ -45,7 +47,9 @@ def between_codes() -> torch.Tensor:
 
 
 def reach_of(rounding: InputRounding) -> float:
-    """The largest number whose scale is 1."""
+    """The largest number whose scale is 1; of powers of two, one of those."""
+    if rounding.powers:
+        return 1.5 * 2**rounding.greatest_power
     return 127.5 if not rounding.floats else rounding.codes[1]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine import delivery
@@ -35,6 +36,7 @@ class Recorded(InProcessDraftLink):
         self.heard: list[DraftingCall] = []
         self.columns = 0
 
+    @override
     def _send(self, call: DraftingCall | SentReports) -> None:
         self.columns += isinstance(call, SentReports)
         self.heard += call.alone() if isinstance(call, SentReports) else [call]
@@ -139,10 +141,14 @@ class Failing(Together):
     def __init__(self, loop: DecodingLoop) -> None:
         super().__init__(loop.stats, loop._drafting, loop._draft_wait, [])
 
+    @override
     def deliver(self, *_: object) -> None:
         raise RuntimeError("planted")
 
 
 def test_reports_are_the_same_by_columns_and_alone() -> None:
-    reports = [StepReport(session_id=f"s{at}", committed=(at, 1), length=9, prefix_hash=at, accepted_path=(), max_nodes=at) for at in range(3)]
+    reports = [
+        StepReport(session_id=f"s{at}", committed=(at, 1), length=9, prefix_hash=at, accepted_path=(), max_nodes=at)
+        for at in range(3)
+    ]
     assert SentReports.of(reports).alone() == reports

@@ -33,6 +33,9 @@ def numbers(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size
 
 
 CASES = [
+    (4, 16, "whole"),
+    (3, 16, "floats"),
+    (2, 48, "whole"),
     (4, 32, "whole"),
     (4, 64, "floats"),
     (3, INPUTS, "whole"),
@@ -46,8 +49,9 @@ CASES = [
 def test_blocks_hold_the_numbers(bits: int, size: int, zeros: str) -> None:
     given = made(bits, size, zeros)
     blocks = as_blocks(*given, size)
-    assert blocks is not None and blocks.kind == ("Q8_Z" if bits == 8 else "Q4_Z")
-    assert blocks.raw.shape == (OUTPUTS, INPUTS // 32 * (36 if bits == 8 else 20))
+    kind, each = ("Q8_Z", 36) if bits == 8 else ("Q4_Z", 20) if size % 32 == 0 else ("Q4_H", 24)
+    assert blocks is not None and blocks.kind == kind
+    assert blocks.raw.shape == (OUTPUTS, INPUTS // 32 * each)
     assert torch.equal(blocks.float(), numbers(*given, size))
 
 
@@ -76,21 +80,34 @@ def test_kernels_multiply_by_them_with_the_bits_of_floats(
     assert torch.equal(NativeLinear(kernels, blocks, None)(one_hot), plain.T[:rows])
     # A zero point that is one off in one block of one output shows.
     raw = blocks.raw.clone()
-    raw[7, 2:4] = (raw[7, 2:4].view(torch.float16) + 1).view(torch.uint8)
+    at = slice(6, 8) if blocks.kind == "Q4_H" else slice(2, 4)
+    raw[7, at] = (raw[7, at].view(torch.float16) + 1).view(torch.uint8)
     wrong = NativeLinear(kernels, StoredBlocks(raw, blocks.kind, INPUTS), None)(entering)
     assert (wrong != expected).any(0).nonzero().flatten().tolist() == [7]
 
 
 @pytest.mark.parametrize(
-    "why", ["float32 scales", "groups of 16", "zeros beyond float16", "small zeros", "great zeros", "codes of nine bits"]
+    "why",
+    [
+        "float32 scales",
+        "groups of 8",
+        "groups of 16 in eight bits",
+        "zeros beyond float16",
+        "small zeros",
+        "great zeros",
+        "codes of nine bits",
+    ],
 )
 def test_what_blocks_do_not_hold_stays_floats(why: str) -> None:
     codes, zeros, scales = made(4, 32, "floats")
     size = 32
     if why == "float32 scales":
         scales = scales.float() * 1.0001
-    elif why == "groups of 16":
+    elif why == "groups of 8":
+        size, zeros, scales = 8, zeros.repeat_interleave(4, 1), scales.repeat_interleave(4, 1)
+    elif why == "groups of 16 in eight bits":
         size, zeros, scales = 16, zeros.repeat_interleave(2, 1), scales.repeat_interleave(2, 1)
+        codes[0, 0] = 255
     elif why == "zeros beyond float16":
         zeros = zeros.float() + 1e-4
     elif why == "small zeros":

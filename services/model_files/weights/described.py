@@ -14,7 +14,7 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 # Of blocks, GGUF's and ours, which hold the numbers of some quantised weights.
 BLOCKS = {"Q4_0": 18 / 32, "Q8_0": 34 / 32, "Q4_Z": 20 / 32, "Q8_Z": 36 / 32, "E4M3": 36 / 32, "MXFP4": 17 / 32}
-BLOCKS |= {"NF4": 20 / 32, "FP4": 20 / 32, "E2M1": 24 / 32}
+BLOCKS |= {"NF4": 20 / 32, "FP4": 20 / 32, "E2M1": 24 / 32, "Q4_H": 24 / 32}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks
 from services.model_files.weights.stored_blocks import (
     BLOCK,
     KEPT,
+    TABLES,
     StoredBlocks,
     alike,
     bytes_of_row,
@@ -51,6 +52,8 @@ class WeightFiles:
         self._opened: dict[Path, Any] = {}
         self._read: dict[str, AnyWeight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
+        # Of those of them whose inputs lie in another order.
+        self._orders: dict[str, torch.Tensor] = {}
         self._files: Mapping[str, Path] = {}
         # Weights that are stored as codes and scales.
         self._packed: dict[str, Packed] = {}
@@ -99,10 +102,12 @@ class WeightFiles:
             with reading(f"load the model at {self._folder}", about=self._folder):
                 return self._packed[name].weight(self._stored)
         if name not in self._read:
-            tensor = self._stored(name)
-            kind = self._kinds.get(name)
-            self._read[name] = tensor if kind is None else _in_blocks(tensor, *kind)
+            self._read[name] = self._as_kept(name, self._stored(name))
         return self._read[name]
+
+    def _as_kept(self, name: str, tensor: torch.Tensor) -> AnyWeight:
+        kind = self._kinds.get(name)
+        return tensor if kind is None else _in_blocks(tensor, *kind, self._orders.get(name))
 
     def _stored(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
@@ -137,8 +142,7 @@ class WeightFiles:
                 return whole.experts(begin, end)
             return whole.rows(begin, end) if isinstance(whole, StoredBlocks) else whole[begin:end]
         tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
-        kind = self._kinds.get(name)
-        return tensor if kind is None else _in_blocks(tensor, *kind)
+        return self._as_kept(name, tensor)
 
     def parts(self, name: str, axis: int, ranges: Sequence[range]) -> AnyWeight:
         """The numbers in these ranges of one dimension, one after the other; otherwise as ``part``.
@@ -178,6 +182,12 @@ class WeightFiles:
             found = {name: packed.rounding(self._stored) for name, packed in self._packed.items()}
         return {name.removesuffix(".weight"): one for name, one in found.items() if one is not None}
 
+    @property
+    def reordered(self) -> bool:
+        """Whether blocks have their inputs in another order than numbers, since those of a group lie apart (act-order)."""
+        named = (packed.parts["groups"] for packed in self._packed.values() if "groups" in packed.parts)
+        return bool(self._orders) or any(bool((self._stored(name).diff() < 0).any()) for name in named)
+
     def digest(self, names: Iterable[str]) -> str:
         """SHA-256 over weights as they are stored: names, types, shapes and bytes, in the order of the names."""
         found = hashlib.sha256()
@@ -187,6 +197,8 @@ class WeightFiles:
                 content = one.raw if isinstance(one, StoredBlocks) else one.contiguous()
                 found.update(f"{name} {stored_as(one)} {list(one.shape)}\n".encode())
                 found.update(content.flatten().view(torch.uint8).numpy().data)
+                if isinstance(one, StoredBlocks) and one.order is not None:
+                    found.update(one.order.numpy().data)
         return found.hexdigest()
 
     def _find(self, folder: Path) -> Mapping[str, Path]:
@@ -202,10 +214,11 @@ class WeightFiles:
     def _read_kinds(self, file: Path) -> dict[str, tuple[str, int]]:
         """Type and number of inputs of each weight that is kept in blocks."""
         tensors = read_header(file)
-        kinds = json.loads((self._open(file).metadata() or {}).get("kinds", "null"))
+        metadata = self._open(file).metadata() or {}
+        kinds = json.loads(metadata.get("kinds", "null"))
         if not isinstance(kinds, dict):
             raise ValueError(f"{BLOCKS_FILE} does not say of which types its blocks are")
-        unknown = {str(entry[0]) for entry in kinds.values()} - set(KEPT)
+        unknown = {str(entry[0]) for entry in kinds.values()} - {*KEPT, *TABLES}
         if unknown:
             raise ValueError(f"{BLOCKS_FILE} has blocks of the type {', '.join(sorted(unknown))}")
         for name, tensor in tensors.items():
@@ -216,6 +229,10 @@ class WeightFiles:
             shape = tensors[name].shape
             if len(shape) not in (2, 3) or shape[-1] != bytes_of_row(kind, size):
                 raise ValueError(f"{BLOCKS_FILE}: {name} is {shape}, which are no rows of {size} numbers in {kind}")
+        for name, order in json.loads(metadata.get("orders", "{}")).items():
+            self._orders[name] = torch.tensor(order)
+            if sorted(order) != list(range(found[name][1])):
+                raise ValueError(f"{BLOCKS_FILE}: the order of the inputs of {name} is none of {found[name][1]} numbers")
         return found
 
     def _open(self, path: Path) -> Any:
@@ -269,27 +286,31 @@ def _takes_blocks(weight: torch.Tensor) -> bool:
 def save_blocks(weights: Mapping[str, AnyWeight], folder: Path) -> None:
     """Write ``blocks.safetensors``. Experts' matrices are in blocks of one type, or are written as numbers."""
     kinds: dict[str, tuple[str, int]] = {}
+    orders: dict[str, list[int]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        blocks = [weight] if isinstance(weight, StoredBlocks) else _of_one_kind(weight)
+        blocks = _of_one_kind(weight)
         if blocks:
             kinds[name] = blocks[0].kind, blocks[0].in_features
-            tensors[name] = blocks[0].raw if isinstance(weight, StoredBlocks) else torch.stack([one.raw for one in blocks])
+            if blocks[0].order is not None:
+                orders[name] = blocks[0].order.tolist()
+            tensors[name] = blocks[0].raw if len(weight.shape) == 2 else torch.stack([one.raw for one in blocks])
         else:
             tensors[name] = any_numbers(weight)
-    save_file(tensors, folder / BLOCKS_FILE, metadata={"kinds": json.dumps(kinds)})
+    save_file(tensors, folder / BLOCKS_FILE, metadata={"kinds": json.dumps(kinds), "orders": json.dumps(orders)})
 
 
 def _of_one_kind(weight: AnyWeight) -> list[StoredBlocks]:
-    """The matrices of experts that a tensor of bytes holds; empty: it would not."""
-    if not isinstance(weight, StackedBlocks) or weight.inputs_first:
+    """The matrix, or those of experts, that a tensor of bytes holds; empty: it would not."""
+    if isinstance(weight, torch.Tensor) or (isinstance(weight, StackedBlocks) and weight.inputs_first):
         return []
-    blocks = [one for one in weight.matrices if isinstance(one, StoredBlocks)]
-    return blocks if len(blocks) == len(weight.matrices) and alike(blocks) else []
+    matrices = weight.matrices if isinstance(weight, StackedBlocks) else (weight,)
+    blocks = [one for one in matrices if isinstance(one, StoredBlocks)]
+    return blocks if len(blocks) == len(matrices) and alike(blocks) else []
 
 
-def _in_blocks(raw: torch.Tensor, kind: str, inputs: int) -> StoredBlocks | StackedBlocks:
+def _in_blocks(raw: torch.Tensor, kind: str, inputs: int, order: torch.Tensor | None = None) -> StoredBlocks | StackedBlocks:
     """A matrix, [outputs, bytes], or those of experts, [experts, outputs, bytes]."""
     if raw.dim() == 2:
-        return StoredBlocks(raw, kind, inputs)
-    return StackedBlocks(tuple(StoredBlocks(one, kind, inputs) for one in raw))
+        return StoredBlocks(raw, kind, inputs, order)
+    return StackedBlocks(tuple(StoredBlocks(one, kind, inputs, order) for one in raw))

@@ -7,6 +7,7 @@ GPU, and where scales are rounded themselves, it is in float32, and the number i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _WHOLE, _FLOATS, _FOUR_BITS = (-128.0, 127.0), (-448.0, 448.0), (-6.0, 6.0)
 # The scale of a part of zeros alone, where scales are rounded; any other would do.
 _OF_ZEROS = 0.125
+_OF_EXPERTS = "_rounded_inputs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,7 @@ class InputRounding:
         size: neighbouring inputs that share a scale; None: all of a row.
         stored: a scale for all rows is stored, and is ``scale``; and a zero point, ``zero``, unless it is symmetric.
         global_scale: what scales are multiplied by before they are rounded to FP8 themselves (NVFP4); None: they are not.
+        powers: scales are powers of two (MXFP4, MXFP8).
     """
 
     floats: bool = False
@@ -47,6 +50,7 @@ class InputRounding:
     scale: float = 1.0
     zero: float = 0.0
     global_scale: float | None = None
+    powers: bool = False
 
     @property
     def codes(self) -> tuple[float, float]:
@@ -60,12 +64,12 @@ class InputRounding:
         """What users call it."""
         kind = "floats" if self.floats else "whole numbers"
         shared = "row" if self.size is None else f"{self.size} numbers of a row"
-        scale = "a scale" if self.global_scale is None else "a scale in FP8"
+        scale = "a power of two" if self.powers else "a scale" if self.global_scale is None else "a scale in FP8"
         return f"{kind} of {self.bits} bits with {'a stored scale' if self.stored else f'{scale} for each {shared}'}"
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., inputs], rounded; ``rows`` stays what it is."""
-        if self.global_scale is not None and rows.dtype != torch.float32:
+        if (self.powers or self.global_scale is not None) and rows.dtype != torch.float32:
             return self.in_float32(rows)
         parts = rows if self.size is None else rows.reshape(*rows.shape[:-1], -1, self.size)
         scale, zero = self._read(rows) if self.stored else self._own(parts)
@@ -85,6 +89,11 @@ class InputRounding:
         """[..., inputs], rounded in float32, then to the type of ``rows``: the definition on GPUs."""
         return self(rows.float()).to(rows.dtype)
 
+    @property
+    def greatest_power(self) -> int:
+        """Of two, among the codes: what the greatest number of a part comes near to, where scales are powers of two."""
+        return int(math.log2(self.codes[1]))
+
     def _read(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         zero = None if self.symmetric else _number(self.zero, rows)
         return _number(self.scale, rows), zero
@@ -93,7 +102,10 @@ class InputRounding:
         low, high = self.codes
         smallest = torch.finfo(parts.dtype).eps
         if self.symmetric:
-            scale = parts.abs().amax(-1, keepdim=True) / _number((high - low) / 2, parts)
+            reach = parts.abs().amax(-1, keepdim=True)
+            if self.powers:
+                return _powers(reach, self.greatest_power), None
+            scale = reach / _number((high - low) / 2, parts)
             if self.global_scale is not None:
                 return _rounded(scale, _number(self.global_scale, parts)), None
             return scale.masked_fill_(scale == 0, smallest), None
@@ -109,6 +121,13 @@ def _rounded(scales: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
     """Scales that are FP8 once they are multiplied by what is stored of the layer."""
     codes = (scales * global_scale).clamp_(max=_FLOATS[1]).to(torch.float8_e4m3fn).to(scales.dtype)
     return codes.masked_fill_(codes == 0, _OF_ZEROS) / global_scale
+
+
+def _powers(reach: torch.Tensor, greatest: int) -> torch.Tensor:
+    """Powers of two, by which ``reach`` becomes 2^greatest or less than twice that: more where it would be 1.75 times."""
+    # Where a float has its exponent. Those below its range are the least one, a subnormal number.
+    exponents = ((reach.view(torch.int32) + (1 << 21)) >> 23) - greatest
+    return torch.where(exponents > 0, exponents << 23, 1 << 22).view(torch.float32)
 
 
 def _to_four_bits(codes: torch.Tensor) -> torch.Tensor:
@@ -153,6 +172,63 @@ class RoundedInputs:
         self._left -= 1
         self._given, self._made = (rows, made) if self._left else (None, None)
         return made
+
+
+class RoundedExpertInputs:
+    """Rounds what enters one of the products of a module of experts: by each of them for its own rows.
+
+    Args:
+        roundings: by expert; None: it does not round.
+
+    Attributes:
+        active: whether it does.
+    """
+
+    def __init__(self, roundings: Sequence[InputRounding | None]) -> None:
+        self.roundings, self.active = tuple(roundings), True
+        self._one = roundings[0] if len(set(roundings)) == 1 else None
+
+    def __call__(self, rows: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """[rows, inputs], rounded.
+
+        Args:
+            rows: sorted by expert.
+            chosen, counts: the experts that have rows, and how many.
+        """
+        if not self.active:
+            return rows
+        if self._one is not None:
+            return self._one(rows)
+        by_expert = zip((self.roundings[one] for one in chosen.tolist()), rows.split(counts.tolist()), strict=True)
+        return torch.cat([part if rounding is None else rounding(part) for rounding, part in by_expert])
+
+
+def round_experts(model: nn.Module, roundings: Mapping[str, Sequence[InputRounding | None]]) -> None:
+    """Let experts round what enters their products.
+
+    Args:
+        roundings: by the name of the parameter that has all experts' matrices; of each expert.
+
+    Raises:
+        ValueError: the model does not compute these experts through transformers' experts interface.
+    """
+    for name, of_each in roundings.items():
+        place, _, own = name.rpartition(".")
+        module = model.get_submodule(place)
+        if not hasattr(module, "_apply_gate"):
+            raise ValueError(
+                f"what enters {name} is to be rounded (input_activations), and {type(module).__name__} computes experts "
+                "in a way of its own, not through transformers' experts interface"
+            )
+        # Noted at the module, since the functions that compute experts are given that.
+        noted: dict[str, RoundedExpertInputs] = module.__dict__.setdefault(_OF_EXPERTS, {})
+        noted[own] = RoundedExpertInputs(of_each)
+
+
+def expert_inputs(module: nn.Module) -> Mapping[str, RoundedExpertInputs]:
+    """How a module of experts rounds what enters its products, by the parameter's name; empty: it does not."""
+    found: Mapping[str, RoundedExpertInputs] = getattr(module, _OF_EXPERTS, {})
+    return found
 
 
 class RoundedLinear(nn.Module):
@@ -219,9 +295,14 @@ def _replace(model: nn.Module, name: str, inputs: RoundedInputs) -> None:
     setattr(parent, own, RoundedLinear(linear, inputs))
 
 
-def roundings_of(model: nn.Module) -> dict[str, InputRounding]:
-    """Of the layers of a model that round what enters them, by name."""
-    return {name: one.inputs.rounding for name, one in model.named_modules() if isinstance(one, RoundedLinear)}
+def roundings_of(model: nn.Module) -> dict[str, InputRounding | tuple[InputRounding | None, ...]]:
+    """Of the layers of a model that round what enters them, by name; of experts, by their parameter's, each one's."""
+    found: dict[str, InputRounding | tuple[InputRounding | None, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, RoundedLinear):
+            found[name] = module.inputs.rounding
+        found |= {f"{name}.{own}": inputs.roundings for own, inputs in expert_inputs(module).items()}
+    return found
 
 
 def round_by(model: nn.Module, compute: Callable[[InputRounding, torch.Tensor], torch.Tensor]) -> None:
@@ -234,11 +315,13 @@ def round_by(model: nn.Module, compute: Callable[[InputRounding, torch.Tensor], 
 @contextmanager
 def unrounded(model: nn.Module) -> Iterator[None]:
     """Let no layer round what enters it: a last bit may move a number to the next code, a whole step away."""
-    layers = [module for module in model.modules() if isinstance(module, RoundedLinear)]
-    for layer in layers:
-        layer.inputs.active = False
+    found: list[RoundedInputs | RoundedExpertInputs] = []
+    for module in model.modules():
+        found += [module.inputs] if isinstance(module, RoundedLinear) else expert_inputs(module).values()
+    for inputs in found:
+        inputs.active = False
     try:
         yield
     finally:
-        for layer in layers:
-            layer.inputs.active = True
+        for inputs in found:
+            inputs.active = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.model_files.weights.stored_blocks import StoredBlocks, Weight, joined, numbers_of, stored_as
+from services.model_files.weights.stored_blocks import StoredBlocks, Weight, alike, joined, numbers_of, stored_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,8 @@ def in_a_stack(matrices: Sequence[Weight], *, inputs_first: bool = False) -> Sta
 
 
 def one_below_the_other(matrices: Sequence[Weight]) -> Weight:
-    """One matrix with all outputs: in blocks, if all are in blocks of one type."""
-    kinds = {stored_as(one) for one in matrices}
-    if len(kinds) == 1 and isinstance(matrices[0], StoredBlocks):
+    """One matrix with all outputs: in blocks, if all are in blocks of one type and in one order."""
+    if isinstance(matrices[0], StoredBlocks) and alike(matrices):
         return joined(matrices)
     return torch.cat([numbers_of(one) for one in matrices])
 

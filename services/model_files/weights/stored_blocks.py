@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -15,6 +15,8 @@ KEPT = (
 )  # fmt: skip
 # Our own types, by their bits: a scale and a zero point in float16, then codes from 0 on, laid out as Q4_1's and Q8_0's.
 WITH_ZEROS = {"Q4_Z": 4, "Q8_Z": 8}
+# Likewise, with a scale and a zero point for each half of a block: both scales, then both zero points, then codes.
+IN_HALVES = "Q4_H"
 # Likewise: a scale in float32, then floats of a byte.
 FLOATS = "E4M3"
 # Likewise: scales in float32, of each block or (E2M1) of each of its halves, then codes of a table, laid out as Q4_0's.
@@ -38,6 +40,7 @@ BLOCK = 32
 # Bytes of the one or two float16 numbers of a block that all others are made with; of other types the first four.
 _HALVES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    IN_HALVES: slice(0, 8),
     "MXFP4": slice(0, 0),
     "Q2_K": slice(80, 84),
     "Q3_K": slice(108, 110),
@@ -51,12 +54,15 @@ class StoredBlocks:
 
     Attributes:
         raw: [outputs, bytes per row], uint8; rows are padded to whole blocks.
-        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, or ``FLOATS``.
+        kind: GGUF's name of the type, one of ``KEPT``; or one of ``WITH_ZEROS`` or ``TABLES``, ``FLOATS`` or ``IN_HALVES``.
+        order: the input that each place of a row has, int64, where inputs lie in another order so that those of a group lie
+            together (act-order); None: they lie in their own.
     """
 
     raw: torch.Tensor
     kind: str
     in_features: int
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,18 +71,28 @@ class StoredBlocks:
 
     def float(self) -> torch.Tensor:
         """[outputs, inputs] in float32, equal to what transformers reads from the file, or to what the format defines."""
+        placed = self._as_they_lie()
+        if self.order is None:
+            return placed
+        made = torch.empty_like(placed)
+        made[:, self.order] = placed
+        return made
+
+    def _as_they_lie(self) -> torch.Tensor:
         if self.kind == FLOATS:
             return _scaled(self.raw)[:, : self.in_features]
         if self.kind in TABLES:
             return _from_table(self.raw, self.kind)[:, : self.in_features]
         if self.kind in WITH_ZEROS:
             return _less_zeros(self.raw, WITH_ZEROS[self.kind])[:, : self.in_features]
+        if self.kind == IN_HALVES:
+            return _less_zeros(self.raw, 4, 2)[:, : self.in_features]
         whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
         return whole[:, : self.in_features]
 
     def rows(self, begin: int, end: int) -> StoredBlocks:
         """Outputs from ``begin`` to before ``end``."""
-        return StoredBlocks(self.raw[begin:end], self.kind, self.in_features)
+        return replace(self, raw=self.raw[begin:end])
 
     def finite(self) -> bool:
         """Whether all numbers are finite, which depends on the scales of each block, and on codes that are NaN."""
@@ -94,14 +110,14 @@ class StoredBlocks:
         return bool(torch.isfinite(blocks[..., halves_of(self.kind)].contiguous().view(torch.float16)).all())
 
 
-def _less_zeros(raw: torch.Tensor, bits: int) -> torch.Tensor:
-    """(code - zero point) x scale."""
-    blocks = raw.reshape(len(raw), -1, 4 + BLOCK * bits // 8)
-    halves = blocks[..., :4].contiguous().view(torch.float16).float()
-    codes = blocks[..., 4:]
+def _less_zeros(raw: torch.Tensor, bits: int, groups: int = 1) -> torch.Tensor:
+    """(code - zero point) x scale, of which a block has as many as it has groups."""
+    blocks, end = raw.reshape(len(raw), -1, 4 * groups + BLOCK * bits // 8), 4 * groups
+    scales, zeros = blocks[..., :end].contiguous().view(torch.float16).float()[..., None].chunk(2, -2)
+    codes = blocks[..., end:]
     if bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], -1)
-    return codes.float().sub_(halves[..., 1:]).mul_(halves[..., :1]).flatten(1)
+    return codes.float().unflatten(-1, (groups, -1)).sub_(zeros).mul_(scales).flatten(1)
 
 
 def _scaled(raw: torch.Tensor) -> torch.Tensor:
@@ -131,6 +147,8 @@ def sizes_of(kind: str) -> tuple[int, int]:
         return BLOCK, 4 * scales_of(kind) + BLOCK // 2
     if kind in WITH_ZEROS:
         return BLOCK, 4 + BLOCK * WITH_ZEROS[kind] // 8
+    if kind == IN_HALVES:
+        return BLOCK, 8 + BLOCK // 2
     inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return int(inputs), int(size)
 
@@ -175,8 +193,14 @@ def numbers_of(weight: Weight) -> torch.Tensor:
 
 
 def alike(weights: Sequence[Weight]) -> bool:
-    """Whether the weights can be joined: same type and same number of inputs."""
-    return len({(stored_as(weight), weight.shape[1]) for weight in weights}) == 1
+    """Whether the weights can be joined: same type, and same number and order of inputs."""
+    return len({(stored_as(weight), weight.shape[1]) for weight in weights}) == 1 and same_order(weights)
+
+
+def same_order(weights: Sequence[Weight]) -> bool:
+    """Whether the inputs of all lie in one order."""
+    first, *others = [weight.order if isinstance(weight, StoredBlocks) else None for weight in weights]
+    return all(one is first or (one is not None and first is not None and torch.equal(one, first)) for one in others)
 
 
 def joined(weights: Sequence[Weight]) -> Weight:
@@ -185,7 +209,7 @@ def joined(weights: Sequence[Weight]) -> Weight:
         return weights[0]
     blocks = [weight for weight in weights if isinstance(weight, StoredBlocks)]
     if blocks:
-        return StoredBlocks(torch.cat([weight.raw for weight in blocks]), blocks[0].kind, blocks[0].in_features)
+        return replace(blocks[0], raw=torch.cat([weight.raw for weight in blocks]))
     return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
 
 

@@ -150,6 +150,41 @@ def _native(config: TargetConfig, find: Find) -> Library | None:
     return kernels
 
 
+def check_named(config: TargetConfig, find: Find = library) -> None:
+    """Check, before anything is loaded, that there are kernels of our own where settings name what they alone compute.
+
+    Args:
+        find: our kernels for an instruction set.
+
+    Raises:
+        ConfigurationError: there are none; names the setting.
+    """
+    if config.device == "cpu" and _native(config, find) is None:
+        _refuse_what_needs_ours(config)
+
+
+def _refuse_what_needs_ours(config: TargetConfig) -> None:
+    if config.weights == "as_stored" or config.dtype == "int8":
+        key, value = ("weights", "as_stored") if config.weights == "as_stored" else ("dtype", "int8")
+        why = "on a CPU that needs a C compiler (cc); use float32"
+        raise ConfigurationError(why, field=f"verifier.{key}", value=value)
+    ranks, named = config.tensor_parallel_size, ("", "")
+    if ranks > 1:
+        named = "verifier.tensor_parallel_size", str(ranks)
+    elif config.draft_adapter is not None:
+        named = "drafter.models", str(config.draft_adapter)
+    elif config.adapts:
+        named = "verifier.lora_modules", "set"
+    elif config.rounds_cache:
+        named = "verifier.kv_cache_dtype", config.kv_cache_dtype
+    if named != ("", ""):
+        raise ConfigurationError(
+            "that needs our kernels: a C compiler (cc) and a processor that has them; see the log",
+            field=named[0],
+            value=named[1],
+        )
+
+
 def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None) -> list[Choice]:
     """What the settings allow and this machine has. Without a measurement the first one is used."""
     found: list[Choice] = []
@@ -161,22 +196,10 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
             found.append(Choice(**own, weights="as_stored"))
         if config.weights != "as_stored":
             found.append(Choice(**own))
-    elif config.weights == "as_stored" or config.dtype == "int8":
-        key, value = ("weights", "as_stored") if config.weights == "as_stored" else ("dtype", "int8")
-        why = "on a CPU that needs a C compiler (cc); use float32"
-        raise ConfigurationError(why, field=f"verifier.{key}", value=value)
+    else:
+        _refuse_what_needs_ours(config)
     if config.tensor_parallel_size > 1 or config.adapts:
         # Others need not give a column the same bits beside other columns, and have no low-rank products.
-        if not found:
-            ranks = config.tensor_parallel_size
-            name, value = ("verifier.tensor_parallel_size", str(ranks)) if ranks > 1 else ("verifier.lora_modules", "set")
-            if ranks == 1 and config.draft_adapter is not None:
-                name, value = "drafter.models", str(config.draft_adapter)
-            raise ConfigurationError(
-                "that needs our kernels: a C compiler (cc) and a processor that has them; see the log",
-                field=name,
-                value=value,
-            )
         return found
     # Only our kernels read other stored types.
     if config.weights != "as_stored" and config.dtype != "int8" and config.kernels in ("auto", "onednn"):

@@ -2,7 +2,7 @@
 
 The results of a row's experts are added in the order of the experts' numbers, so the sum depends on the row alone. That a
 product does not depend on how many rows share an expert is ensured by the weights (``ExactWeight``). Mixtures that do not
-use the interface multiply by such weights in their own loops.
+use the interface multiply by such weights in their own loops. Checkpoints may say that each expert rounds what enters it.
 
 Ranks each compute some columns of every expert's products, for all rows: whole rows of the first are gathered before the
 second, and its columns once they are added. All ranks choose the same experts, since each computes the router itself.
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from services.model_files.weights.rounded_inputs import expert_inputs
 from services.verifier.kernels.exact_weights import ExactWeight
 from services.verifier.kernels.sharded_layers import shards_of
 
@@ -41,9 +42,11 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     chosen, counts = torch.unique_consecutive(asked, return_counts=True)
     up = "gate_up_proj" if self.has_gate else "up_proj"
     shards = shards_of(self)
-    made = _products(self, up, hidden_states[rows], chosen, counts)
+    made = _products(self, up, _entering(self, up, hidden_states[rows], chosen, counts), chosen, counts)
     made = self._apply_gate(made) if self.has_gate else self.act_fn(made)
-    made = _products(self, "down_proj", made if shards is None else shards.columns(made), chosen, counts)
+    # Ranks round whole rows, as one process does.
+    made = _entering(self, "down_proj", made if shards is None else shards.columns(made), chosen, counts)
+    made = _products(self, "down_proj", made, chosen, counts)
     # The oldest transformers that is taken does not have it yet.
     if getattr(self, "has_post_expert_norm", False):
         made = self.post_expert_norm(made)
@@ -52,6 +55,12 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     total = hidden_states.new_zeros(len(hidden_states), made.shape[1])
     total.index_add_(0, rows, made.to(hidden_states.dtype))
     return total if shards is None else shards.columns(total)
+
+
+def _entering(module: Any, name: str, rows: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The rows, or what they are rounded to before they enter a product."""
+    inputs = expert_inputs(module).get(name)
+    return rows if inputs is None else inputs(rows, chosen, counts)
 
 
 def _products(module: Any, name: str, rows: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear
+from services.model_files.weights.stored_blocks import StoredLinear
 from speculation.errors import ConfigurationError
 
 
@@ -21,8 +22,7 @@ def cut_output(model: PreTrainedModel, kept: Sequence[int]) -> None:
     head, rows = model.get_output_embeddings(), torch.tensor(kept)
     made: nn.Module
     if isinstance(head, StoredLinear):
-        weight = head.weight
-        made = StoredLinear(StoredBlocks(weight.raw[rows], weight.kind, weight.in_features), _part(head.bias, rows))
+        made = StoredLinear(replace(head.weight, raw=head.weight.raw[rows]), _part(head.bias, rows))
     elif type(head) is nn.Linear:
         made = nn.Linear(head.in_features, len(kept), bias=head.bias is not None, device="meta")
         made.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)

@@ -23,8 +23,8 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.for_transformers import making_a_model
 from services.model_files.weights.stacked_blocks import AnyWeight, StackedBlocks
-from services.model_files.weights.stored_blocks import KEPT, StoredBlocks
-from services.verifier.loading.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
+from services.verifier.loading.complete import mismatched, missing, refuse_unused
+from services.verifier.loading.gguf_blocks import READ, in_blocks, weights_by_rules
 from services.verifier.loading.refusals import refuse_unsupported
 
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
@@ -50,33 +50,37 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     if architecture is None:
         raise ValueError("it names no architecture")
     _refuse_unread_fields(reader, architecture.contents(), config.get_text_config())
-    if is_gguf_arch_supported(architecture.contents()):
-        # transformers loads these architectures by another path, which gives only dequantised tensors.
-        say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
-        with making_a_model():
-            whole, info = AutoModelForCausalLM.from_pretrained(
-                **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-        refuse_incomplete(whole, info, gguf)
-        refuse_nonsense(whole, gguf)
-        whole.save_pretrained(folder)
-    else:
-        with making_a_model(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        weights = _weights(reader, model, architecture.contents(), say)
-        lacking = {name for name, _ in model.named_parameters()} - weights.keys() - model.all_tied_weights_keys.keys()
-        if lacking:
-            raise missing(model, lacking, gguf)
-        for name, parameter in model.named_parameters():
-            if name in weights and tuple(weights[name].shape) != tuple(parameter.shape):
-                raise mismatched(name, weights[name].shape, parameter.shape, gguf)
-        save_blocks(weights, folder)
-        # Without fields about the origin of the file.
-        config.architectures = [type(model).__name__]
-        config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
+    with making_a_model(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    # transformers has rules for some architectures, and classes for others.
+    find = weights_by_rules if is_gguf_arch_supported(architecture.contents()) else _weights
+    weights = find(reader, model, architecture.contents(), say)
+    _refuse_others(weights, model, gguf)
+    save_blocks(weights, folder)
+    # Without fields about the origin of the file.
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
     _write_ends(reader, folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _refuse_others(weights: dict[str, AnyWeight], model: Any, gguf: Path) -> None:
+    """Refuse weights that are not the model's, and leave out those that no model has.
+
+    Raises:
+        ConfigurationError: a weight is missing, not known, or has another shape.
+    """
+    parameters = dict(model.named_parameters())
+    if lacking := parameters.keys() - weights.keys() - model.all_tied_weights_keys.keys():
+        raise missing(model, lacking, gguf)
+    others = weights.keys() - model.state_dict().keys()
+    refuse_unused(model, others, gguf)
+    for name in others:
+        del weights[name]
+    for name, parameter in parameters.items():
+        if name in weights and tuple(weights[name].shape) != tuple(parameter.shape):
+            raise mismatched(name, weights[name].shape, parameter.shape, gguf)
 
 
 def _write_ends(reader: GGUFReader, folder: Path) -> None:
@@ -127,7 +131,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
             continue
         kind = tensor.tensor_type.name
         floats = tensor.tensor_type in _FLOATS
-        if kind in KEPT and tensor.data.ndim == 2 and tensor.name in names:
+        if kind in READ and tensor.data.ndim == 2 and tensor.name in names:
             blocks, name = process(tensor.data, tensor.name)
             pattern = re.sub(r"\d+", "N", tensor.name)
             if pattern not in checked:
@@ -136,12 +140,12 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
                 checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
             if checked[pattern] and name is not None:
                 raw = torch.from_numpy(np.array(blocks))
-                found[names[name]] = StoredBlocks(raw, kind, int(tensor.shape[0]))
+                found[names[name]] = in_blocks(raw, kind, int(tensor.shape[0]))
                 continue
         whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
         if name is None:
             # It is in ``entered``.
-            if kind in KEPT:
+            if kind in READ:
                 apart = True
             elif not floats:
                 unpacked.add(kind)
@@ -156,7 +160,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
     if apart:
         say("experts whose gates and ups are of different types become float32")
     if unpacked:
-        say(f"weights of the type {', '.join(sorted(unpacked))} become float32: only {', '.join(KEPT)} are kept as stored")
+        say(f"weights of the type {', '.join(sorted(unpacked))} become float32: only {', '.join(READ)} are kept as stored")
     return found
 
 
@@ -172,13 +176,13 @@ def _experts(
     checked: dict[str, bool] = {}
     for name, tensors in parts.items():
         kind, pattern = tensors[0].tensor_type.name, re.sub(r"\d+", "N", name)
-        if kind not in KEPT or any(tensor.tensor_type.name != kind for tensor in tensors):
+        if kind not in READ or any(tensor.tensor_type.name != kind for tensor in tensors):
             # Gates and ups of two types are one matrix of none.
             continue
         raw = _entered(processor, names, [(tensor.name, tensor.data) for tensor in tensors])
         if raw is None or raw.dim() != 3:
             continue
-        blocks = StackedBlocks(tuple(StoredBlocks(one, kind, int(tensors[0].shape[0])) for one in raw))
+        blocks = StackedBlocks(tuple(in_blocks(one, kind, int(tensors[0].shape[0])) for one in raw))
         if pattern not in checked:
             # As for other blocks, tested on one layer of each kind.
             numbers = [(tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in tensors]

@@ -50,7 +50,7 @@ class JoinedWeights:
 
     Attributes:
         names: of all weights.
-        has_experts: whether matrices of experts are joined.
+        stacked: those of them that matrices of experts are joined to.
     """
 
     def __init__(self, files: WeightFiles, model: PreTrainedModel, wanted: Collection[str]) -> None:
@@ -72,7 +72,7 @@ class JoinedWeights:
             else:
                 parts.setdefault(found, {}).setdefault(pattern, []).append(name)
         self._joined = {name: joined for name, found in parts.items() if (joined := _joined(found, converters)) is not None}
-        self.has_experts = any(joined.stacked for joined in self._joined.values())
+        self.stacked = frozenset(name for name, joined in self._joined.items() if joined.stacked)
         taken = {one for joined in self._joined.values() for matrices in joined.experts for one in matrices}
         own = files.names - taken - set(self._renamed.values())
         self.names: Set[str] = own | self._joined.keys() | self._renamed.keys()
@@ -91,6 +91,10 @@ class JoinedWeights:
             return other[-1]
         of_each = (sum(one[0] for one in shapes[0]), *shapes[0][0][1:])
         return (len(experts), *of_each) if stacked else of_each
+
+    def sources(self, name: str) -> list[tuple[str, ...]]:
+        """What the files call the matrices that a weight is made of: those of each expert, if there are some."""
+        return self._joined[name].experts if name in self._joined else [(self._renamed.get(name, name),)]
 
     def get(self, name: str, cut: Cut | None = None) -> AnyWeight:
         """A weight as stored, or the part of it that a rank holds. Experts' matrices stay in blocks; what else is joined

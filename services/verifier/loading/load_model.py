@@ -20,6 +20,7 @@ from services.model_files.weights.headers import BLOCKS_FILE
 from services.model_files.weights.quantised.method import format_of
 from services.verifier.attention import calls as attention
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.cpu_choice import check_named
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
@@ -36,7 +37,7 @@ from services.verifier.loading.joined_weights import JoinedWeights
 from services.verifier.loading.layer_names import LayerNames
 from services.verifier.loading.model_config import check_files, load_dtype, read_config
 from services.verifier.loading.read_weights import WantedWeights, read_weights
-from services.verifier.loading.rounding import round_entering
+from services.verifier.loading.rounding import round_entering, rounds
 from services.verifier.stages.stage_ranks import Cut, StageRanks
 from speculation.errors import ConfigurationError
 
@@ -55,6 +56,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     adapters.register()
     folder = Path(config.model_path)
     check_files(config)
+    check_named(config)
     quantised = format_of(folder)
     if quantised is not None:
         log.info("%s is %s, served as the numbers that it stands for", folder, quantised.name)
@@ -80,7 +82,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)
-        round_entering(model, config)
+        _round(model, config)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -131,7 +133,7 @@ def keeps_experts(config: TargetConfig) -> bool:
         model = hollow_model(config)
         wanted = model.state_dict().keys()
         joined = JoinedWeights(files, model, wanted)
-    if not joined.has_experts or wanted - model.all_tied_weights_keys.keys() - joined.names:
+    if not joined.stacked or wanted - model.all_tied_weights_keys.keys() - joined.names:
         return False
     try:
         refuse_unused(model, joined.names - wanted, Path(config.model_path))
@@ -160,7 +162,7 @@ def _load_as_stored(config: TargetConfig, made_in: torch.dtype | None = None) ->
             refuse_unused(model, JoinedWeights(files, model, wanted).names - wanted, folder)
         _read(model, config)
         refuse_nonsense(model, folder)
-        round_entering(model, config)
+        _round(model, config)
     return model
 
 
@@ -200,6 +202,7 @@ def load_layers(config: TargetConfig, layers: range, shards: StageRanks | None =
         ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
+    check_named(config)
     with reading(f"load the model at {config.model_path}", about=config.model_path):
         return _load_layers(config, layers, shards)
 
@@ -239,7 +242,7 @@ def _load_layers(
     # What is loaded beside another model is made as that was.
     if layers.start and made_in is None:
         _check_passes_through(parts, config)
-    round_entering(model, config, layers)
+    _round(model, config, layers)
     if shards is not None:
         gather_between(model, shards)
     return model
@@ -298,6 +301,11 @@ def _made_anew(config: TargetConfig, made_in: torch.dtype | None = None) -> PreT
 def hollow_model(config: TargetConfig) -> PreTrainedModel:
     with reading(f"load the model at {config.model_path}", about=config.model_path), making_a_model(), torch.device("meta"):
         return _made_anew(config)
+
+
+def _round(model: PreTrainedModel, config: TargetConfig, layers: range | None = None) -> None:
+    if rounds(config):
+        round_entering(model, config, hollow_model(config), layers)
 
 
 def _read(

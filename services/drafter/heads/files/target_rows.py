@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class RowTable:
             return torch.nn.functional.embedding(ids.to(self._device), self._whole)
         at, stored = ids.to("cpu"), self._stored
         if isinstance(stored, StoredBlocks):
-            found = StoredBlocks(stored.raw[at.flatten()], stored.kind, stored.in_features).float()
+            found = replace(stored, raw=stored.raw[at.flatten()]).float()
             found = found.reshape(*at.shape, self.shape[1])
         else:
             found = stored[at]

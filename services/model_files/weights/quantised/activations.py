@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.four_bit_floats import NV_BLOCK
+from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK
 from services.model_files.weights.quantised.packed import expect, groups_of, parts_of
 from services.model_files.weights.rounded_inputs import InputRounding
 
 _KEY = "input_activations"
+# Of scales that are bytes: powers of two.
+_POWERS = "torch.uint8"
 # How a scale that follows from the input is shared.
 _SHARED = {"token": "each row", "group": "inputs of each row"}
 
@@ -28,7 +30,11 @@ class InputActivations:
             return
         fields = group.part(_KEY)
         floats = fields.one_of("type", ("int", "float"), "int") == "float"
-        if fields.one_of("num_bits", (4, 8) if floats else (8,), 8) == 4:
+        bits = fields.one_of("num_bits", (4, 8) if floats else (8,), 8)
+        if floats and fields.get("scale_dtype") == _POWERS:
+            self._rounding = _microscaled(fields, bits)
+            return
+        if bits == 4:
             self._rounding = _nvfp4(fields)
             return
         fields.empty("scale_dtype", "scales that are rounded themselves are not computed for what enters a layer")
@@ -80,6 +86,15 @@ class InputActivations:
                 dtypes = ("F16", "BF16", "F32") if part == "input_scale" else ("I8",)
                 expect(tensors, name, dtypes, [(1,), ()], "one for all that enters the layer")
         return rounding, parts
+
+
+def _microscaled(fields: QuantisationFields, bits: int) -> InputRounding:
+    """MXFP4 and MXFP8: scales follow from the input, and are powers of two."""
+    fields.one_of("strategy", ("group",))
+    size = fields.one_of("group_size", (MX_BLOCK,))
+    fields.one_of("dynamic", (True,))
+    fields.one_of("symmetric", (True,), True)
+    return InputRounding(floats=True, bits=bits, size=size, powers=True)
 
 
 def _nvfp4(fields: QuantisationFields) -> InputRounding:

@@ -1,6 +1,7 @@
 """Whole numbers, or floats of a byte, with scales as blocks, where these hold the same numbers, which kernels multiply by.
 
-Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise.
+Blocks have a scale in float16 for each 32 inputs. GGUF's have one zero point for all, ours one for each block, likewise; of
+one type each half of a block has both.
 Those of floats, and of codes of a table, have scales in float32.
 """
 
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from services.model_files.weights.stored_blocks import BLOCK, FLOATS, WITH_ZEROS, StoredBlocks
+from services.model_files.weights.stored_blocks import BLOCK, FLOATS, IN_HALVES, WITH_ZEROS, StoredBlocks
 
+HALF = BLOCK // 2
 # GGUF's types, and the numbers that they hold.
 _KINDS = {"Q4_0": (-8, 7), "Q8_0": (-128, 127)}
 
@@ -23,9 +25,11 @@ def as_blocks(codes: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tens
         scales: [outputs, groups].
         size: inputs in a group.
     """
-    halves = scales.half()
-    if size % BLOCK or not torch.equal(halves.float(), scales.float()):
+    halves, inputs = scales.half(), codes.shape[1]
+    if not torch.equal(halves.float(), scales.float()):
         return None
+    if size % BLOCK:
+        return _with_zeros(codes, zeros, halves, size) if size % HALF == 0 == inputs % BLOCK else None
     zero = _of_all(zeros)
     if zero is not None and (made := _with_one_zero(codes.int() - zero, halves, size)) is not None:
         return made
@@ -49,12 +53,15 @@ def _with_one_zero(signed: torch.Tensor, scales: torch.Tensor, size: int) -> Sto
     return _blocks(kind, numbers, [scales], size)
 
 
-def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size: int) -> StoredBlocks | None:
+def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, size: int) -> StoredBlocks | None:
+    if isinstance(zeros, int):
+        zeros = torch.full_like(scales, zeros)
     # Codes of a byte have a sign.
     least = min(0, int(codes.min()))
     codes, zeros = codes.int() - least, zeros.float() - least
-    kind = next((kind for kind, bits in WITH_ZEROS.items() if int(codes.max()) < 1 << bits), None)
-    if kind is None or not _exact(zeros, WITH_ZEROS[kind]):
+    kinds = {IN_HALVES: 4} if size % BLOCK else WITH_ZEROS
+    kind = next((kind for kind, bits in kinds.items() if int(codes.max()) < 1 << bits), None)
+    if kind is None or not _exact(zeros, kinds[kind]):
         return None
     return _blocks(kind, codes.byte(), [scales, zeros.half()], size)
 
@@ -72,9 +79,12 @@ def _exact(zeros: torch.Tensor, bits: int) -> bool:
 
 def _blocks(kind: str, numbers: torch.Tensor, halves: list[torch.Tensor], size: int) -> StoredBlocks:
     """Blocks of numbers in bytes, [outputs, inputs], behind what each group has in float16, [outputs, groups]."""
-    each = [one.repeat_interleave(size // BLOCK, 1)[..., None].view(torch.uint8) for one in halves]
-    blocks = numbers.reshape(*each[0].shape[:2], BLOCK)
-    if kind in ("Q4_0", "Q4_Z"):
+    blocks, part = numbers.unflatten(1, (-1, BLOCK)), HALF if kind == IN_HALVES else BLOCK
+    each = [
+        one.repeat_interleave(size // part, 1).unflatten(1, (blocks.shape[1], -1)).contiguous().view(torch.uint8)
+        for one in halves
+    ]
+    if kind in ("Q4_0", "Q4_Z", IN_HALVES):
         blocks = _packed(blocks)
     return StoredBlocks(torch.cat([*each, blocks], -1).flatten(1).contiguous(), kind, numbers.shape[1])
 
@@ -130,6 +140,8 @@ def likely_kind(bits: int, symmetric: bool, size: int, scales: str) -> str:
     Args:
         scales: safetensors' name of the scales' type. Of bfloat16, the smallest do not fit, which shows when they are read.
     """
-    if size % BLOCK or scales not in ("F16", "BF16"):
+    if scales not in ("F16", "BF16"):
         return "F32"
+    if size % BLOCK:
+        return IN_HALVES if size % HALF == 0 and bits <= 4 else "F32"
     return f"Q{4 if bits <= 4 else 8}_{'0' if symmetric else 'Z'}"

@@ -1,8 +1,8 @@
 """compressed-tensors, as llm-compressor and vLLM write it: groups of layers, each with its bits, type and scales.
 
 Whole numbers are packed into words (``pack-quantized``) or stored in a byte each (``int-quantized``), FP8 as it is
-(``float-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``). Layers of a
-group may round what enters them (``input_activations``).
+(``float-quantized``, ``mxfp8-quantized``), floats of four bits two to a byte (``nvfp4-pack-quantized``,
+``mxfp4-pack-quantized``). Layers of a group may round what enters them (``input_activations``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.model_files.weights.quantised.activations import InputActivations
 from services.model_files.weights.quantised.as_blocks import codes_as_blocks, likely_kind
 from services.model_files.weights.quantised.fields import QuantisationFields
 from services.model_files.weights.quantised.four_bit_floats import MX_BLOCK, NV_BLOCK, codes_of, floats, mx_weight
-from services.model_files.weights.quantised.fp8 import CODES, scaled
+from services.model_files.weights.quantised.fp8 import CODES, powers_scaled, scaled
 from services.model_files.weights.quantised.integers import groups_in_order, scaled_integers
 from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, spread, unpacked
 from services.model_files.weights.stored_blocks import BLOCK, Weight
@@ -28,7 +28,7 @@ from services.model_files.weights.stored_blocks import BLOCK, Weight
 _PACKED = ".weight_packed"
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-    "mixed-precision", "dense",
+    "mxfp8-quantized", "mixed-precision", "dense",
 )  # fmt: skip
 _SCALES = ("F16", "BF16", "F32")
 _STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "block", "group", "tensor_group")}
@@ -129,6 +129,8 @@ class _Group:
     def bytes(self, tensors: Mapping[str, Tensor], layer: str) -> Packed:
         """A weight with a byte for each number."""
         codes, scales = f"{layer}.weight", f"{layer}.weight_scale"
+        if self.type == "float" and self.strategy == "group":
+            return powers_scaled(tensors, codes, scales, self.size)
         if self.type == "float":
             return scaled(tensors, codes, scales, self.block)
         parts = parts_of(tensors, {"codes": codes, "scales": scales, **self._zeros(layer)}, self._order(layer))
@@ -171,8 +173,6 @@ class _Group:
         return Packed(name=f"{layer}.weight", shape=(outputs, half * 2), parts=parts, expand=expand, dtype=dtype)
 
     def _kind(self, tensors: Mapping[str, Tensor], parts: Mapping[str, str], inputs: int) -> str:
-        if "groups" in parts:
-            return "F32"
         return likely_kind(self.bits, self.symmetric, self.size or inputs, tensors[parts["scales"]].dtype)
 
     def _zeros(self, layer: str) -> dict[str, str]:

@@ -16,10 +16,10 @@ import torch
 from services.model_files.weights.described import Tensor
 from services.model_files.weights.quantised.as_blocks import floats_as_blocks, takes_groups
 from services.model_files.weights.quantised.fields import QuantisationFields
-from services.model_files.weights.quantised.packed import Packed, Stored, expect, parts_of, spread
+from services.model_files.weights.quantised.packed import Packed, Stored, expect, groups_of, parts_of, spread
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.model_files.weights.stacked_blocks import AnyWeight, in_a_stack
-from services.model_files.weights.stored_blocks import FLOATS, Weight
+from services.model_files.weights.stored_blocks import BLOCK, FLOATS, Weight
 
 CODES = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
@@ -99,6 +99,26 @@ def scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, block: tuple[
     kept = tensors[codes].dtype == "F8_E4M3" and (stacked or len(shape) == 2) and takes_groups(shared, inputs)
     expand = partial(_experts, block=block, inputs_first=inputs_first) if stacked else partial(_expand, block=block)
     return Packed(name=codes, shape=shape, parts=parts, expand=expand, dtype=FLOATS if kept else "F32")
+
+
+def powers_scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, size: int | None) -> Packed:
+    """A matrix in MXFP8: a power of two for each ``size`` inputs, stored as a byte.
+
+    Raises:
+        ValueError: the scales are missing or do not fit.
+    """
+    parts, shape = parts_of(tensors, {"codes": codes, "scales": scales}), tensors[codes].shape
+    if size != BLOCK or len(shape) != 2:
+        raise ValueError(f"{codes} is {tensors[codes]} in groups of {size}: must be a matrix in groups of {BLOCK}")
+    why = f"as {codes} is {tensors[codes]} in groups of {size}"
+    expect(tensors, codes, ("F8_E4M3",), [shape])
+    expect(tensors, scales, ("U8",), [(shape[0], groups_of(shape[1], size, codes))], why)
+    return Packed(name=codes, shape=shape, parts=parts, expand=_by_powers, dtype=FLOATS)
+
+
+def _by_powers(stored: Stored) -> Weight:
+    exponents = stored["scales"].int() - 127
+    return _matrix(stored["codes"], torch.ldexp(torch.ones(exponents.shape), exponents), (1, BLOCK))
 
 
 def _inputs_first(tensors: Mapping[str, Tensor], name: str) -> bool:

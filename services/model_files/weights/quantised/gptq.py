@@ -66,9 +66,7 @@ class Gptq:
         if "groups" in parts:
             expect(tensors, parts["groups"], ("I32", "I64"), [(inputs,)], why)
         expand = partial(_expand, bits=self._bits, size=size, less=self._less, layer=layer)
-        kind = "F32"
-        if not self._ordered:
-            kind = likely_kind(self._bits, self._symmetric, size, tensors[parts["scales"]].dtype)
+        kind = likely_kind(self._bits, self._symmetric, size, tensors[parts["scales"]].dtype)
         return Packed(name=f"{layer}.weight", shape=(outputs, inputs), parts=parts, expand=expand, dtype=kind)
 
 

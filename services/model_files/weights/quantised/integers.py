@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from services.model_files.weights.quantised.as_blocks import as_blocks
-from services.model_files.weights.stored_blocks import Weight
+from services.model_files.weights.stored_blocks import StoredBlocks, Weight
 
 
 def scaled_integers(
@@ -21,10 +23,25 @@ def scaled_integers(
         scales: [outputs, groups].
         groups: the group of each input, [inputs]; or the number of inputs in a group.
     """
-    if isinstance(groups, int) and (blocks := as_blocks(codes, zeros, scales, groups)) is not None:
+    if (blocks := _in_blocks(codes, zeros, scales, groups)) is not None:
         return blocks
     made = codes.float() - (zeros if isinstance(zeros, int) else _of_inputs(zeros.float(), groups))
     return made.mul_(_of_inputs(scales.float(), groups))
+
+
+def _in_blocks(
+    codes: torch.Tensor, zeros: torch.Tensor | int, scales: torch.Tensor, groups: torch.Tensor | int
+) -> StoredBlocks | None:
+    """The same in blocks, for which inputs of a group are laid together; None: no type holds these numbers."""
+    if isinstance(groups, int):
+        return as_blocks(codes, zeros, scales, groups)
+    counts = groups.bincount(minlength=scales.shape[1])
+    if bool((counts != counts[0]).any()):
+        return None
+    # Of equal groups, inputs keep their order.
+    order = groups.argsort(stable=True)
+    made = as_blocks(codes[:, order], zeros, scales, int(counts[0]))
+    return None if made is None else replace(made, order=order)
 
 
 def _of_inputs(values: torch.Tensor, groups: torch.Tensor | int) -> torch.Tensor:

@@ -12,6 +12,8 @@
  * first half's and the second's; of IQ4_XS its scale alone. Scales with a sign are stored from 0 on. In each byte of Q2_K the
  * lower half is a scale, the upper one a minimum.
  *
+ * Of Q4_H each half of a block has a scale and a zero point: the scales of the first and of the second, then the zero points.
+ *
  * Of E4M3 the scales are floats, [PANEL], and the numbers floats of 8 bits. Of MXFP4 the scales are bytes: powers of two.
  * Of NF4, FP4 and E2M1 they are floats, too, of E2M1 for each half of a block, and the numbers codes of a table of floats.
  */
@@ -23,7 +25,9 @@ enum { BLOCK = 32, GROUP_INPUTS = 256 };
 enum weights {
     FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1, Q8_Z, Q4_Z, Q5_0, Q5_1, E4M3, IQ4_NL, MXFP4, NF4, FP4, E2M1,
     /* The K types. */
-    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS
+    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,
+    /* Another that has blocks of its own. */
+    Q4_H
 };
 
 /* The widths (see width_of) of floats of 8 bits, and of codes of a table of floats: other operations make these floats. */
@@ -61,7 +65,7 @@ INLINE int width_of(enum weights type) {
 INLINE int bits_in_word(int width) { return width == FLOATS8 ? 8 : width == TABLED ? 4 : width; }
 
 /* Whether each block of an output has a zero point beside its scale. */
-INLINE int has_zeros(enum weights type) { return type == Q8_Z || type == Q4_Z; }
+INLINE int has_zeros(enum weights type) { return type == Q8_Z || type == Q4_Z || type == Q4_H; }
 
 /* Or a minimum. */
 INLINE int has_minima(enum weights type) {
@@ -69,11 +73,11 @@ INLINE int has_minima(enum weights type) {
 }
 
 /* Whether blocks lie in groups. */
-INLINE int is_k(enum weights type) { return type >= Q2_K; }
+INLINE int is_k(enum weights type) { return type >= Q2_K && type <= IQ4_XS; }
 
 /* Whether each half of a block has a scale of its own. */
 INLINE int has_halves(enum weights type) {
-    return type == Q2_K || type == Q3_K || type == Q6_K || type == E2M1;
+    return type == Q2_K || type == Q3_K || type == Q6_K || type == E2M1 || type == Q4_H;
 }
 
 INLINE int64_t head_bytes(enum weights type) { return !is_k(type) ? 0 : has_minima(type) ? 4 * PANEL : 2 * PANEL; }
@@ -85,6 +89,7 @@ INLINE int64_t scale_size(enum weights type) {
 
 INLINE int64_t scale_count(enum weights type) {
     if (type <= BFLOAT16) return 0;
+    if (type == Q4_H) return 4;
     return has_minima(type) || has_zeros(type) || has_halves(type) ? 2 : 1;
 }
 

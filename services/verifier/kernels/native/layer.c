@@ -46,10 +46,8 @@ struct room {
     const float *cosine, *sine; /* [rows, size] */
     float *normed, *query_key_value, *attended, *gate_up, *active;
     float *rounded; /* as wide as the widest input of a product, if one is rounded */
+    float *ordered; /* likewise, if weights of one lie in another order */
 };
-
-/* Fewer numbers than this are not worth waking other cores for. */
-enum { ALONE = 16384 };
 
 /* out = weight * (in / root mean square), of `size` numbers. */
 static void normalise(const struct norm *norm, int64_t size, const float *in, float *out) {
@@ -125,9 +123,17 @@ void outrider_round_rows(const struct rounding *how, int64_t rows, int64_t size,
     for (int64_t row = 0; row < rows; row++) round_row(how, size, in + row * size, out + row * size);
 }
 
-static void multiply_parts(const struct parts *parts, int64_t rows, const float *in, float *out) {
+/* out = in times a product, + add: see outrider_linear. */
+static void multiply_by(const struct linear *product, const struct room *room, int64_t rows, const float *in, const float *add,
+                        float *out, int64_t out_row) {
+    const int64_t first = 0;
+    if (product->order) outrider_in_order(product, 1, &first, &rows, in, room->ordered), in = room->ordered;
+    outrider_linear(product, rows, in, add, out, out_row);
+}
+
+static void multiply_parts(const struct parts *parts, const struct room *room, int64_t rows, const float *in, float *out) {
     for (int64_t part = 0, at = 0; part < parts->count; at += parts->product[part++].panels * PANEL)
-        outrider_linear(&parts->product[part], rows, in, 0, out + at, parts->width);
+        multiply_by(&parts->product[part], room, rows, in, 0, out + at, parts->width);
 }
 
 /* Add what adapters make of `in` at a place to their own rows of `out`, of `out_row` columns. `adapted` may be none. */
@@ -148,7 +154,7 @@ void outrider_layer_attend(const struct decoder_layer *layer, const struct layou
     const int64_t size = layer->size;
     struct layer attending = *attention;
     normalise_rows(&layer->before_attention, rows, layer->hidden, in, room->normed);
-    multiply_parts(parts, rows, entering(layer, TO_QUERY_KEY_VALUE, room, rows, layer->hidden, room->normed),
+    multiply_parts(parts, room, rows, entering(layer, TO_QUERY_KEY_VALUE, room, rows, layer->hidden, room->normed),
                    room->query_key_value);
     adapt(adapted, TO_QUERY_KEY_VALUE, room->normed, room->query_key_value, parts->width);
     place_heads(layer, rows, room);
@@ -165,7 +171,8 @@ void outrider_layer_attend(const struct decoder_layer *layer, const struct layou
 void outrider_layer_gate(const struct decoder_layer *layer, const struct room *room, const struct adapted *adapted,
                          int64_t rows, const float *in) {
     normalise_rows(&layer->before_mlp, rows, layer->hidden, in, room->normed);
-    multiply_parts(&layer->gate_up, rows, entering(layer, TO_GATE_UP, room, rows, layer->hidden, room->normed), room->gate_up);
+    multiply_parts(&layer->gate_up, room, rows, entering(layer, TO_GATE_UP, room, rows, layer->hidden, room->normed),
+                   room->gate_up);
     adapt(adapted, TO_GATE_UP, room->normed, room->gate_up, layer->gate_up.width);
     activate(layer, rows, room);
 }
@@ -176,10 +183,10 @@ void outrider_layer(const struct decoder_layer *layer, const struct layout *pass
     const int64_t hidden = layer->hidden;
     outrider_layer_attend(layer, pass, attention, room, adapted, rows, in);
     const float *attended = entering(layer, TO_ATTENTION_OUT, room, rows, layer->heads * layer->size, room->attended);
-    outrider_linear(&layer->attention_out, rows, attended, in, out, hidden);
+    multiply_by(&layer->attention_out, room, rows, attended, in, out, hidden);
     adapt(adapted, TO_ATTENTION_OUT, room->attended, out, hidden);
     outrider_layer_gate(layer, room, adapted, rows, out);
     const float *active = entering(layer, TO_DOWN, room, rows, layer->intermediate, room->active);
-    outrider_linear(&layer->down, rows, active, out, out, hidden);
+    multiply_by(&layer->down, room, rows, active, out, out, hidden);
     adapt(adapted, TO_DOWN, room->active, out, hidden);
 }

@@ -65,7 +65,7 @@ class _Adapted(ctypes.Structure):
 class _Room(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active", "rounded")
+        for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active", "rounded", "ordered")
     ]
 
 
@@ -109,9 +109,11 @@ class FusedLayer:
         # By place.
         self._roundings = (round_states, round_out, round_normed, round_down)
         self._rounding_structs = [rounding_struct(None if inputs is None else inputs.rounding) for inputs in self._roundings]
-        rounds = any(inputs is not None for inputs in self._roundings)
-        widest = max(hidden, query_heads * size, intermediate) if rounds else 0
-        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate, widest)
+        self._rounds = any(inputs is not None for inputs in self._roundings)
+        orders = any(one.order is not None for one in (out, down, *projections, *gates))
+        # As wide as any product's input, where it is needed.
+        widest = [max(hidden, query_heads * size, intermediate) if needed else 0 for needed in (self._rounds, orders)]
+        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate, *widest)
         self._attention, self._size, self._out, self._down = call, size, out, down
         self._at = dict(zip(PARTS, (*query_key_value.at, 0, *gate_up.at[:2], 0), strict=True))
         self._of_streams: LayerAdapter | None = None
@@ -150,7 +152,7 @@ class FusedLayer:
         attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
         adapted = self._adapted(laid_out, rows)
-        if widths[-1]:
+        if self._rounds:
             for place, inputs in enumerate(self._roundings):
                 layer.rounding[place] = (
                     self._rounding_structs[place] if inputs is not None and inputs.active else _AS_THEY_ARE
@@ -160,7 +162,7 @@ class FusedLayer:
             ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()),
         )  # fmt: skip
         if self._shards is not None:
-            _, _, attended, _, active, _ = room
+            _, _, attended, _, active, *_ = room
             self._attend(*arguments)
             after = self._multiplied(self._out, _ATTENTION_OUT, attended, given, adapted)
             self._gate(by(layer), by(pointers), arguments[4], ctypes.c_int64(rows), ctypes.c_void_p(after.data_ptr()))

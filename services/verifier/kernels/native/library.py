@@ -36,6 +36,8 @@ _NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "neon": set[str](),
 }
+# Why there are none, by the name that was asked for.
+_LACKING: dict[str, str] = {}
 _MACHINES = {"avx512": ("x86_64", "AMD64"), "avx2": ("x86_64", "AMD64"), "neon": ("aarch64", "arm64")}
 
 
@@ -74,16 +76,22 @@ def library(name: str = "auto") -> Library | None:
         name: an instruction set, or ``auto``: the first one that can be compiled and runs.
     """
     names = instruction_sets() if name == "auto" else [name]
-    if not names:
-        log.warning("no native kernels, each pass takes longer: this processor has neither AVX-512, AVX2 with FMA nor NEON")
+    lacking = [] if names else ["this processor has neither AVX-512, AVX2 with FMA nor NEON"]
     for candidate in names:
         try:
             functions, digest = _recipe(candidate).load()
         except (OSError, subprocess.SubprocessError) as error:
-            log.warning("no native kernels for %s, each pass takes longer: %s", candidate, error)
+            lacking.append(f"{candidate}: {error}")
         else:
             return Library(name=candidate, digest=digest, functions=functions)
+    _LACKING[name] = "; ".join(lacking)
+    log.warning("no native kernels, each pass takes longer and weights of few bits become floats: %s", _LACKING[name])
     return None
+
+
+def why_none(name: str = "auto") -> str:
+    """Why ``library`` gives none, on one line; empty: it gives one."""
+    return "" if library(name) is not None else " ".join(_LACKING[name].split())
 
 
 def ship() -> list[Path]:

@@ -199,6 +199,17 @@ void outrider_linear(const struct linear *layer, int64_t rows, const float *in, 
             one_group(layer, &asked, number, 0, rows, group, groups);
 }
 
+void outrider_in_order(const struct linear *layers, int64_t count, const int64_t *chosen, const int64_t *ends,
+                       const float *in, float *out) {
+    const int64_t inputs = layers->inputs;
+    for (int64_t at = 0; at < count; at++) {
+        const int64_t *order = layers[chosen[at]].order;
+#pragma omp parallel for if ((ends[at] - (at ? ends[at - 1] : 0)) * inputs > ALONE)
+        for (int64_t row = at ? ends[at - 1] : 0; row < ends[at]; row++)
+            for (int64_t k = 0; k < inputs; k++) out[row * inputs + k] = in[row * inputs + order[k]];
+    }
+}
+
 /* Threads take panels as they come, since layers have different numbers of rows. A panel stays in a cache for all of them. */
 void outrider_linears(const struct linear *layers, int64_t count, const int64_t *chosen, const int64_t *ends,
                       const float *in, float *out, int64_t out_row) {

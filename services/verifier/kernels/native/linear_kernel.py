@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -17,7 +18,7 @@ from services.verifier.kernels.native.library import Library
 PANEL = 32
 _TYPES = (
     "float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1", "Q8_Z", "Q4_Z", "Q5_0", "Q5_1", "E4M3", "IQ4_NL", "MXFP4",
-    "NF4", "FP4", "E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+    "NF4", "FP4", "E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_H",
 )  # fmt: skip
 # Bytes that a block has in a panel beyond those in a file: scales and minima of six bits are bytes there.
 _ADDED = {"Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
@@ -29,6 +30,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("weights", "bias")],
         *[(name, ctypes.c_int64) for name in ("type", "inputs", "panels")],
+        ("order", ctypes.c_void_p),
     ]
 
 
@@ -61,6 +63,9 @@ class NativeLinear(PackedLinear):
             self.in_features + self._missing_inputs,
             self._panels,
         )
+        # Blocks in another order than the inputs' are whole: nothing is padded.
+        self.order = weight.order if isinstance(weight, StoredBlocks) else None
+        self.struct.order = None if self.order is None else self.order.data_ptr()
         self._weight = self._in_panels(kernels, weight)
         self.struct.weights = self._weight.data_ptr()
 
@@ -96,6 +101,8 @@ class NativeLinear(PackedLinear):
         """
         if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
             raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")
+        if self.order is not None:
+            rows = rows.index_select(-1, self.order)
         rows = functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
         out = rows.new_empty(*rows.shape[:-1], self._panels * PANEL)
         self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr(), out.shape[-1])
@@ -117,14 +124,32 @@ class _Linears:
         # Held, since the structs say where their weights lie.
         self._layers = layers
         self._structs = (LinearStruct * len(layers))(*(layer.struct for layer in layers))
+        self._in_order = self._ordering(layers)
         self._kernel = layers[0].kernels.functions.outrider_linears
         self._kernel.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64]
         self._kernel.restype = None
+
+    def _ordering(self, layers: Sequence[NativeLinear]) -> Any:
+        """What brings rows in the order of their layer's weights; None: all of them lie in that of the inputs."""
+        if all(layer.order is None for layer in layers):
+            return None
+        # Held, as the layers are: one for those that have none of their own.
+        self._own_order = torch.arange(layers[0].in_features)
+        for struct in self._structs:
+            struct.order = struct.order or self._own_order.data_ptr()
+        kernel = layers[0].kernels.functions.outrider_in_order
+        kernel.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 4]
+        kernel.restype = None
+        return kernel
 
     def __call__(self, rows: torch.Tensor, chosen: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         layer = self._layers[0]
         missing = layer.struct.inputs - layer.in_features
         rows = functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+        if self._in_order is not None:
+            given, rows = rows, torch.empty_like(rows)
+            asked = chosen.data_ptr(), ends.data_ptr(), given.data_ptr(), rows.data_ptr()
+            self._in_order(self._structs, len(chosen), *asked)
         out = rows.new_empty(len(rows), layer.struct.panels * PANEL)
         self._kernel(
             self._structs, len(chosen), chosen.data_ptr(), ends.data_ptr(), rows.data_ptr(), out.data_ptr(), out.shape[1]

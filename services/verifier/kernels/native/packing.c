@@ -148,5 +148,6 @@ void outrider_pack(const struct linear *layer, const unsigned char *stored, int6
     case TYPE: pack_panel(TYPE, layer, stored, stored_row, outputs, panel, out); break;
             PACK(BFLOAT16) PACK(Q8_0) PACK(Q4_0) PACK(Q4_1) PACK(Q8_Z) PACK(Q4_Z) PACK(Q5_0) PACK(Q5_1) PACK(E4M3)
             PACK(IQ4_NL) PACK(MXFP4) PACK(NF4) PACK(FP4) PACK(E2M1) PACK(Q2_K) PACK(Q3_K) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) PACK(IQ4_XS)
+            PACK(Q4_H)
         }
 }

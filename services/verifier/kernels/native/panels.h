@@ -81,10 +81,23 @@ INLINE void read_floats(enum weights type, int half, int vecs, const char *block
     EACH(v, vecs) into->scale[v] = load((const float *)block + half * PANEL + (first + v) * LANES);
 }
 
+/* Of a half of a block of Q4_H. */
+INLINE void read_half(int half, int vecs, const char *block, int first, struct scales *into) {
+    const uint16_t *halves = (const uint16_t *)block + half * PANEL + first * LANES;
+    EACH(v, vecs) {
+        into->scale[v] = load_halves(halves + v * LANES);
+        into->minimum[v] = into->scale[v] * -load_halves(halves + 2 * PANEL + v * LANES);
+    }
+}
+
 INLINE void read_scales(enum weights type, int vecs, const char *block, int first, struct scales *into) {
     const uint16_t *halves = (const uint16_t *)block + first * LANES;
     if (is_tabled(type)) {
         read_floats(type, 0, vecs, block, first, into);
+        return;
+    }
+    if (type == Q4_H) {
+        read_half(0, vecs, block, first, into);
         return;
     }
     if (type == E4M3) {
@@ -177,7 +190,7 @@ INLINE const uint32_t *read_any(int width, enum weights type, int vecs, const ch
     if (width == 16) return read_block(BFLOAT16, vecs, panel, k, first, into, bytes);
     if (width == FLOATS8) return read_block(E4M3, vecs, panel, k, first, into, bytes);
     if (width == 4) switch (type) {
-            READ(Q4_0) READ(Q4_1) READ(Q4_Z) READ(Q4_K)
+            READ(Q4_0) READ(Q4_1) READ(Q4_Z) READ(Q4_K) READ(Q4_H)
             default: __builtin_unreachable();
         }
     if (width == TABLED) switch (type) {
@@ -197,6 +210,7 @@ INLINE void read_again(int width, enum weights type, int part, int vecs, const c
                        struct scales *into) {
     if (width == 8 && part == 2 && has_halves(type)) read_second_half(type, vecs, panel, k, first, into);
     if (width == TABLED && part == 4 && has_halves(type)) read_floats(type, 1, vecs, panel + block_at(type, k), first, into);
+    if (width == 4 && part == 4 && has_halves(type)) read_half(1, vecs, panel + block_at(type, k), first, into);
 }
 
 /* Number `part` of a word as a float, for vector `v` of a panel. Left where it stands in the word, it is 2^(width * part) times

@@ -16,6 +16,7 @@ struct rounding {
     float scale;        /* a stored one; or 0: what follows from the numbers */
     float zero;         /* beside a stored scale */
     float global_scale; /* what scales are times before they become FP8 themselves; or 0: they do not */
+    int64_t power;      /* of scales that are powers of two: the greatest one that is a code, as an exponent; or 0 */
 };
 
 /* What a part of a row is rounded with. */
@@ -63,8 +64,19 @@ INLINE float reach_of(int64_t size, const float *in) {
     return reach;
 }
 
+/* A power of two, by which `reach` becomes 2^power or less than twice that: more where it would be 1.75 times. */
+INLINE float power_of_two(float reach, int32_t power) {
+    int32_t bits;
+    memcpy(&bits, &reach, 4);
+    const int32_t exponent = ((bits + (1 << 21)) >> 23) - power, made = exponent > 0 ? exponent << 23 : 1 << 22;
+    float scale;
+    memcpy(&scale, &made, 4);
+    return scale;
+}
+
 INLINE float scale_of(const struct rounding *how, float half, int64_t size, const float *in) {
     const float reach = reach_of(size, in);
+    if (how->power) return power_of_two(reach, (int32_t)how->power);
     return how->global_scale ? rounded_scale(how->global_scale, reach / half) : not_zero(reach / half);
 }
 

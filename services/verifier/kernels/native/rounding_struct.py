@@ -17,6 +17,7 @@ class RoundingStruct(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("to", "size", "asymmetric")],
         *[(name, ctypes.c_float) for name in ("scale", "zero", "global_scale")],
+        ("power", ctypes.c_int64),
     ]
 
 
@@ -33,4 +34,5 @@ def rounding_struct(rounding: InputRounding | None) -> RoundingStruct:
     kind = TO_FOUR_BITS if rounding.bits == 4 else TO_FLOATS if rounding.floats else TO_WHOLE
     scale = rounding.scale if rounding.stored else 0.0
     zero = rounding.zero if rounding.stored and not rounding.symmetric else 0.0
-    return RoundingStruct(kind, rounding.size or 0, not rounding.symmetric, scale, zero, rounding.global_scale or 0.0)
+    power = rounding.greatest_power if rounding.powers else 0
+    return RoundingStruct(kind, rounding.size or 0, not rounding.symmetric, scale, zero, rounding.global_scale or 0.0, power)

@@ -24,6 +24,7 @@ def rounded_rows(rounding: InputRounding, rows: torch.Tensor) -> torch.Tensor:
     round_rows[(given.numel() // size,)](
         given, made, rounding.scale, 0.0 if rounding.symmetric else rounding.zero, rounding.global_scale or 1.0, SIZE=size,
         BLOCK=min(_LANES, triton.next_power_of_2(size)), LOW=low, HIGH=high, FLOATS=rounding.floats,
-        SYMMETRIC=rounding.symmetric, STORED=rounding.stored, FOUR_BITS=rounding.bits == 4, **COMPILED,
+        SYMMETRIC=rounding.symmetric, STORED=rounding.stored, FOUR_BITS=rounding.bits == 4,
+        POWER=rounding.greatest_power if rounding.powers else 0, **COMPILED,
     )  # fmt: skip
     return made

@@ -50,6 +50,7 @@ def round_rows(
     rows, made, scale, zero, global_scale,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, FLOATS: tl.constexpr,
     SYMMETRIC: tl.constexpr, STORED: tl.constexpr, FOUR_BITS: tl.constexpr,
+    POWER: tl.constexpr,
 ):  # fmt: skip
     """Round a part of SIZE neighbouring numbers of ``rows`` to ``made``; parts lie one after the other.
 
@@ -57,6 +58,7 @@ def round_rows(
         scale, zero: float32, if STORED; else they follow from the part.
         global_scale: of FOUR_BITS, what scales are times before they become FP8 themselves.
         LOW, HIGH: the least and the greatest code.
+        POWER: the greatest power of two that is a code, where scales are powers of two; else 0.
     """
     start = tl.program_id(0).to(tl.int64) * SIZE
     lanes = tl.arange(0, BLOCK)
@@ -74,9 +76,13 @@ def round_rows(
         most = tl.max(above, 0)
         least = tl.max(below, 0)
         if SYMMETRIC:
-            unit = tl.div_rn(tl.maximum(most, least), (HIGH - LOW) / 2)
+            reach = tl.maximum(most, least)
+            unit = tl.div_rn(reach, (HIGH - LOW) / 2)
             place = 0.0
-            if FOUR_BITS:
+            if POWER:
+                exponent = ((reach.to(tl.int32, bitcast=True) + 0x200000) >> 23) - POWER
+                unit = tl.where(exponent > 0, exponent << 23, 0x400000).to(tl.float32, bitcast=True)
+            elif FOUR_BITS:
                 unit = nearest_float(tl.minimum(unit * global_scale, 448.0))
                 unit = tl.div_rn(tl.where(unit == 0, 0.125, unit), global_scale)
         else:
