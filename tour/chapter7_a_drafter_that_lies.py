@@ -109,8 +109,7 @@ async def meet(model: Model, lie: str, plan: Plan, budget: Budget) -> list[int]:
 
 
 async def meet_the_liars(model: Model) -> None:
-    # This budget checks whatever comes.
-    everything = FixedBudget(max_nodes=NODES)
+    everything = FixedBudget(max_nodes=NODES)  # It checks whatever comes.
     console.print("[bold]plain decoding[/bold]")
     plain = await meet(model, "nothing", PLAIN, everything)
     for lie, what in LIES.items():
@@ -123,8 +122,7 @@ async def meet_the_liars(model: Model) -> None:
 
 def main() -> None:
     model = open_model()
-    # The engine logs drafts that it refuses. That is for operators.
-    logging.disable(logging.WARNING)
+    logging.disable(logging.WARNING)  # The engine logs drafts that it refuses. That is for operators.
     asyncio.run(meet_the_liars(model))
     logging.disable(logging.NOTSET)
     say("""

@@ -63,8 +63,7 @@ class Model:
     def request(self, prompt: Sequence[int], sampling: SamplingParams) -> Iterator[OpenRequest]:
         """Room in the KV cache for a prompt, its answer and a tree, during the block."""
         rows = len(prompt) + sampling.max_tokens + MAX_NODES
-        chosen = Sampling(params=sampling, prompt_length=len(prompt))
-        self.target.open("tour", rows, Prefix(tokens=prompt), sampling=chosen)
+        self.target.open("tour", rows, Prefix(tokens=prompt), sampling=Sampling(params=sampling, prompt_length=len(prompt)))
         try:
             yield OpenRequest(self)
         finally:
@@ -76,8 +75,7 @@ class OpenRequest:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        # Tokens whose keys and values the cache holds.
-        self.context = 0
+        self.context = 0  # Tokens whose keys and values the cache holds.
 
     def run(self, chain: Sequence[int], tree: TokenTree = EMPTY_TREE, top_k: int = 0) -> Outcome:
         """One forward pass over tokens that follow the text, and a tree of guesses below the last of them.
@@ -90,8 +88,7 @@ class OpenRequest:
 
     def _pass(self, rows: Rows) -> Outcome:
         self._model.target.begin([rows])
-        (outcome,) = self._model.target.finish()
-        return outcome
+        return self._model.target.finish()[0]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of these rows of the last pass, and forget the others."""

@@ -1,4 +1,4 @@
-"""A bounded, ordered queue of calls to a drafter."""
+"""Calls to a drafter, and the bounded, ordered queue in which they wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from services.links.codec.features import features_of, with_features
 from speculation.columns import ReportColumns
-from speculation.messages import DraftingCall, StepReport
+from speculation.messages import CloseSession, DraftingCall, FeatureChunk, ForgetTenant, OpenSession, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +16,28 @@ log = logging.getLogger(__name__)
 END = None
 
 QueuedCall = DraftingCall | ReportColumns
+
+
+class SentCalls:
+    """The calls of a ``DraftLink``, all sent in one way."""
+
+    def open(self, message: OpenSession) -> None:
+        self._send(message)
+
+    def step(self, message: StepReport) -> None:
+        self._send(message)
+
+    def features(self, message: FeatureChunk) -> None:
+        self._send(message)
+
+    def close(self, message: CloseSession) -> None:
+        self._send(message)
+
+    def forget(self, message: ForgetTenant) -> None:
+        self._send(message)
+
+    def _send(self, call: DraftingCall) -> None:
+        raise NotImplementedError
 
 
 class CallQueue:

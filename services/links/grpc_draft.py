@@ -17,7 +17,7 @@ from typing_extensions import override
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
 from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
-from services.links.call_queue import END, CallQueue
+from services.links.call_queue import END, CallQueue, SentCalls
 from services.links.codec import drafting as codec
 from services.links.codec.features import features_of, in_messages
 from services.links.codec.held_models import decode_drafter, encode_drafter
@@ -35,21 +35,17 @@ from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import InvalidArgument
 from speculation.held_models import DrafterCard
 from speculation.messages import (
-    CloseSession,
     DraftingCall,
     DraftingReply,
-    FeatureChunk,
     ForgetTenant,
     Forgotten,
-    OpenSession,
-    StepReport,
 )
 from speculation.ports import Drafter, DraftReceiver
 
 log = logging.getLogger(__name__)
 
 
-class GrpcDraftLink:
+class GrpcDraftLink(SentCalls):
     """Implements ``speculation.ports.DraftLink`` and ``DescribedDrafts``.
 
     Reconnects for ever; while disconnected, it drops what it is told to send.
@@ -93,21 +89,6 @@ class GrpcDraftLink:
         connecting = stay_connected("drafter", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, talk, self._tls)
         self._task = asyncio.create_task(connecting, name="grpc-drafts")
 
-    def open(self, message: OpenSession) -> None:
-        self._send(message)
-
-    def step(self, message: StepReport) -> None:
-        self._send(message)
-
-    def features(self, message: FeatureChunk) -> None:
-        self._send(message)
-
-    def close(self, message: CloseSession) -> None:
-        self._send(message)
-
-    def forget(self, message: ForgetTenant) -> None:
-        self._send(message)
-
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -119,6 +100,7 @@ class GrpcDraftLink:
             self._calls = None
             self._talking.cancel()
 
+    @override
     def _send(self, call: DraftingCall) -> None:
         # Without a connection the call is dropped: on_connected tells a drafter that returns everything.
         if self._calls is not None and not self._calls.push(call):

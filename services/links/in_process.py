@@ -11,9 +11,11 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
+from typing_extensions import override
+
 from outrider.internal.v1 import drafting_pb2, retrieval_pb2
 from services.links import serialised
-from services.links.call_queue import CallQueue, QueuedCall
+from services.links.call_queue import CallQueue, QueuedCall, SentCalls
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec.features import detach_data, features_of
@@ -24,19 +26,14 @@ from speculation.adapters import AdapterOrder
 from speculation.columns import ReportColumns, SentReports
 from speculation.errors import Unavailable
 from speculation.messages import (
-    CloseSession,
     DraftingCall,
-    FeatureChunk,
     Finished,
-    ForgetTenant,
     GenerationRequest,
-    OpenSession,
     Progress,
     ReplayedAnswer,
     RetrievalQuery,
     Retrieved,
     ServiceState,
-    StepReport,
     VerifierCard,
 )
 from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
@@ -49,7 +46,7 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.1
 
 
-class InProcessDraftLink:
+class InProcessDraftLink(SentCalls):
     """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop, and ``ReportsTogether``.
 
     When drafting fails or falls too far behind, the conversation is restarted, as after a broken stream.
@@ -75,24 +72,8 @@ class InProcessDraftLink:
         receiver.on_connected()
         self._task = asyncio.create_task(self._pump(receiver, self._calls), name="in-process-drafts")
 
-    def open(self, message: OpenSession) -> None:
-        self._send(message)
-
-    def step(self, message: StepReport) -> None:
-        self._send(message)
-
     def steps(self, reports: SentReports) -> None:
         self._send(reports)
-
-    def features(self, message: FeatureChunk) -> None:
-        """Send hidden states; their bytes are not copied."""
-        self._send(message)
-
-    def close(self, message: CloseSession) -> None:
-        self._send(message)
-
-    def forget(self, message: ForgetTenant) -> None:
-        self._send(message)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -100,6 +81,7 @@ class InProcessDraftLink:
             await asyncio.gather(self._task, return_exceptions=True)
         self._calls = None
 
+    @override
     def _send(self, call: DraftingCall | SentReports) -> None:
         # As over gRPC, a call is dropped while disconnected: on_connected tells the drafter everything later.
         if self._calls is None:

@@ -111,18 +111,23 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
+def _digest_begun(folder: Path) -> tuple[hashlib._Hash, list[Path]]:
+    """A hash of config.json, and the weight files that it goes on with."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
+    return digest, files
+
+
 def model_fingerprint(folder: Path) -> str:
     """Tells models apart, in milliseconds: a hash of config.json and of the size and both ends of every weight file.
 
     Raises:
         ConfigurationError: a file cannot be read, or there are no weights.
     """
-    digest = hashlib.sha256()
     with reading(f"read the model at {folder}", about=folder):
-        digest.update((folder / "config.json").read_bytes())
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
+        digest, files = _digest_begun(folder)
         for file in files:
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}".encode())
@@ -139,12 +144,8 @@ def weights_digest(folder: Path) -> str:
     Raises:
         ConfigurationError: a file cannot be read, or there are no weights.
     """
-    digest = hashlib.sha256()
     with reading(f"read the model at {folder}", about=folder):
-        digest.update((folder / "config.json").read_bytes())
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
+        digest, files = _digest_begun(folder)
         for file in files:
             with file.open("rb") as content:
                 digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.model.target_port import Prefix, Sampling
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
 from speculation.types import FinishReason, Plan
@@ -375,18 +375,10 @@ async def test_a_target_that_keeps_failing_is_unhealthy_until_it_works() -> None
 async def test_what_cannot_be_admitted_fails_alone() -> None:
     class Cramped(ToyTarget):
         @override
-        def open(
-            self,
-            request_id: str,
-            rows: int,
-            prefix: Prefix | None = None,
-            *,
-            sampling: Sampling | None = None,
-            spare: int = 0,
-        ) -> bool:
+        def open(self, request_id: str, *rest: Any, **more: Any) -> bool:
             if request_id == "cursed":
                 raise RuntimeError("planted failure")
-            return super().open(request_id, rows, prefix, sampling=sampling, spare=spare)
+            return super().open(request_id, *rest, **more)
 
     async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
         good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))

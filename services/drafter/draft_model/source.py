@@ -25,7 +25,7 @@ from services.drafter.draft_model.parallel import ParallelDraft
 from services.drafter.draft_model.session import LmSession
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
-from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from services.drafter.stopping.interface import StopPolicy
@@ -46,12 +46,8 @@ NAME = "draft_model"
 _ROWS_BESIDE, _ROWS_ALONE = 256, 1024
 # A session with at most so many rows to compute counts as one that drafts. A step commits a few tokens.
 _FEW = 32
-# Threads of torch for a draft model on a CPU. A second one is worth less than it takes from a target on the same cores.
-_THREADS = 1
 # Policies under which a draft's length is known before it begins.
 _PLANNED = ("static", "heuristic", "heuristic_transient")
-# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
-_MOST_BYTES = 2 << 30
 
 
 def make(config: DrafterConfig) -> DraftModelSource:
@@ -64,7 +60,7 @@ def make(config: DrafterConfig) -> DraftModelSource:
     folder, target = trained.weights_of(NAME)
     if trained.device == "cpu":
         # Before the weights are read: reading is parallel too, and a team of threads stays with the thread that had one.
-        use_threads(_THREADS)
+        use_threads()
     check_folder(folder)
     check_shared(folder, target)
     config_file = read_json(folder / "config.json", "draft model")
@@ -141,7 +137,7 @@ class DraftModelSource:
         branches: int | None = None,
         mask: int | None = None,
         randomness: Draws | None = None,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._lm = lm
         self._vocabulary = vocabulary

@@ -20,8 +20,15 @@ class Cache(Protocol):
         ...
 
 
+# Of all sessions of a model.
+MOST_BYTES = 2 << 30
+
+
 class CacheRoom:
-    """Beyond ``most_bytes``, the cache unused longest is cleared; the one used last stays whatever its size."""
+    """Beyond ``most_bytes``, the cache unused longest is cleared; the one used last stays whatever its size.
+
+    A session whose cache was cleared computes it anew when it is asked.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes

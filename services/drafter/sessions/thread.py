@@ -21,6 +21,8 @@ _Result = TypeVar("_Result")
 
 _Job = Callable[[], None]
 
+# Threads of torch for a model that drafts. A second one is worth less than it takes from a target on the same cores.
+_OF_TORCH = 1
 # Longest call that may run in the event loop itself.
 _AT_ONCE_S = 0.001
 
@@ -153,7 +155,7 @@ def _fail(future: asyncio.Future[_Result], error: Exception) -> None:
         future.set_exception(error)
 
 
-def use_threads(count: int) -> None:
+def use_threads(count: int = _OF_TORCH) -> None:
     """Let torch use ``count`` threads for what the calling thread computes.
 
     ``torch.set_num_threads`` sets the calling thread's number, and the one that threads begin with. The latter is put back,

@@ -20,7 +20,7 @@ from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
-from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
@@ -29,10 +29,6 @@ from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "peagle"
-# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
-_THREADS = 1
-# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
-_MOST_BYTES = 2 << 30
 
 
 def make(config: DrafterConfig) -> ParallelSource:
@@ -43,7 +39,7 @@ def make(config: DrafterConfig) -> ParallelSource:
     """
     trained = config.trained
     folder, target = trained.weights_of(NAME)
-    use_threads(_THREADS)
+    use_threads()
     head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     if head.config.mask_token_id is None:
         raise ConfigurationError(f"cannot load the head at {folder} as {NAME}: it has no mask token", about=folder)
@@ -71,7 +67,7 @@ class ParallelSource:
         window: int,
         form: LevelForm | None = None,
         draw: Draw | None = None,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int = MOST_BYTES,
         ahead: bool = False,
     ) -> None:
         config, form = head.config, form or LevelForm()

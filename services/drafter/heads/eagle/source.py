@@ -26,7 +26,7 @@ from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import FeatureSession, in_one_call
 from services.drafter.heads.state_head import HeadOutput, StateHead
-from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
@@ -34,11 +34,6 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, TokenTree
-
-# Threads that torch uses for a head. A second one is worth less than it takes from the target where both share a processor.
-THREADS = 1
-# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
-_MOST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +89,7 @@ def make_fspad(config: DrafterConfig) -> FeatureSource:
 def _made(name: str, config: DrafterConfig) -> FeatureSource:
     trained = config.trained
     folder, target = trained.weights_of(name)
-    use_threads(THREADS)
+    use_threads()
     head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     if head.config.family != name:
         raise ConfigurationError(
@@ -129,7 +124,7 @@ class FeatureSource:
         window: int,
         form: TreeForm | None = None,
         draw: Draw | None = None,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int = MOST_BYTES,
         ahead: bool = False,
     ) -> None:
         self._name = name

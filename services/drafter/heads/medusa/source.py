@@ -22,8 +22,6 @@ from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "medusa"
-# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
-_THREADS = 1
 _LAYERS = (FINAL,)
 
 
@@ -35,7 +33,7 @@ def make(config: DrafterConfig) -> MedusaSource:
     """
     trained = config.trained
     folder, target = trained.weights_of(NAME)
-    use_threads(_THREADS)
+    use_threads()
     heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     multiply_by_kernels(heads, trained)
     check_levels_at(heads, folder, target, asked_for=trained.asked_for)

@@ -7,7 +7,7 @@ import torch
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.assistant.files import holds_assistant, load_assistant
 from services.drafter.heads.canary.heads import check_checkpoint
-from services.drafter.heads.eagle.source import THREADS, FeatureSource, TreeForm
+from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.mtp.files import load_mtp
 from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.sessions.thread import use_threads
@@ -23,7 +23,7 @@ def make(config: DrafterConfig) -> FeatureSource:
     """
     trained = config.trained
     folder, target = trained.weights_of(NAME)
-    use_threads(THREADS)
+    use_threads()
     load = load_assistant if holds_assistant(folder) else load_mtp
     head = load(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     multiply_by_kernels(head, trained)

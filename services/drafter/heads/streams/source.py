@@ -23,7 +23,7 @@ from services.drafter.heads.products import multiply_by_kernels
 from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call, state_numbers
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.streams import Streams
-from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
 from services.drafter.sources.interfaces import DraftWanted
@@ -31,10 +31,6 @@ from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "streaming"
-# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
-_THREADS = 1
-# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
-_MOST_BYTES = 2 << 30
 
 
 def make(config: DrafterConfig) -> StreamSource:
@@ -45,7 +41,7 @@ def make(config: DrafterConfig) -> StreamSource:
     """
     trained = config.trained
     folder, target = trained.weights_of(NAME)
-    use_threads(_THREADS)
+    use_threads()
     streams = load_streams(folder, target, device=trained.device, dtype=getattr(torch, trained.held_dtype))
     multiply_by_kernels(streams.output, trained)
     check_levels_at(streams, folder, target, asked_for=trained.asked_for)
@@ -78,7 +74,7 @@ class StreamSource:
         window: int,
         form: LevelForm | None = None,
         draw: Draw | None = None,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._streams = streams
         self._ahead = streams.config.num_streams
