@@ -10,6 +10,8 @@ MAX_BAD_WORDS, MAX_SPELLINGS = 256, 512
 MAX_LOGIT_BIAS, MAX_LOGPROBS = 1024, 20
 MAX_GRAMMAR_CHARACTERS, MAX_MESSAGES = 65_536, 1024
 MAX_TREE_NODES = 512
+# Drafts that share a message. A verifier has at most half as many sessions told at once; more would only keep it busy.
+MAX_DRAFTS = 8192
 MAX_SOURCES, MAX_SOURCE_NAME = 16, 64
 # Strategies that one answer is compared with; characters of the name that requests have in common.
 MAX_COMPARED, MAX_GROUP_CHARACTERS = 8, 64

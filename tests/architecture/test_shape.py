@@ -151,6 +151,7 @@ def test_the_protos_state_the_limits_that_are_enforced() -> None:
         (limits.MAX_HELD_TENANTS, r"all may. At most 64, each at most 512 characters"),
         (limits.MAX_TENANT_CHARACTERS, r"all may. At most 64, each at most 512 characters"),
         (limits.MAX_WHEN_CHARACTERS, r"65,536 characters; empty: nothing"),
+        (limits.MAX_DRAFTS, r"At most 8,192 drafts"),
         (limits.MAX_CARD_CHARACTERS, r"Each text has at most 4,096 characters"),
     ):
         assert re.search(words, text), words

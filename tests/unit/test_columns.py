@@ -189,6 +189,16 @@ def test_the_largest_message_is_within_its_limit() -> None:
     assert max(sizes) < limits.MAX_DRAFT_MESSAGE_BYTES
 
 
+def test_a_message_of_too_many_drafts_is_refused_before_any_is_looked_at() -> None:
+    """Each costs the verifier's loop some microseconds, also where its session is not there."""
+    wire = drafting_pb2.DraftResponse()
+    columns.write_drafts([Draft(session_id="s", base_length=1, base_hash=2, tree=EMPTY_TREE)] * 8192, wire.drafts)
+    assert isinstance(drafting.decode_replies_together(wire), DraftColumns)
+    columns.write_drafts([Draft(session_id="s", base_length=1, base_hash=2, tree=EMPTY_TREE)], wire.drafts)
+    with refuses(InvalidArgument, field="drafts", value="8193 long"):
+        drafting.decode_replies_together(wire)
+
+
 def test_columns_that_do_not_fit_together_are_refused() -> None:
     wire = drafting_pb2.StepReports()
     columns.write_reports(SentReports.of([report_of(random.Random(seed), "s") for seed in (1, 2)]), wire)

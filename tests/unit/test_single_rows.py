@@ -19,11 +19,11 @@ from speculation.types import SamplingParams
 from tests.choices import ELSEWHERE
 
 STEPS = 12
-# The second and the third choose by what they have said before.
+# The second and the third choose by what they have said before, the third of three tokens in turn.
 PARAMS = (
     SamplingParams(),
     SamplingParams(repetition_penalty=1.5, presence_penalty=1.0),
-    SamplingParams(temperature=1.0, seed=5, frequency_penalty=2.0),
+    SamplingParams(frequency_penalty=2.0, logit_bias={10: 50.0, 11: 50.0, 12: 50.0}),
 )
 
 

@@ -224,7 +224,8 @@ def read_draft_columns(wire: drafting_pb2.Drafts) -> DraftColumns | None:
     nodes = sum(counts)
     fits = all(len(column) == count for column in each) and all(len(column) == nodes for column in (trees.tokens, *of_nodes))
     alike = trees.score_counts[:] == counts and len(set(groups)) == 1 == len(set(took_s))
-    if not (fits and alike and len(groups[0]) <= limits.MAX_SOURCE_NAME and 0 <= took_s[0] < float("inf")):
+    few = count <= limits.MAX_DRAFTS
+    if not (fits and alike and few and len(groups[0]) <= limits.MAX_SOURCE_NAME and 0 <= took_s[0] < float("inf")):
         return None
     names = _names(trees)
     if not names.sound:
@@ -249,8 +250,9 @@ def read_drafts(wire: drafting_pb2.Drafts) -> list[Draft | DraftFailure]:
     """The drafts of a message. One that breaks a limit becomes a failure of its session only.
 
     Raises:
-        InvalidArgument: its columns do not fit together.
+        InvalidArgument: its columns do not fit together, or it has too many.
     """
+    check_size("drafts", len(wire.session_ids), limits.MAX_DRAFTS)
     trees = _trees("drafts.trees", wire.trees)
     names, lengths, hashes, took_s = wire.session_ids[:], wire.base_lengths[:], wire.base_hashes[:], wire.drafting_s[:]
     _check_columns("drafts", names, lengths, hashes, trees, took_s, wire.groups)

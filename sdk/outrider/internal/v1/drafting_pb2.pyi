@@ -391,7 +391,7 @@ Global___StepReports: _TypeAlias = StepReports  # noqa: Y015
 
 @_typing.final
 class Drafts(_message.Message):
-    """Drafts for several sessions by columns, as in `StepReports`; fields as in `Draft`."""
+    """Drafts for several sessions by columns, as in `StepReports`; fields as in `Draft`. At most 8,192 drafts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
