@@ -5,15 +5,17 @@ A stage or rank is a thread of the tests' process, and they gather by gloo, as p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from services.verifier.stages.upstream import Launch
 from speculation.errors import ConfigurationError
 from tests.stage_threads import launch_thread
@@ -47,7 +49,8 @@ LAYOUTS = {
 def laid_out(layout: Layout, *, skips: bool = False) -> Iterator[None]:
     """Lay out every target that is made within, but for those whose settings do it themselves; they end with the block.
 
-    Streams are left out there: no rank computes them, so that those who draft by them do so from hidden states.
+    Streams are left out there: no rank computes them, so that those who draft by them do so from hidden states. A test that runs
+    passes by ``forward`` need not keep what it has computed: in one process nobody asks how much that is.
 
     Args:
         skips: whether models that cannot be laid out so are no reason to fail.
@@ -55,7 +58,7 @@ def laid_out(layout: Layout, *, skips: bool = False) -> Iterator[None]:
     if layout == ONE_PROCESS:
         yield
         return
-    begin, made = TransformersTarget.__init__, list[TransformersTarget]()
+    begin, run, made = TransformersTarget.__init__, TransformersTarget.forward, list[TransformersTarget]()
 
     def spread(
         self: TransformersTarget, config: TargetConfig, launch: Launch | None = None, *given: Any, **named: Any
@@ -78,8 +81,14 @@ def laid_out(layout: Layout, *, skips: bool = False) -> Iterator[None]:
             raise
         made.append(self)
 
+    def forward(self: TransformersTarget, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        for rows in batch:
+            self._earlier.keep(rows.request_id, rows.context, ())
+        return run(self, batch)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransformersTarget, "__init__", spread)
+        patch.setattr(TransformersTarget, "forward", forward)
         yield
     for target in made:
         target.shutdown()

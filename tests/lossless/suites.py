@@ -36,7 +36,7 @@ LAID_OUT: dict[str, str] = {
     "test_where_models_draft": "",
     "test_words": "",
 }
-_NO_TARGET = "makes no whole target: rules, kernels or files alone"
+_NO_TARGET = "makes no whole target, or one that is refused or planted: rules, kernels or files alone"
 _THEMSELVES = "lays its targets out itself, in processes or threads, with faults planted between them"
 _STATES = "layers with a state are not shared by ranks, which is refused; over stages it has tests of its own"
 _STREAMS = "streams in a pass are refused over ranks"
@@ -92,6 +92,8 @@ OF_ONE_PROCESS: dict[str, tuple[str, ...]] = {
         "test_draft_model_is_lossless::test_its_sampled_chains_are_lossless_under_rejection",
         "test_draft_model_is_lossless::test_stopping_by_what_was_drawn_would_not_be",
         "test_heads_are_lossless::test_sampled_chains_are_lossless_under_rejection",
+        "test_hidden_states::test_a_model_whose_layers_cannot_be_told_apart",
+        "test_hidden_states::test_layers_in_one_call_each_are_observed",
         "test_lora_is_exact::test_a_product_is_its_formula_and_no_row_changes_another",
         "test_prediction::test_a_prediction_that_nothing_would_be_drafted_from_is_refused",
         "test_prediction::test_long_predictions_are_read_a_piece_at_a_time",
@@ -118,6 +120,10 @@ OF_ONE_PROCESS: dict[str, tuple[str, ...]] = {
         "test_rounded_inputs::test_the_plan_says_so",
         "test_rounded_inputs::test_weights_are_not_replaced_by_those_that_round_otherwise",
         "test_rounded_inputs::test_whole_layers_round_in_our_kernels",
+        "test_target_is_exact::test_a_tree_that_is_too_large_is_refused",
+        "test_target_is_exact::test_models_that_cannot_be_served_are_refused_at_start",
+        "test_uno::test_an_adapter_for_another_model_is_refused",
+        "test_uno::test_layers_with_a_state_have_no_noise",
         "test_where_models_draft::test_a_form_without_streams_is_refused",
         "test_where_models_draft::test_pruning_without_a_pass_to_prune_is_refused",
     ),
