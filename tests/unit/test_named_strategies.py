@@ -18,6 +18,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
+from speculation.columns import SentReports
 from speculation.costs import CostTable
 from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.types import EMPTY_TREE, Plan
@@ -168,6 +169,9 @@ class Unconnected(InProcessDraftLink):
     connected = False  # type: ignore[assignment]
 
     def step(self, message: StepReport) -> None:
+        pass
+
+    def steps(self, reports: SentReports) -> None:
         pass
 
 

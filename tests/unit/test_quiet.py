@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.links.in_process import InProcessDraftLink
+from speculation.columns import SentReports
 from speculation.messages import CloseSession, DraftingCall, OpenSession, Progress, StepReport
 from speculation.types import Plan
 from tests.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request
@@ -15,9 +16,9 @@ class _Noted(InProcessDraftLink):
 
     def __init__(self) -> None:
         super().__init__(RandomDrafter(vocab=VOCAB))
-        self.told: list[DraftingCall] = []
+        self.told: list[DraftingCall | SentReports] = []
 
-    def _send(self, call: DraftingCall) -> None:
+    def _send(self, call: DraftingCall | SentReports) -> None:
         self.told.append(call)
         super()._send(call)
 
