@@ -24,6 +24,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.passes import PassWork
 from speculation.budget import MeasuredBudget
+from speculation.columns import SentReports
 from speculation.costs import CostTable, Load
 from speculation.errors import Internal
 from speculation.messages import (
@@ -167,6 +168,10 @@ class _MachineLink(InProcessDraftLink):
     def step(self, message: StepReport) -> None:
         self.worker.told.add(message.session_id)
         super().step(message)
+
+    def steps(self, reports: SentReports) -> None:
+        self.worker.told.update(reports.session_ids)
+        super().steps(reports)
 
 
 class SimulatedService:

@@ -14,6 +14,7 @@ from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import MOST_STEPS, AskCost, Gain, Pace, Prices, opening_pays
 from services.verifier.engine.loop import DecodingLoop
+from speculation.columns import SentReports
 from speculation.messages import Draft, DraftFailure, OpenSession, StepReport
 from tests.fakes import ToyTarget, collect, origin, request
 from tests.simulated import SimulatedBudget, SimulatedWorker, SlowDrafter, run
@@ -169,6 +170,10 @@ class _Link(InProcessDraftLink):
         self.tokens[message.session_id] += message.committed
         assert len(self.tokens[message.session_id]) == message.length
         super().step(message)
+
+    def steps(self, reports: SentReports) -> None:
+        for report in reports.alone():
+            self.step(report)
 
 
 class NeighbourDrafter(SlowDrafter):

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from lab.regret.simulated_service import Machine
+from services.verifier.engine import live_request
 from services.verifier.engine.deciding import repetition
 from speculation.sources import AUTO
 from tests.recorded_worlds import PROMPT, VOCAB, answer_of, recordings, service_of
@@ -97,6 +98,7 @@ def test_a_text_that_begins_to_repeat_itself_is_drafted_for_at_once(machine: str
 
     own = run(seconds())
     monkeypatch.setattr(repetition, "_STREAK", 1 << 30)
+    monkeypatch.setattr(live_request, "repetition_of", repetition.Repetition)
     saved_s = run(seconds()) - own
     assert saved_s >= 2 * MACHINES[machine].pass_s
 

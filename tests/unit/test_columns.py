@@ -94,6 +94,39 @@ def replies_of(source: random.Random) -> list[DraftingReply]:
     ]
 
 
+def sent_of(source: random.Random, number: int) -> StepReport:
+    """A report without hidden states and probes; a target may have told other numbers of likely ids after a node, or none."""
+    while True:
+        report = report_of(source, f"s{number}")
+        seen = report.observation
+        if seen is None:
+            return report
+        if seen.features is None and not seen.probe_ids:
+            break
+    fault = source.randrange(60)
+    told = {
+        0: ((), *seen.top_ids[1:]),
+        1: ((),) * len(seen.top_ids),
+        2: (*seen.top_ids, (1,)),
+        3: (*seen.top_ids[:-1], (1,) * 4),
+    }
+    return replace(report, observation=replace(seen, top_ids=told.get(fault, seen.top_ids)))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_reports_sent_by_columns_are_read_as_if_each_were_sent_alone(seed: int) -> None:
+    source = random.Random(seed)
+    reports = [sent_of(source, number) for number in range(source.randint(1, 12))]
+    sent, numbers = SentReports.of(reports), [columns.numbers_of_report(report) for report in reports]
+    found = columns.numbers_of_sent(sent)
+    assert (found is None) == (None in numbers)
+    assert found is None or found >= sum(number for number in numbers if number is not None)
+    wires = [wire.SerializeToString() for wire in drafting.encode_drafting_calls([sent])]
+    assert wires == [wire.SerializeToString() for wire in drafting.encode_drafting_calls(reports)]
+    older = drafting.encode_drafting_calls([sent], columns=False)
+    assert [call for wire in older for call in drafting.decode_drafting_calls(wire)] == reports
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_what_shares_messages_is_what_each_would_be_alone(seed: int) -> None:
     source = random.Random(seed)

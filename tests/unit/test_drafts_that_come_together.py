@@ -148,7 +148,7 @@ class Engine:
 
     def found(self) -> list[object]:
         return [
-            [(each.draft, each.late, each.asked) for each in box.find(live.tokens)] + [box.worth("text"), box.asks(1.0)]
+            [(each.draft, each.late, each.asked) for each in box.find(live.tokens)] + [box.worth("text"), {**box._asked}]
             for live in self.live
             for box in live.mailboxes.values()
         ]

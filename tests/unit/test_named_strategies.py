@@ -19,6 +19,7 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
+from speculation.columns import SentReports
 from speculation.costs import CostTable
 from speculation.messages import Draft, DraftFailure, StepReport
 from speculation.types import EMPTY_TREE, Plan
@@ -173,6 +174,9 @@ class Unconnected(InProcessDraftLink):
 
     @override
     def step(self, message: StepReport) -> None:
+        pass
+
+    def steps(self, reports: SentReports) -> None:
         pass
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from services.links.in_process import InProcessDraftLink
+from speculation.columns import SentReports
 from speculation.messages import CloseSession, DraftingCall, OpenSession, Progress, StepReport
 from speculation.types import Plan
 from tests.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request
@@ -17,10 +18,10 @@ class _Noted(InProcessDraftLink):
 
     def __init__(self) -> None:
         super().__init__(RandomDrafter(vocab=VOCAB))
-        self.told: list[DraftingCall] = []
+        self.told: list[DraftingCall | SentReports] = []
 
     @override
-    def _send(self, call: DraftingCall) -> None:
+    def _send(self, call: DraftingCall | SentReports) -> None:
         self.told.append(call)
         super()._send(call)
 

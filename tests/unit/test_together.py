@@ -84,8 +84,14 @@ async def answers(seed: int, depth: int, *, timed: bool) -> tuple[list[object], 
 
 def learnt(loop: DecodingLoop) -> list[object]:
     """What the loop knows of drafts."""
-    found = loop._drafting._experiences.of_groups("the drafter") or loop._drafting._experiences._found.items()
-    return [(name, each.worth) for name, each in found]
+    drafting = loop._drafting
+    costs = [(name, cost._slope.seconds, cost._since_quiet) for name, cost in drafting.costs._costs.items()]
+    return [*[(name, each.worth) for name, each in drafting._experiences._found.items()], *costs]
+
+
+def at_hand(parts: Sequence[Part]) -> list[int]:
+    """How many drafts are kept for each."""
+    return [len(box._kept) for part in parts for box in part.request.mailboxes.values()]
 
 
 def counted(loop: DecodingLoop) -> list[object]:
@@ -101,17 +107,24 @@ def test_what_is_delivered_together_is_what_each_gets_alone(
     seed: int, depth: int, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []
+    kept: dict[bool, list[list[int]]] = {True: [], False: []}
 
     def in_runs(parts: Sequence[Part], *, quiet: bool) -> list[tuple[bool, list[Part]]]:
+        kept[True].append(at_hand(parts))
         found = [*in_turn(parts, quiet=quiet)]
         runs.extend(len(run) for together, run in found if together)
         return found
 
+    def one_by_one(parts: Sequence[Part], *, quiet: bool) -> list[tuple[bool, list[Part]]]:
+        kept[False].append(at_hand(parts))
+        return [(False, [*parts])]
+
     with monkeypatch.context() as patched:
         patched.setattr(delivery, "in_turn", in_runs)
         own, loop, link = run(answers(seed, depth, timed=timed))
-    monkeypatch.setattr(delivery, "in_turn", lambda parts, quiet: [(False, [*parts])])
+    monkeypatch.setattr(delivery, "in_turn", one_by_one)
     alone, reference, heard = run(answers(seed, depth, timed=timed))
+    assert kept[True] == kept[False]
     assert own == alone
     assert link.heard == heard.heard
     assert not heard.columns

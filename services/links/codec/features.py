@@ -82,7 +82,7 @@ def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
             return call, None
 
 
-def in_messages(call: DraftingCall | ReportColumns | SentReports) -> Iterator[DraftingCall]:
+def in_messages(call: DraftingCall | ReportColumns) -> Iterator[DraftingCall]:
     """Split ``call`` into calls that each fit into a message.
 
     Hidden states too large for one message are sent ahead in chunks. A step report comes last, with the last chunk.

@@ -29,6 +29,7 @@ class Arrivals:
     Args:
         most_experiences: of so many groups is it told apart what their drafts brought; further ones, which no plan names,
             count as one group.
+        now: seconds of the event loop's clock.
         reopen: opens a request's session at an origin anew.
     """
 
@@ -40,6 +41,7 @@ class Arrivals:
         vocab_size: int,
         *,
         most_experiences: int,
+        now: Callable[[], float],
         reopen: Callable[[Origin, LiveRequest], None],
     ) -> None:
         # Of drafters, by their names.
@@ -49,10 +51,11 @@ class Arrivals:
         self._experiences = experiences
         self._vocab_size = vocab_size
         self._most_experiences = most_experiences
+        self._now = now
         self._reopen = reopen
 
-    def take(self, origin: Origin, reply: Draft | DraftFailure, at: float) -> bool:
-        """Take a reply that came ``at`` that time. Returns whether it is for a live request."""
+    def take(self, origin: Origin, reply: Draft | DraftFailure) -> bool:
+        """Take a reply. Returns whether it is for a live request."""
         request, mailbox = self._addressee(origin, reply.session_id)
         if request is None or mailbox is None:
             return False
@@ -63,10 +66,10 @@ class Arrivals:
             if mailbox.failed(len(request.tokens), reopen=reply.reopen):
                 self._reopen(origin, request)
         else:
-            self._take(origin, request, mailbox, reply, at)
+            self._take(origin, request, mailbox, reply)
         return True
 
-    def take_together(self, origin: Origin, drafts: DraftColumns, at: float) -> bool:
+    def take_together(self, origin: Origin, drafts: DraftColumns) -> bool:
         """Take several drafts as ``take`` does each; their trees are checked together. Returns whether one is for a live
         request.
         """
@@ -82,8 +85,9 @@ class Arrivals:
                 # What is not sound is looked at once more, to say why.
                 sound = check.sound(number, planned)
                 usual = sound and tracked and not request.in_pass and group not in planned
-                if not (usual and mailbox.add_next(draft, len(request.tokens), at)):
-                    self._take(origin, request, mailbox, draft, at, sound=sound)
+                # Each at its own time: a step that waits goes on once the last one is there.
+                if not (usual and mailbox.add_next(draft, len(request.tokens), self._now())):
+                    self._take(origin, request, mailbox, draft, sound=sound)
             except Exception:
                 log.exception("handling a draft of %s failed; it is dropped", origin.name)
         return taken
@@ -92,9 +96,7 @@ class Arrivals:
         request = self._requests.find(session_id)
         return request, None if request is None else request.mailboxes.get(origin.name)
 
-    def _take(
-        self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft, at: float, *, sound: bool = False
-    ) -> None:
+    def _take(self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft, *, sound: bool = False) -> None:
         planned = request.message.plan.sources
         if draft.group in planned and draft.group not in request.sources:
             # Of a model that was given up meanwhile.
@@ -115,4 +117,4 @@ class Arrivals:
             draft = replace(draft, group="")
         if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
-        mailbox.add(draft, request.tokens, request.most_credited, at)
+        mailbox.add(draft, request.tokens, request.most_credited, self._now())

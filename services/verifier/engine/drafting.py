@@ -74,7 +74,13 @@ class Drafting:
         self._forgetting = forgetting
         self._experiences = Experiences(config.draft_deadline_s)
         self._arrivals = Arrivals(
-            requests, stats, self._experiences, vocab_size, most_experiences=_GROUPS * len(self._origins), reopen=self._open
+            requests,
+            stats,
+            self._experiences,
+            vocab_size,
+            most_experiences=_GROUPS * len(self._origins),
+            now=lambda: self._now(),
+            reopen=self._open,
         )
         self.costs = DraftCosts(self._origins)
         self._costly = CostlySources(stats.source_choices, stats.weighed)
@@ -369,12 +375,12 @@ class Drafting:
         """Handle a reply. A malformed draft is dropped."""
         if isinstance(reply, Forgotten):
             self._forgetting.answered(origin.name, reply.forget_id)
-        elif self._arrivals.take(origin, reply, self._now()):
+        elif self._arrivals.take(origin, reply):
             self.came.set()
 
     def on_drafts(self, origin: Origin, drafts: DraftColumns) -> None:
         """Handle several drafts as ``on_reply`` does each."""
-        if self._arrivals.take_together(origin, drafts, self._now()):
+        if self._arrivals.take_together(origin, drafts):
             self.came.set()
 
     def on_connected(self, origin: Origin) -> None:
