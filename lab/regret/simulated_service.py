@@ -169,6 +169,7 @@ class _MachineLink(InProcessDraftLink):
         self.worker.told.add(message.session_id)
         super().step(message)
 
+    @override
     def steps(self, reports: SentReports) -> None:
         self.worker.told.update(reports.session_ids)
         super().steps(reports)

@@ -171,6 +171,7 @@ class _Link(InProcessDraftLink):
         assert len(self.tokens[message.session_id]) == message.length
         super().step(message)
 
+    @override
     def steps(self, reports: SentReports) -> None:
         for report in reports.alone():
             self.step(report)

@@ -176,6 +176,7 @@ class Unconnected(InProcessDraftLink):
     def step(self, message: StepReport) -> None:
         pass
 
+    @override
     def steps(self, reports: SentReports) -> None:
         pass
 

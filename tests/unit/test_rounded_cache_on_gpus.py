@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 pytest.importorskip("triton")
 import triton.language as tl
@@ -122,6 +123,7 @@ class RoundedText(Text):
         super().__init__(call, length, dtype)
         self.pool.round_rows(self.pool.total_blocks * BLOCK)
 
+    @override
     def open(self, name: str, context: int) -> None:
         super().open(name, 0)
         pool, tiles = self.pool, self.pool.blocks_of(name)
