@@ -95,14 +95,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8-sig")
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=number)
     except RecursionError:
-        raise _not_json(f"it is nested deeper than {MAX_DEPTH} levels") from None
+        raise _not_json(f"nested deeper than {MAX_DEPTH} levels") from None
     except Refused:
         raise
     except ValueError as error:
-        raise _not_json(str(error)) from None
+        raise _not_json(f"no JSON ({error})") from None
     _check(found)
     if not isinstance(found, dict):
-        raise _not_json(f"it is {_name_of(found)}")
+        raise _not_json(_name_of(found))
     if infinite:
         raise Refused(_infinite_in(found) or "body", infinite[0], "a number that a float of 64 bits can hold")
     return found
@@ -117,7 +117,7 @@ def _check_parts(body: bytes) -> None:
         if not piece[0].startswith(b'"'):
             found += _parts(piece[0])
         if found > MAX_PARTS:
-            raise _not_json(f"it has more than {MAX_PARTS} objects, lists and members of objects")
+            raise _not_json(f"more than {MAX_PARTS} objects, lists and members of objects")
 
 
 def _parts(text: bytes) -> int:
@@ -152,7 +152,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise _not_json(f"{name} is no JSON")
+    raise _not_json(f"no JSON ({name})")
 
 
 def _check(value: Any) -> None:
@@ -165,11 +165,11 @@ def _check(value: Any) -> None:
             elif isinstance(entry, list):
                 below += entry
             elif isinstance(entry, str) and not _is_unicode(entry):
-                raise _not_json("a text has half of a surrogate pair")
+                raise _not_json("a text with half of a surrogate pair")
         level = below
         if not level:
             return
-    raise _not_json(f"it is nested deeper than {MAX_DEPTH} levels")
+    raise _not_json(f"nested deeper than {MAX_DEPTH} levels")
 
 
 def _is_unicode(text: str) -> bool:
