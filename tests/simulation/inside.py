@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from services.verifier.engine.loop import DecodingLoop
-from services.verifier.engine.mailbox import Mailbox, ReadyDraft
+from services.verifier.engine.mailbox import Mailbox
+from services.verifier.engine.ready_draft import ReadyDraft
 from services.verifier.kv_cache.blocks import BlockAllocator
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import descend

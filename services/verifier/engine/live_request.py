@@ -11,11 +11,12 @@ from services.verifier.engine.deciding.asking import Prices
 from services.verifier.engine.deciding.source_use import Use
 from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends, stream_source
 from services.verifier.engine.events import Events
-from services.verifier.engine.mailbox import Mailbox, ReadyDraft
+from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.native.commits import CompiledRepetition, repetition_of
 from services.verifier.engine.observed import NOTHING, Observes, observed_by
 from services.verifier.engine.prefixes import Prefixes
 from services.verifier.engine.prompt_scores import PromptScores
+from services.verifier.engine.ready_draft import ReadyDraft
 from services.verifier.engine.switches import Switches
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState

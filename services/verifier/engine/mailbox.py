@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
 from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from services.verifier.engine.prefixes import Prefixes
+from services.verifier.engine.ready_draft import ReadyDraft, make_ready, rated, remainder
 from speculation.messages import Draft
-from speculation.records import maker, quickly_made
-from speculation.tree import descend, follow_on
-from speculation.types import TokenTree
 
 # Kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
 _KEPT = 64
@@ -24,27 +21,6 @@ _KEPT = 64
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
 # Making a draft counts as taking at most so many passes.
 _MOST_PASSES = 100
-
-
-@quickly_made
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadyDraft:
-    """The usable part of a draft: its whole tree, or the subtree below the tokens committed meanwhile.
-
-    Attributes:
-        late: whether it is only a subtree, because the draft came late.
-        asked: whether the draft was asked for.
-        at: arrival time, in seconds of the event loop's clock.
-    """
-
-    draft: Draft
-    tree: TokenTree
-    late: bool
-    asked: bool
-    at: float
-
-
-_make_ready = maker(ReadyDraft)
 
 
 class Mailbox:
@@ -165,7 +141,7 @@ class Mailbox:
             if not draft.more:
                 del self._asked[asked_for]
             if base < length and not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                right, left = _rated(draft.tree, since)
+                right, left = rated(draft.tree, since)
                 self._brought = min(most, right)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
@@ -175,7 +151,7 @@ class Mailbox:
         asked = asked_at is not None and not draft.unready
         # Mostly it is the only one, and for the coming step: what ``find`` would find.
         alone = known and base == length and not draft.assumed and not self._kept
-        ready = _make_ready(draft=draft, tree=draft.tree, late=False, asked=asked, at=now)
+        ready = make_ready(draft=draft, tree=draft.tree, late=False, asked=asked, at=now)
         self._kept.append(ready)
         self._bringing = None
         self._found = (length, [ready]) if alone else None
@@ -198,7 +174,7 @@ class Mailbox:
         if length > self._answered:
             self._answered = length
         del self._asked[length]
-        ready = _make_ready(draft=draft, tree=draft.tree, late=False, asked=True, at=now)
+        ready = make_ready(draft=draft, tree=draft.tree, late=False, asked=True, at=now)
         self._kept.append(ready)
         self._bringing = None
         self._found = length, [ready]
@@ -319,8 +295,8 @@ class Mailbox:
                 continue
             if not since:
                 exact[group] = kept
-            elif tree := _remainder(draft.tree, since):
-                late[group] = _make_ready(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+            elif tree := remainder(draft.tree, since):
+                late[group] = make_ready(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
             else:
                 # The text went elsewhere, or past its end.
                 gone.append(kept)
@@ -340,7 +316,7 @@ class Mailbox:
         at_hand = self.find(tokens)
         over = len(at_hand) == len(self._kept)
         for found in at_hand:
-            right, remains = _rated(found.tree, committed)
+            right, remains = rated(found.tree, committed)
             over = over and not remains
             if found.asked:
                 self._learn(found, right if right < most else most, remains=remains)
@@ -386,17 +362,3 @@ class Mailbox:
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()
             self._found = None
-
-
-def _rated(tree: TokenTree, since: Sequence[int]) -> tuple[int, bool]:
-    """How many tokens a draft had right, and whether it has a ``_remainder``."""
-    right, left = follow_on(tree, since)
-    return right, left and not tree.proposals
-
-
-def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:
-    """The part of a late draft after the tokens committed meanwhile; None if there is none.
-
-    A sampled tree has none: a subtree selected by committed tokens would bias rejection sampling.
-    """
-    return None if tree.proposals else descend(tree, since) or None

@@ -13,9 +13,9 @@ from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.events import Events
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.mailbox import ReadyDraft
 from services.verifier.engine.native.commits import CompiledRepetition, commit_together
 from services.verifier.engine.passes import Part
+from services.verifier.engine.ready_draft import ReadyDraft
 from services.verifier.engine.stats import LoopStats
 from speculation.budget import Wanted
 from speculation.messages import Progress
