@@ -27,8 +27,10 @@ from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 KNOWN = (suffix.NAME, recycling.NAME)
-# The structs wanted and candidate in blend.h.
+# The structs wanted and candidate in blend.h; the struct session in steps.c in two parts: each step changes the second one.
 _WANTED = struct.Struct("5Pd7i4x")
+_HELD, _MOVING = struct.Struct("7P2i"), struct.Struct("3i4xQ")
+SESSION_BYTES = _HELD.size + _MOVING.size
 # The numbers of so many nodes.
 _INTS, _DOUBLES = ([struct.Struct(f"{count}{kind}") for count in range(limits.MAX_TREE_NODES + 1)] for kind in "id")
 _make_tree = maker(TokenTree)
@@ -71,6 +73,8 @@ class CompiledBlendSession(BlendSession):
         self._learnt = self._last.address, self._weights, self._squares
         recycled = (0, 0) if self._recycling is None else (self._table.address, self._end.address)
         self._unmoved = *recycled, *self._limits
+        # Both automata, and what does not change as long as they do not.
+        self._told_of: tuple[tuple[int, int], bytes] = (-1, -1), b""
         self._room(0)
 
     @override
@@ -83,10 +87,11 @@ class CompiledBlendSession(BlendSession):
             return super().draft(max_nodes)
         return self._drafted(self._last, max_nodes, place, self._recycling is not None)
 
-    def before_step(self, many: int) -> tuple[int, ...] | None:
-        """What steps.c has to know to let the session observe ``many`` tokens and draft; None: it cannot.
+    def before_step(self, many: int, length: int, prefix_hash: int) -> bytes | None:
+        """The struct session in steps.c, by which it observes ``many`` tokens and drafts; None: it cannot.
 
-        In the order of its struct session: from the last draft to the end of the text, without the prefix.
+        Args:
+            length, prefix_hash: of the session's prefix.
         """
         if len(self._sources) < self._whole or self._models:
             return None
@@ -99,7 +104,11 @@ class CompiledBlendSession(BlendSession):
             if found is None:
                 return None
             own, shared, state, size = found
-        return *self._learnt, own, shared, *self._unmoved, state, size
+        automata, held = self._told_of
+        if automata != (own, shared):
+            held = _HELD.pack(*self._learnt, own, shared, *self._unmoved)
+            self._told_of = (own, shared), held
+        return held + _MOVING.pack(state, size, length, prefix_hash)
 
     def after_step(self, tokens: array[int], least: float, end: Ending, shared_end: Ending, *, drafted: bool) -> None:
         """Note what steps.c has done; if it has not ``drafted``, there was no memory to count the tokens."""

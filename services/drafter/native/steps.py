@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.drafter.merging.blend import LEAST
-from services.drafter.native.blend import CompiledBlendSession
+from services.drafter.native.blend import SESSION_BYTES, CompiledBlendSession
 from services.drafter.native.library import drafting_library
 from speculation.columns import ReportColumns
 
-# The structs session, reports, outcome and drafts in steps.c.
-_SESSION, _REPORTS, _OUTCOME, _DRAFTS = struct.Struct("7P5i4xQ"), struct.Struct("13P"), 5, struct.Struct("4P")
-_NOBODY = bytes(_SESSION.size)
+# The structs reports, outcome and drafts in steps.c.
+_REPORTS, _OUTCOME, _DRAFTS = struct.Struct("13P"), 5, struct.Struct("4P")
+_NOBODY = bytes(SESSION_BYTES)
 NOT_DONE, _NO_MEMORY = -1, -2
 # Fewer reports take some tens of microseconds; getting the interpreter's lock back from a busy thread may take milliseconds.
 _FEW = 8
@@ -46,9 +46,11 @@ def take_steps(
         prefixes: length and hash of each session's prefix.
     """
     many = reports.committed_counts
-    asked = [None if blend is None else blend.before_step(size) for blend, size in zip(blends, many, strict=True)]
     sessions = b"".join(
-        [_NOBODY if each is None else _SESSION.pack(*each, *prefix) for each, prefix in zip(asked, prefixes, strict=True)]
+        [
+            _NOBODY if blend is None else blend.before_step(size, *prefix) or _NOBODY
+            for blend, size, prefix in zip(blends, many, prefixes, strict=True)
+        ]
     )
     count, room = len(reports), sum(reports.max_nodes)
     outcomes = array("i", bytes(4 * _OUTCOME * count))
@@ -61,10 +63,12 @@ def take_steps(
     counts: list[int] = []
     first = 0
     told_of_each = zip(*[iter(outcomes.tolist())] * _OUTCOME, strict=True)
-    for blend, size, probability, (nodes, *ends) in zip(blends, many, least, told_of_each, strict=True):
+    for blend, size, probability, (nodes, own, length, shared, reached) in zip(
+        blends, many, least, told_of_each, strict=True
+    ):
         if blend is not None and nodes != NOT_DONE:
             committed = reports.committed[first : first + size]
-            blend.after_step(committed, probability, (ends[0], ends[1]), (ends[2], ends[3]), drafted=nodes != _NO_MEMORY)
+            blend.after_step(committed, probability, (own, length), (shared, reached), drafted=nodes != _NO_MEMORY)
         counts.append(0 if nodes == _NO_MEMORY else nodes)
         first += size
     return TakenSteps(

@@ -28,19 +28,23 @@ def drafted_together(sessions: Sequence[DraftedRequest | None], reports: ReportC
     done = [count != NOT_DONE for count in taken.counts]
     took_s = (time.perf_counter() - start) / max(1, sum(done))
     first = 0
-    for at, (session, many) in enumerate(zip(sessions, reports.committed_counts, strict=True)):
-        if session is not None and done[at]:
+    columns = zip(
+        sessions,
+        done,
+        reports.committed_counts,
+        reports.lengths,
+        reports.prefix_hashes,
+        reports.max_nodes,
+        reports.min_probabilities,
+        strict=True,
+    )
+    for session, drafted, many, length, prefix_hash, nodes, least in columns:
+        if session is not None and drafted:
             session.text_s = took_s
             if session.answer is not None:
                 session.answer += reports.committed[first : first + many]
             session.begin(
-                drafted_prefix(
-                    length=reports.lengths[at],
-                    hash=reports.prefix_hashes[at],
-                    max_nodes=reports.max_nodes[at],
-                    min_probability=reports.min_probabilities[at],
-                    start=start,
-                )
+                drafted_prefix(length=length, hash=prefix_hash, max_nodes=nodes, min_probability=least, start=start)
             )
         first += many
     return DraftColumns(

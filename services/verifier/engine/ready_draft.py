@@ -1,4 +1,4 @@
-"""A draft that waits for its step: what of it is of use behind the tokens committed meanwhile."""
+"""A draft at hand, and what is still of use of it after a step."""
 
 from __future__ import annotations
 
