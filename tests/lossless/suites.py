@@ -1,8 +1,8 @@
 """Which suites of tests/lossless run over ranks and stages (``tests.layouts``), and why the others do not.
 
-Every test of a suite in ``LAID_OUT`` runs in one process, and exhaustively once more over 2 and 4 ranks and over 2 stages of 2
-ranks each. Their plain answers are those of one process; ``test_ranks_in_services`` compares what is said in a form, of chosen
-words and with log-probabilities.
+Every test of a suite in ``LAID_OUT`` runs in one process, and exhaustively over 2 and 4 ranks and over 2 stages of 2 ranks each;
+where it has three cases and more, each of them over one of these, in turns. Plain answers are those of one process;
+``test_ranks_in_services`` compares what is said in a form, of chosen words and with log-probabilities.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ def test_a_stage_that_knows_of_no_noise_would_be_seen(
     make: Make, whole: TransformersTarget, adapter: Path, billing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Orders.run
-    monkeypatch.setattr(Orders, "run", lambda own, batch, ids: run(own, [replace(rows, noise=()) for rows in batch], ids))
+    monkeypatch.setattr(
+        Orders, "run", lambda own, batch, *told: run(own, [replace(rows, noise=()) for rows in batch], *told)
+    )
     found, wanted = said(make(1, 2, draft_adapter=adapter, lora_modules=billing)), said(whole)
     own = 1 + len(NODES)
     assert torch.equal(found[0][:own], wanted[0][:own]) and not torch.isclose(found[0][own:], wanted[0][own:]).all()

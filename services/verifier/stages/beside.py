@@ -27,7 +27,7 @@ _POLL_S = 0.02
 # How often a process looks whether it is asked, and how long its end waits for what it is reading.
 _LISTEN_S, _PATIENCE_S = 0.1, 1.0
 
-# Does what is told in a question of that number; returns the answer.
+# Does what is told in a question of that number, which names a ``folder``; returns the answer.
 Answer = Callable[[int, Mapping[str, str]], str]
 
 
@@ -45,8 +45,8 @@ class Asking:
         self._alive, self._ranks = alive, ranks
         self._last, self._lock = 0, threading.Lock()
 
-    def tell(self, kind: str, **told: str) -> int:
-        """Ask all; returns the question's number.
+    def tell(self, kind: str, *, folder: str, **told: str) -> int:
+        """Ask all to read a folder; returns the question's number.
 
         Raises:
             TargetLost: a process has died.
@@ -55,7 +55,7 @@ class Asking:
             self._last += 1
             number = self._last
             try:
-                self.store.set(f"asked/{number}", json.dumps({"kind": kind, **told}))
+                self.store.set(f"asked/{number}", json.dumps({"kind": kind, "folder": folder, **told}))
             except RuntimeError as error:
                 raise TargetLost(f"a stage has died before it was asked for {kind}") from error
         return number
@@ -140,8 +140,8 @@ class Listening:
         except OutriderError as error:
             return refusal(str(error))
         except Exception as error:
-            log.exception("process %d cannot read %s", self._process, told)
-            return refusal(f"cannot read {kind}: {type(error).__name__}: {error}")
+            log.exception("process %d cannot load the %s at %s", self._process, kind, told["folder"])
+            return refusal(f"cannot load the {kind} at {told['folder']}: {type(error).__name__}: {error}")
 
     def _awaited(self, key: str) -> str:
         """What is written there, once it is; empty: nothing until the end.
