@@ -36,7 +36,15 @@ from tests.triton_compiler import compile_for, taken_by
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
 # Numbers as they are in models of today. Strides are those of eight heads of 128; of others they are multiples of 16, too.
 POOL = {
-    "keys": HALF, "values": HALF, "meta": INT, "key_strides": (65536, 1, 8192, 128), "value_strides": (65536, 128, 8192),
+    **dict.fromkeys(("keys", "values", "key_scales", "value_scales"), HALF), "meta": INT,
+    "key_strides": (65536, 1, 8192, 128), "value_strides": (65536, 128, 8192), "BYTES": False,
+}  # fmt: skip
+# In bytes: as they are stored, and as they are read, in pairs.
+SCALED = {**POOL, "key_scales": SINGLE, "value_scales": SINGLE, "BYTES": True}
+STORED = {**SCALED, "keys": torch.uint8, "values": torch.uint8}
+PAIRED = {
+    **SCALED, "keys": torch.int16, "values": torch.int16, "key_strides": (32768, 1, 4096, 64),
+    "value_strides": (32768, 64, 4096),
 }  # fmt: skip
 SUMS = dict.fromkeys(("tops", "totals", "partial", "sinks"), SINGLE) | {"made": HALF, "unit": 0.125}
 ATTEND = {
@@ -122,6 +130,12 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "everything": (tree_attend.attend, ATTEND, {
         "SHARE": 7, "HEADS": 28, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(80), **ALL_SIGHTS,
     }),
+    "few rows of bytes": (tree_attend.attend, {**ATTEND, **PAIRED}, {
+        "SHARE": 4, "HEADS": 32, "BLOCK": 16, "CAPPED": False, "SPLIT": True, **head(128), **NONE,
+    }),
+    "many rows of bytes": (tree_attend.attend, {**ATTEND, **PAIRED}, {
+        "SHARE": 4, "HEADS": 32, "BLOCK": 64, "CAPPED": False, "SPLIT": True, **head(128), **NONE,
+    }),
     "merge": (tree_attend.merge, {**SUMS, "meta": INT, "sums_at": 6}, {
         "HEADS": 32, "VALUE": 80, "VALUES": 128, "num_warps": 1, **ALL_SIGHTS,
     }),
@@ -131,11 +145,18 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "write": (write_rows.write_rows, {
         **POOL, "key": HALF, "value": HALF, "in_strides": (128, 6144, 128, 6144), "slots_at": 3,
     }, head(80)),
+    "write of bytes": (write_rows.write_rows, {
+        **STORED, "key": HALF, "value": HALF, "in_strides": (128, 6144, 128, 6144), "slots_at": 3,
+    }, head(128)),
     "rotate": (rotate_write.rotate_write, {**ROTATE, "product": HALF}, {
         **head(80), "HEADS": 28, "KV_HEADS": 4, "TURNED": 40, "PARTS": 0, "BIAS": False, "NORMED": False, "ROUNDED": False,
         "BLOCK": 1024,
     }),
     "rotate leaves": (rotate_write.rotate_write, {**ROTATE, "product": SINGLE}, {
+        **head(128), "HEADS": 32, "KV_HEADS": 8, "TURNED": 128, "PARTS": 2, "BIAS": True, "NORMED": False, "ROUNDED": False,
+        "BLOCK": 1024,
+    }),
+    "rotate to bytes": (rotate_write.rotate_write, {**ROTATE, **STORED, "product": SINGLE}, {
         **head(128), "HEADS": 32, "KV_HEADS": 8, "TURNED": 128, "PARTS": 2, "BIAS": True, "NORMED": False, "ROUNDED": False,
         "BLOCK": 1024,
     }),

@@ -18,14 +18,22 @@ from services.verifier.model.target_port import Rows
 
 # Query heads per key, size of a head, and window: inflated model, Llama-3, Qwen2.5-7B, a Gemma-like one.
 SHAPES = ((3, 64, None), (4, 128, None), (7, 128, None), (2, 256, 300))
+# Those whose keys and values are held in eight bits as well.
+ROUNDED = SHAPES[1:2]
 # By the seed of a packing: rows of another request in the pass.
 _BESIDE = {1: 0, 2: 7, 3: 40}
 
 
 class RandomText:
-    """Random queries, keys and values of a text; passes over them in any packing."""
+    """Random queries, keys and values of a text; passes over them in any packing.
 
-    def __init__(self, call: Call, length: int, device: str, pack: Pack = pack, least_rows: int = 16) -> None:
+    Args:
+        rounded: whether keys and values are held in eight bits.
+    """
+
+    def __init__(
+        self, call: Call, length: int, device: str, pack: Pack = pack, least_rows: int = 16, *, rounded: bool = False
+    ) -> None:
         self._least_rows = least_rows
         # Passes that gave other bits when they ran again.
         self.unsteady = 0
@@ -40,6 +48,8 @@ class RandomText:
         self._pool = KVPool(
             [call], rows=2 * blocks * BLOCK, dtype=torch.bfloat16, device=torch.device(device), whole_rows=True
         )
+        if rounded:
+            self._pool.round_rows(2 * blocks * BLOCK)
         # Scattered blocks, and another request's.
         self._pool.assign("text", list(range(2 * blocks - 1, 0, -2)), blocks)
         self._pool.assign("other", list(range(0, 2 * blocks, 2)), blocks)
@@ -87,6 +97,7 @@ def attention(
     depth: int = 12,
     others: int = 6,
     shapes: Sequence[tuple[int, int, int | None]] = SHAPES,
+    rounded: Sequence[tuple[int, int, int | None]] = ROUNDED,
     *,
     pack: Pack = pack,
     least_rows: int = 16,
@@ -94,17 +105,20 @@ def attention(
     """G4, every pass twice.
 
     Args:
+        shapes, rounded: queries a key, sizes of heads and windows, of keys and values as they are and in eight bits.
         pack: puts the nodes of a tree into groups.
         least_rows: see ``PassShape.of``.
     """
     wrong: list[str] = []
     compared = 0
-    for share, size, window in shapes:
+    for number, (share, size, window) in enumerate((*shapes, *rounded)):
+        in_bytes = number >= len(shapes)
         call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=size, value_size=size, scale=size**-0.5, window=window)
-        text = RandomText(call, length, device, pack, least_rows)
+        text = RandomText(call, length, device, pack, least_rows, rounded=in_bytes)
         looped = text.prompt("text", length, looped=True)
         whole = text.prompt("text", length)
         name = f"{share} queries a key, heads of {size}{f', window {window}' if window else ''}"
+        name += ", in eight bits" if in_bytes else ""
         for start in starts_of(length, depth):
             positions = range(start, start + depth + 1)
             plain = torch.stack([text.plain(position) for position in positions])

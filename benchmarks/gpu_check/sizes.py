@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.attention_gate import SHAPES
+from benchmarks.gpu_check.attention_gate import ROUNDED, SHAPES
 from benchmarks.gpu_check.layer_gate import COMPARED, TIMED
 from benchmarks.gpu_check.model_gates import PASSES, Pass
 from benchmarks.gpu_check.state_gate import kinds_of
@@ -65,10 +65,12 @@ def sizes_on(device: str, layers: int) -> CheckSizes:
         return CheckSizes(
             model=Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16), vocabulary=40,
             lengths=(384, 128), dtype=torch.float32, copied=2**16, side=64, compared=(1, 17, 32), timed=(),
-            attended={"length": 24, "depth": 3, "others": 3, "shapes": [(2, 16, None)]},
+            attended={"length": 24, "depth": 3, "others": 3, "shapes": [(2, 16, None)], "rounded": [(2, 16, None)]},
             text={"length": 9, "depth": 2, "others": 2, "vocabulary": 40}, passes=((1, 256, 1), (64, 256, 1)),
             decoded={"requests": (1, 2), "prompt": 5, "steps": 2, "vocabulary": 40},
             drawn={"draws": 150, "vocabulary": 20},
             stepped={"length": 9, "depth": 3, "others": 2, "kinds": partial(kinds_of, width=32, size=16)},
         )  # fmt: skip
-    return CheckSizes(model=llama_8b(layers), attended={"shapes": SHAPES}, text={}, decoded={}, drawn={}, stepped={})
+    return CheckSizes(
+        model=llama_8b(layers), attended={"shapes": SHAPES, "rounded": ROUNDED}, text={}, decoded={}, drawn={}, stepped={}
+    )

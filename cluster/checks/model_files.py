@@ -104,11 +104,13 @@ def cache_bytes(verifier: VerifierSettings, config: dict[str, Any], tokens: int)
     try:
         heads = text["num_attention_heads"]
         size = text.get("head_dim") or text["hidden_size"] // heads
-        row = 2 * text["num_hidden_layers"] * (text.get("num_key_value_heads") or heads) * size
+        rows = 2 * text["num_hidden_layers"] * (text.get("num_key_value_heads") or heads)
     except (KeyError, TypeError, ZeroDivisionError):
         return None
     exact = verifier.dtype == "float32" or (verifier.dtype == "int8" and verifier.device == "cpu")
-    return float(row * tokens * (4 if exact else 2))
+    # A byte for each number, and a scale for each row.
+    row = size * (4 if exact else 2) if verifier.kv_cache_dtype == "auto" else size + 4
+    return float(rows * row * tokens)
 
 
 def check_fits(

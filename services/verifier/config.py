@@ -84,7 +84,8 @@ class TargetConfig:
         KVCacheDtype,
         Setting(
             "numbers of the KV cache: auto: those of the model's arithmetic; fp8, the same as fp8_e4m3: eight bits with a "
-            "scale for each row and head, on a CPU by our own kernels alone: a quarter of the memory, and other answers"
+            "scale for each row and head, by our own attention alone: some 1/4 of float32's memory, 1/2 of bfloat16's, and "
+            "other answers"
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
@@ -248,13 +249,12 @@ def check_backends(config: TargetConfig) -> None:
 
 
 def _check_cache(config: TargetConfig, *, on_gpu: bool) -> None:
-    """Our attention for CPUs alone rounds keys and values."""
+    """Our own attention alone rounds keys and values: on a GPU those of bfloat16, on a CPU of float32."""
     if not config.rounds_cache:
         return
     for field_name, found, refused in (
-        ("device", config.device, on_gpu),
-        ("dtype", config.dtype, config.dtype == "bfloat16"),
-        ("kernels", config.kernels, config.kernels in ("onednn", "torch")),
+        ("dtype", config.dtype, config.dtype == ("float32" if on_gpu else "bfloat16")),
+        ("kernels", config.kernels, not on_gpu and config.kernels in ("onednn", "torch")),
         ("attention_backend", config.attention_backend, config.attention_backend == "torch"),
     ):
         if refused:
@@ -262,7 +262,8 @@ def _check_cache(config: TargetConfig, *, on_gpu: bool) -> None:
                 field="verifier.kv_cache_dtype",
                 value=config.kv_cache_dtype,
                 given=f"and verifier.{field_name} is {found}",
-                allowed="auto there; fp8 on a CPU in float32 or int8, by our own kernels and attention",
+                allowed="auto there; fp8 by our own attention, on a CPU in float32 or int8 by our own kernels, on a GPU in "
+                "bfloat16, int8 or fp8",
             )
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3For
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
-from services.verifier.config import Dtype, TargetConfig
+from services.verifier.config import Dtype, KVCacheDtype, TargetConfig
 from services.verifier.kernels import gpu_choice
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.sharded_layers import ShardedLinear
@@ -65,7 +65,13 @@ def means(dtype: Dtype) -> TargetMeans:
 
 
 def parts_of(
-    folder: Path, ranks: int, order: list[int] | None = None, dtype: Dtype = "float32", *, rounded: bool = False
+    folder: Path,
+    ranks: int,
+    order: list[int] | None = None,
+    dtype: Dtype = "float32",
+    *,
+    rounded: bool = False,
+    cache: KVCacheDtype = "auto",
 ) -> list[ModelSlice]:
     """The ranks, of weights in ``dtype``; rows are bfloat16 if ``rounded``."""
     config = TargetConfig(
@@ -75,6 +81,7 @@ def parts_of(
         threads=1,
         tensor_parallel_size=ranks,
         weights="float32",
+        kv_cache_dtype=cache,
     )
     config = replace(config, dtype="bfloat16") if rounded else config
     board, parts = Board(ranks), []

@@ -217,9 +217,11 @@ def test_layers_are_checked_by_the_route_that_a_verifier_takes() -> None:
 @pytest.mark.exhaustive
 def test_attention_passes_and_a_wrong_mask_does_not() -> None:
     with hopper():
-        found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
-        wrong = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)], pack=siblings_seen)
+        found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)], rounded=[(2, 16, None)])
+        wrong = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)], rounded=[], pack=siblings_seen)
+        rounded = attention("cpu", length=24, depth=3, others=3, shapes=[], rounded=[(2, 16, None)], pack=siblings_seen)
     assert found.result == "pass", found.found
+    assert rounded.result == "fail" and "in eight bits" in rounded.found
     assert wrong.result == "fail" and "tree" in wrong.found and "prompt" not in wrong.found
 
 

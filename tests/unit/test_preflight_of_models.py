@@ -108,6 +108,9 @@ def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch
         model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text()), 16384)
         == 2 * 2 * 2 * 16 * 4 * 16384
     )
+    # Rounded: a byte each, and a scale for each row of a head.
+    rounded = verifier.model_copy(update={"kv_cache_dtype": "fp8"})
+    assert model_files.cache_bytes(rounded, config, 16384) == 2 * 2 * 2 * (16 + 4) * 16384
     monkeypatch.setattr(preflight, "free_memory", lambda: 4.0 * numbers + 100)
     assert "the model does not fit" in refused(model, tmp_path)
 

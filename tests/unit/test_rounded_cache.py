@@ -9,7 +9,8 @@ import torch
 
 from services.model_files.weights.rounded_inputs import InputRounding
 from services.verifier.attention.calls import Call
-from services.verifier.kernels.native.attention_kernel import kernel_for, lay_out, round_rows
+from services.verifier.attention.rounding import round_rows
+from services.verifier.kernels.native.attention_kernel import kernel_for, lay_out
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows

@@ -22,15 +22,33 @@ pytestmark = pytest.mark.xdist_group("triton compiles")
 
 # Shared memory that a program may have: of an A100, and of an H100.
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
-LARGE = {"many rows", "many rows of wide heads", "everything", "many products", "gated products", "one product"}
+LARGE = {
+    "many rows",
+    "many rows of bytes",
+    "many rows of wide heads",
+    "everything",
+    "many products",
+    "gated products",
+    "one product",
+}
 LARGE |= {"many products of fp8", "gated products of fp8", "many products of int8"}
 LARGE |= {"many pairs", "many pairs with biases", "gated pairs", "gated pairs of fp8"}
 # In float32, which matrix units would round.
 WITHOUT_UNITS = {"few products of a router", "many products of a router"}
-WITH_PRODUCTS = LARGE | WITHOUT_UNITS | {"few rows", "few rows of wide heads", "few products", "some products"}
+WITH_PRODUCTS = (
+    LARGE | WITHOUT_UNITS | {"few rows", "few rows of bytes", "few rows of wide heads", "few products", "some products"}
+)
 WITH_PRODUCTS |= {"few products of fp8", "few products of int8", "some products of fp8"}
 WITH_PRODUCTS |= {"few pairs", "few pairs with biases", "some pairs", "few pairs of fp8", "few pairs of int8"}
-ATTENTION = {"few rows", "many rows", "few rows of wide heads", "many rows of wide heads", "everything"}
+ATTENTION = {
+    "few rows",
+    "many rows",
+    "few rows of bytes",
+    "many rows of bytes",
+    "few rows of wide heads",
+    "many rows of wide heads",
+    "everything",
+}
 # Bytes of a thread's stack, at most: what these spill is not mended yet. All others have their numbers in registers.
 SPILLED = {"many rows": 128, "many rows of wide heads": 2152, "everything": 880, "many products of a router": 512,
            "many products of fp8": 24, "many products of int8": 24}  # fmt: skip

@@ -29,8 +29,8 @@ class KVPool:
     ``blocks.BlockAllocator`` decides which block of the pool that is.
 
     Attributes:
-        rounded: rows are held as FP8 (e4m3), as our kernel for CPUs rounds and reads them: bytes, without the column of
-            ones, and for each row of a head a scale of its keys and one of its values, in ``key_scales``, ``value_scales``.
+        rounded: rows are held as FP8 (e4m3), as our kernels round and read them: bytes, without the column of ones, and for
+            each row of a head a scale of its keys and one of its values, in ``key_scales``, ``value_scales``.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class KVPool:
                 self.keys[entry], self.values[entry] = own_keys, own_values
             if self.rounded:
                 # As if they were keys and values of one number, so that what moves rows moves their scales.
-                scales = torch.zeros(*shape, 1, BLOCK), torch.zeros(*shape, BLOCK, 1)
-                self._alike.append(scales)
-                for entry, of_keys, of_values in zip(entries, *scales, strict=True):
+                of_all = [torch.zeros(*shape, *each, device=self.device) for each in ((1, BLOCK), (BLOCK, 1))]
+                self._alike.append((of_all[0], of_all[1]))
+                for entry, of_keys, of_values in zip(entries, *of_all, strict=True):
                     self.key_scales[entry], self.value_scales[entry] = of_keys, of_values
 
     def round_rows(self, rows: int) -> None:

@@ -20,6 +20,7 @@ from services.verifier.attention.calls import MAX_NODES, Running, answering
 from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
+from services.verifier.attention.rounding import COMPARED_ROWS, round_rows
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.choosing.best_of_shards import best_of_ranks
@@ -32,7 +33,6 @@ from services.verifier.kernels.native.library import library
 from services.verifier.kernels.parameters import round_the_rest
 from services.verifier.kernels.whole_layers import fuse
 from services.verifier.loading import adapters
-from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
@@ -113,7 +113,6 @@ class ModelSlice:
         adapters.install(self.model, rows, self.device)
         functions.install(self.model)
         self.choice = means.pack(self.model, config)
-        self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8" and self.device.type == "cpu":
@@ -125,7 +124,7 @@ class ModelSlice:
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        held = min(rows, native_attention.COMPARED_ROWS) if config.rounds_cache else rows
+        held = min(rows, COMPARED_ROWS) if config.rounds_cache else rows
         self.pool, self._triton = pool_and_buckets(
             calls, held, self.dtype, self.device, config.attention_backend, means.attention
         )
@@ -148,14 +147,16 @@ class ModelSlice:
         if streams is not None:
             streams.check(ranks, with_states=self.states is not None)
             self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device, self.dtype)
-        # Ranks exchange what they make within the graphs, so they are connected first.
-        if self.shards is None:
+        # Ranks exchange what they make within the graphs, so they are connected first. Graphs hold the cache that serves.
+        if self.shards is None and not config.rounds_cache:
             self._capture()
 
     def round_cache(self) -> None:
         """Hold keys and values as the settings say from now on: they are compared with transformers' unrounded before."""
         if self._config.rounds_cache:
-            native_attention.round_rows(self._kernel, self.pool, self._rows)
+            round_rows(self._kernel or self._triton, self.pool, self._rows)
+            if self.shards is None:
+                self._capture()
 
     def connect(self, exchange: Exchange) -> None:
         """Exchange with the other ranks of the stage from now on, if it has any: all call this, and capture their passes."""
@@ -271,13 +272,13 @@ class ModelSlice:
         if replay is not None:
             self._prepared = batch, partial(self._replay, replay, batch)
             return
-        lacking = max(0, self._min_rows - sum(len(rows.tokens) for rows in batch))
+        lacking = max(0, self.choice.min_rows - sum(len(rows.tokens) for rows in batch))
         self._prepared = batch, partial(self._launch, self._running(batch, lacking), batch)
 
     @property
     def takes_placed(self) -> bool:
         """Whether ``run_placed`` is possible: all layers attend, in our kernel, and a layer may get a single row."""
-        return self._kernel is not None and self._min_rows == 1 and self.states is None
+        return self._kernel is not None and self.choice.min_rows == 1 and self.states is None
 
     @torch.inference_mode()
     def run_placed(self, batch: Sequence[PlacedRows], tokens: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
@@ -338,7 +339,7 @@ class ModelSlice:
         """[rows read, vocabulary], by the layers and the output layer."""
         chosen = rows_read(batch)
         # The output layer, too, gets no fewer rows than a layer may get.
-        needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
+        needed = chosen + [len(entering) - 1] * max(0, self.choice.min_rows - len(chosen))
         with (
             answering(running),
             self._streams_within(batch, len(entering), running),
@@ -360,7 +361,7 @@ class ModelSlice:
 
     def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
         name = "input_ids" if self.is_first else "inputs_embeds"
-        return {**inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
+        return {**adapters.inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
 
     @torch.inference_mode()
     def _captured(self, config: TargetConfig) -> Graphs:
@@ -387,8 +388,7 @@ class ModelSlice:
         return graphs
 
     def _lay_out(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> attention.Pass:
-        largest = max(len(rows.parents) for rows in batch)
-        if largest > MAX_NODES:
+        if (largest := max(len(rows.parents) for rows in batch)) > MAX_NODES:
             raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
         if self._triton is not None:
             return self._triton.launched(batch, padding, stream_rows)

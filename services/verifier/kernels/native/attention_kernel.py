@@ -15,13 +15,10 @@ from services.verifier.kernels.native.layer_adapter import AdaptedRows
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
-from speculation.errors import ConfigurationError
 from speculation.tree import ROOT
 
 # Must equal the constants in vectors.h and tree_attention.c.
 _COLUMNS = 16
-# Of a pool that is to be rounded: rows that it has while what reads it is compared.
-COMPARED_ROWS = 512
 _LARGEST_HEAD = 512
 # Queries (a row under one head) that share the reads of a tile. More would not fit into a core's own cache.
 _BLOCK_QUERIES = 24
@@ -66,18 +63,6 @@ def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
         return None
     sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
     return None if any(size % _COLUMNS or size > _LARGEST_HEAD for size in sizes) else Kernel(kernels)
-
-
-def round_rows(kernel: Kernel | None, pool: KVPool, rows: int) -> None:
-    """Have ``rows`` rows in a pool from now on, rounded; ``kernel``: what attends. No block may be in use.
-
-    Raises:
-        ConfigurationError: keys and values are read by others, which do not round them.
-    """
-    if pool.calls and kernel is None:
-        reason = "our own attention, which alone rounds keys and values, does not take this model; use auto"
-        raise ConfigurationError(reason, field="verifier.kv_cache_dtype", value="fp8")
-    pool.round_rows(rows)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -195,11 +195,11 @@ class TritonPass:
         self.positions.copy_(self._meta[: shape.rows])
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        keys, values, *scales = self._held(call)
         key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
         write_rows[(self._shape.rows, call.kv_heads)](
-            key, value, keys, values, self._meta, (*key.stride()[:2], *value.stride()[:2]), *_strides(keys, values),
-            slots_at(self._shape.rows), **_sizes(call), **COMPILED,
+            key, value, keys, values, *scales, self._meta, (*key.stride()[:2], *value.stride()[:2]), *_strides(keys, values),
+            slots_at(self._shape.rows), BYTES=self._pool.rounded, **_sizes(call), **COMPILED,
         )  # fmt: skip
         return self.attended(call, query)
 
@@ -219,25 +219,29 @@ class TritonPass:
         cosine, sine = (each.contiguous() for each in turns)
         if not cosine.shape == sine.shape == (1, rows, turned) or turned > call.key_size or turned % 2:
             raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}")
-        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
-        queries = torch.empty(rows, call.heads, call.key_size, dtype=keys.dtype, device=keys.device)
+        keys, values, *scales = self._held(call)
+        queries = torch.empty(rows, call.heads, call.key_size, dtype=self._pool.dtype, device=keys.device)
         of_query, of_key, eps, rounded = norms or (queries, queries, 0.0, False)
         if norms is not None and product.parts:
             # A norm's sum must run in one order for any number of rows, but Triton spreads lanes over threads in other ways
             # where it reads parts (tests/compiled_launches.py).
             product = Product(product.added(queries.dtype))
         rotate_write[(rows, call.heads + call.kv_heads)](
-            product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, self._meta,
-            *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads, KV_HEADS=call.kv_heads,
-            TURNED=turned, PARTS=product.parts, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
-            BLOCK=NORM_LANES, **_sizes(call), **COMPILED,
+            product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, *scales,
+            self._meta, *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads,
+            KV_HEADS=call.kv_heads, TURNED=turned, PARTS=product.parts, BIAS=product.bias is not None,
+            NORMED=norms is not None, ROUNDED=rounded, BYTES=self._pool.rounded, BLOCK=NORM_LANES, **_sizes(call),
+            **COMPILED,
         )  # fmt: skip
         return queries.transpose(0, 1)
 
     def attended(self, call: Call, query: torch.Tensor) -> torch.Tensor:
         """Attend over keys that are stored: [heads, rows, key size] to [rows, heads, value size]."""
         shape, meta = self._shape, self._meta
-        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        keys, values, *scales = self._held(call)
+        if self._pool.rounded:
+            # See ``device.held_bytes``.
+            keys, values = keys.mT.view(torch.int16).mT, values.view(torch.int16)
         query = query if query.stride(2) == 1 else query.contiguous()
         sizes, strides = _sizes(call), _strides(keys, values)
         made = torch.empty(shape.rows, call.heads, call.value_size, dtype=query.dtype, device=query.device)
@@ -249,10 +253,10 @@ class TritonPass:
         sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
         most = shape.parts if shape.split else shape.rows
         attend[(min(most, _WAITING * programs_at_once(meta.device, call.kv_heads)), call.kv_heads)](
-            query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
+            query, keys, values, *scales, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
             unit, cap, sums_at(shape.rows), blocks_at(shape.rows), work_at(shape.rows), SHARE=call.share, HEADS=call.heads,
             BLOCK=max(NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=shape.split,
-            **sizes, **sight, **COMPILED,
+            BYTES=self._pool.rounded, **sizes, **sight, **COMPILED,
         )  # fmt: skip
         if shape.split:
             merge[(shape.rows, call.heads)](
@@ -260,6 +264,12 @@ class TritonPass:
                 VALUES=sizes["VALUES"], num_warps=1, **sight, **COMPILED,
             )  # fmt: skip
         return made
+
+    def _held(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A call's keys, values, and their scales, for which something stands in where there are none."""
+        pool, entry = self._pool, call.entry
+        keys, values = pool.keys[entry], pool.values[entry]
+        return (keys, values, pool.key_scales[entry], pool.value_scales[entry]) if pool.rounded else (keys, values) * 2
 
     def _sums(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scratch for the segments' maxima, sums of weights and weighted sums."""

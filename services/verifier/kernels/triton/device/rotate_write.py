@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from services.verifier.kernels.triton.device.held_bytes import store_rounded
 from services.verifier.kernels.triton.device.leaves import summed
 from services.verifier.kernels.triton.device.row_norm import factor_of, scaled
 
@@ -11,11 +12,11 @@ TILE = tl.constexpr(64)
 
 @triton.jit(do_not_specialize=["slots_at", "apart"])
 def rotate_write(
-    product, bias, cosine, sine, of_query, of_key, queries, keys, values, meta, key_strides, value_strides, turn_stride,
-    apart, eps, slots_at,
+    product, bias, cosine, sine, of_query, of_key, queries, keys, values, key_scales, value_scales, meta, key_strides,
+    value_strides, turn_stride, apart, eps, slots_at,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
     VALUES: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
-    ROUNDED: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDED: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of one head: a query is rotated, a key is rotated and stored, and the value with it.
 
@@ -27,7 +28,7 @@ def rotate_write(
             head is rotated with the second; the others stay as they are.
         of_query, of_key: [KEY], weights of norms of each head; read if NORMED.
         queries: [rows, HEADS, KEY].
-        meta, slots_at, and the pool's strides: as in ``write_rows``.
+        key_scales, value_scales, meta, slots_at, BYTES, and the pool's strides: as in ``write_rows``.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -65,11 +66,17 @@ def rotate_write(
         kv_head = head - HEADS
         slot = tl.load(meta + slots_at + row)
         tile = (slot // TILE).to(tl.int64)
+        scale_at = (tile * KV_HEADS + kv_head) * TILE + slot % TILE
         key_at = keys + tile * key_strides[0] + kv_head * key_strides[2] + slot % TILE * key_strides[3]
-        tl.store(key_at + dims * key_strides[1], made, mask=here)
         value_dims = tl.arange(0, VALUES)
         fits = value_dims < VALUE
         column = (HEADS + KV_HEADS) * KEY + kv_head * VALUE + value_dims
         value = summed(product, start + column, fits, apart, bias, column, queries, PARTS, BIAS)
+        value = value.to(queries.dtype.element_ty)
         value_at = values + tile * value_strides[0] + kv_head * value_strides[2] + slot % TILE * value_strides[1]
-        tl.store(value_at + value_dims, value.to(queries.dtype.element_ty), mask=fits)
+        if BYTES:
+            store_rounded(made, here, key_at + dims * key_strides[1], key_scales + scale_at)
+            store_rounded(value, fits, value_at + value_dims, value_scales + scale_at)
+        else:
+            tl.store(key_at + dims * key_strides[1], made, mask=here)
+            tl.store(value_at + value_dims, value, mask=fits)

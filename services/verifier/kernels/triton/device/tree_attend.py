@@ -14,6 +14,8 @@ Besides keys and values a pass reads one array of int32, ``meta``; services.veri
 import triton
 import triton.language as tl
 
+from services.verifier.kernels.triton.device.held_bytes import widened
+
 TILE = tl.constexpr(64)
 SEGMENT_TILES = tl.constexpr(8)
 # Ints of a block's record, and of a chunk's: 64 slots, then their positions.
@@ -63,15 +65,24 @@ def _add(scores, top, total, sums, values, unit):
 
 
 @triton.jit
+def _widened_rows(rows, at, scales, scales_at, like, SIZE: tl.constexpr, SIZES: tl.constexpr):
+    """Keys or values of 64 slots, [64, SIZES], that are held as bytes: those of a slot begin ``at`` its place."""
+    pair = tl.arange(0, SIZES // 2)
+    pairs = tl.load(rows + at[:, None] + pair[None, :], mask=pair[None, :] < SIZE // 2, other=0)
+    return widened(pairs, tl.load(scales + scales_at), like)
+
+
+@triton.jit
 def _segment(
-    segment, query, at, lowest, last, meta, request, row, keys_of_head, values_of_head, key_strides, value_strides, unit,
-    cap, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    segment, query, at, lowest, last, meta, request, row, keys_of_head, values_of_head, key_scales, value_scales,
+    key_strides, value_strides, unit, cap,
+    KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
+    VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """One segment's maximum, sum of weights and weighted sum for a block of rows.
 
     ``lowest`` and ``last``: the positions between which some row sees something. ``row``: numbers of the rows in their
-    request.
+    request. ``key_scales``, ``value_scales``: the head's.
     """
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK, 16), tl.float32)
@@ -90,15 +101,24 @@ def _segment(
     for tile in range(first, tl.minimum(stop, tail_tile)):
         pool_tile = tl.load(meta + table + tile).to(tl.int64)
         lanes_at = tile * TILE + lanes
-        places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
-        keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+        if BYTES:
+            places = pool_tile * key_strides[0] + lanes * key_strides[3]
+            scales_at = pool_tile * (KV_HEADS * TILE) + lanes
+            keys = tl.trans(_widened_rows(keys_of_head, places, key_scales, scales_at, query, KEY, KEYS))
+        else:
+            places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
+            keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
         seen = lanes_at[None, :] <= at[:, None]
         scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
         new = tl.maximum(top, tl.max(scores, 1))
         total, sums = _raised(top, new, total, sums, unit)
         top = new
-        places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_dims[None, :]
-        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
+        if BYTES:
+            places = pool_tile * value_strides[0] + lanes * value_strides[1]
+            values = _widened_rows(values_of_head, places, value_scales, scales_at, query, VALUE, VALUES)
+        else:
+            places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_dims[None, :]
+            values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
         total, sums = _add(scores, top, total, sums, values, unit)
     for tile in range(tl.maximum(first, tail_tile), stop):
         begin = tl.load(meta + tail + tile - tail_tile)
@@ -116,16 +136,22 @@ def _segment(
                 seen = ((word >> (lanes % 32)[None, :]) & 1) != 0
                 pool_tiles = (slots // TILE).to(tl.int64)
                 places = pool_tiles * key_strides[0] + slots % TILE * key_strides[3]
-                places = places[None, :] + key_dims[:, None] * key_strides[1]
-                keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+                scales_at = pool_tiles * (KV_HEADS * TILE) + slots % TILE
+                if BYTES:
+                    keys = tl.trans(_widened_rows(keys_of_head, places, key_scales, scales_at, query, KEY, KEYS))
+                else:
+                    places = places[None, :] + key_dims[:, None] * key_strides[1]
+                    keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
                 scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
                 if turn == 0:
                     new = tl.maximum(new, tl.max(scores, 1))
                 else:
                     places = pool_tiles * value_strides[0] + slots % TILE * value_strides[1]
-                    values = tl.load(
-                        values_of_head + places[:, None] + value_dims[None, :], mask=value_dims[None, :] < VALUE, other=0.0
-                    )
+                    if BYTES:
+                        values = _widened_rows(values_of_head, places, value_scales, scales_at, query, VALUE, VALUES)
+                    else:
+                        places = places[:, None] + value_dims[None, :]
+                        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
                     total, sums = _add(scores, top, total, sums, values, unit)
     return top, tl.max(total, 1), sums
 
@@ -176,11 +202,11 @@ def _lanes(record, meta, kv_head, SHARE: tl.constexpr, BLOCK: tl.constexpr):
 # Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
 @triton.jit(do_not_specialize=["sums_at", "blocks_at", "work_at"])
 def attend(
-    query, keys, values, made, tops, totals, partial, sinks, meta, query_strides, key_strides, value_strides, unit, cap,
-    sums_at, blocks_at, work_at,
+    query, keys, values, key_scales, value_scales, made, tops, totals, partial, sinks, meta, query_strides, key_strides,
+    value_strides, unit, cap, sums_at, blocks_at, work_at,
     SHARE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr,
     VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    SINKS: tl.constexpr, SPLIT: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """Blocks of requests' rows, for one key-value head: one segment of each part of the work if SPLIT, else all of a block.
 
@@ -189,7 +215,9 @@ def attend(
     Args:
         query: [heads, rows, KEY], by ``query_strides`` (head, row).
         keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head, slot), ``value_strides`` (tile,
-            slot, head). On a GPU a key's dimensions lie side by side, so that 16 bytes are read at a time.
+            slot, head). On a GPU a key's dimensions lie side by side, so that 16 bytes are read at a time. If BYTES, these
+            are bytes in pairs, int16 (``held_bytes``).
+        key_scales, value_scales: [tiles, HEADS // SHARE, TILE], float32; read if BYTES.
         made: [rows, HEADS, VALUE].
         tops, totals, partial: the sums of segments, float32, written if SPLIT: of all rows, one behind the other, by head
             and segment of the row; the last one with VALUE numbers each.
@@ -203,6 +231,8 @@ def attend(
     for part in tl.range(tl.program_id(0), tl.load(meta + work_at), tl.num_programs(0), disable_licm=True):
         own_keys = keys + kv_head * key_strides[2]
         own_values = values + kv_head * value_strides[2]
+        own_key_scales = key_scales + kv_head * TILE
+        own_value_scales = value_scales + kv_head * TILE
         dims = tl.arange(0, KEYS)
         value_dims = tl.arange(0, VALUES)
         block = tl.load(parts + 2 * part) if SPLIT else part
@@ -220,8 +250,9 @@ def attend(
             segment = tl.load(parts + 2 * part + 1)
             if segment >= lowest // (TILE * SEGMENT_TILES):
                 top, total, sums = _segment(
-                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
-                    unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
+                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
+                    own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES,
                 )  # fmt: skip
                 # Once more, rather than kept where registers are few.
                 here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
@@ -239,8 +270,9 @@ def attend(
             sums = tl.zeros((BLOCK, VALUES), tl.float32)
             for segment in range(lowest // (TILE * SEGMENT_TILES), last // (TILE * SEGMENT_TILES) + 1):
                 next_top, next_total, next_sums = _segment(
-                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
-                    unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
+                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
+                    own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES,
                 )  # fmt: skip
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
             here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
