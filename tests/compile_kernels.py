@@ -86,7 +86,7 @@ FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False, "FOU
 FOUR_BITS = {"LOW": -6.0, "HIGH": 6.0, "FLOATS": True, "STORED": False, "FOUR_BITS": True}
 GREATEST = {"places": LONG, "tops": SINGLE, "firsts": LONG, "count": 128256, "parts": 63}
 NOISE = {
-    "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126,
+    "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126, "first": 16032,
 }  # fmt: skip
 ALL_SIGHTS = {"WINDOW": 300, "CHUNK": 64, "SINKS": True}
 NONE = {"WINDOW": 0, "CHUNK": 0, "SINKS": False}

@@ -8,13 +8,17 @@ is a function of the id. Top-k leaves ids among the likeliest, so whoever draws 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from services.verifier.choosing.device_parts import DevicePartFinder, over_ranks
+from services.verifier.choosing.greatest import Finder
 from services.verifier.choosing.sought import WHOLE_ROWS, Draw, Sought
 from services.verifier.kernels.native.choice_kernel import UNDECIDED
 from services.verifier.kernels.native.draw_kernel import DrawKernel, DrawnRow, leads
@@ -54,61 +58,117 @@ class FoundInParts:
         return made
 
 
+class FindsInPart(Protocol):
+    """What a rank finds in its part of a pass's rows, and tells the others."""
+
+    def told(self, own: torch.Tensor, k: int, draws: Sequence[DrawnRow], first: int) -> torch.Tensor:
+        """Of each row ``k`` logits, greatest first, and their places in ``own``; of each draw what ``DrawKernel.best`` says.
+
+        Doubles hold all exactly, so that one gather carries them: [2 * rows * k + 3 * draws], where ``own`` lies. Logits of
+        all rows are -inf where they do not suffice.
+
+        Args:
+            own: [rows read, part of the vocabulary], float32.
+            first: the part's first id.
+        """
+        ...
+
+
 class PartFinder:
-    """What a rank finds in its part, by native kernels."""
+    """Implements ``FindsInPart`` by native kernels."""
 
     def __init__(self, library: Library) -> None:
         self.likeliest, self.draws = LikeliestKernel(library), DrawKernel(library)
+
+    def told(self, own: torch.Tensor, k: int, draws: Sequence[DrawnRow], first: int) -> torch.Tensor:
+        numbers = _likeliest_told(own, k, self.likeliest) + self.draws.best(own, draws, first)
+        return torch.tensor(numbers, dtype=torch.float64)
 
 
 class BestOfRanks:
     """Lets a pass's rows be gathered whole, or only their best. All ranks of a stage do the same.
 
+    Args:
+        captured: passes may be graphs, which hold this rank's part of the logits alone: what is gathered is so behind them.
+
     Attributes:
         found: of the last pass's rows; None: they are whole.
     """
 
-    def __init__(self, output: ShardedOutput, finder: PartFinder) -> None:
-        self._output, self._finder = output, finder
+    def __init__(self, output: ShardedOutput, finder: FindsInPart, *, captured: bool = False) -> None:
+        self._output, self._finder, self._captured = output, finder, captured
         self.found: FoundInParts | None = None
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the context the output layer gives this rank's part."""
+        self._output.whole = False
+        try:
+            yield
+        finally:
+            self._output.whole = True
+
+    def finds(self, find: Finder | None) -> Finder | None:
+        """Finds the likeliest of all ranks' parts, by ``find`` in each: within a graph as well."""
+        return None if find is None else over_ranks(find, self._output.shards)
+
     def rows_of(
-        self, run: Callable[[], torch.Tensor], batch: Sequence[Rows] = (), sought: Sought = WHOLE_ROWS
+        self,
+        run: Callable[[], torch.Tensor],
+        batch: Sequence[Rows] = (),
+        sought: Sought = WHOLE_ROWS,
+        likeliest: Callable[[], Callable[[], list[int]] | None] = lambda: None,
     ) -> torch.Tensor:
         """What ``run`` makes by the output layer: whole rows, or this rank's part where ``found`` says what is sought.
+
+        Args:
+            likeliest: after the run, gives what gives the likeliest id of each row by ``finds``; None: nothing does.
 
         Raises:
             TargetLost: another rank is gone.
         """
-        self.found = None
-        if not 0 < sought.ids <= self._output.out_features // self._output.shards.count:
+        self.found, shards = None, self._output.shards
+        wanted = 0 < sought.ids <= self._output.out_features // shards.count
+        if not wanted and not self._captured:
             return run()
-        self._output.whole = False
-        try:
+        with self.apart():
             own = run().float()
-        finally:
-            self._output.whole = True
-        self.found = best_of_shards(own, batch, sought, self._output.shards, self._finder)
-        return self._output.shards.columns(own) if self.found is None else own
+        if wanted and sought.ids == 1 and not sought.draws and (given := likeliest()) is not None:
+            self.found = self._of_ids(given())
+        elif wanted:
+            self.found = best_of_shards(own, batch, sought, shards, self._finder)
+        return shards.columns(own) if self.found is None else own
+
+    def _of_ids(self, ids: Sequence[int]) -> FoundInParts | None:
+        """By the likeliest of each row, where nothing else is sought."""
+        if NOT_CHOSEN in ids:
+            return None
+        none = [NOT_CHOSEN] * len(ids)
+        return FoundInParts(
+            ids=[(token,) for token in ids], logits=[()] * len(ids), drawn=none, vocabulary=self._output.out_features
+        )
 
 
-def best_of_ranks(output: nn.Module | None, library: Library | None) -> BestOfRanks | None:
+def best_of_ranks(output: nn.Module | None, library: Library | None, *, on_device: bool = False) -> BestOfRanks | None:
     """For a stage with this output layer; None: it has none that ranks share, or there are no native kernels.
 
-    Captured passes of GPUs gather whole rows, within their graphs.
+    Args:
+        on_device: logits are found where they lie, as on a GPU, whose passes are captured.
     """
-    if library is None or not isinstance(output, ShardedOutput):
+    if not isinstance(output, ShardedOutput):
         return None
-    return BestOfRanks(output, PartFinder(library))
+    if on_device:
+        return BestOfRanks(output, DevicePartFinder(), captured=True)
+    return None if library is None else BestOfRanks(output, PartFinder(library))
 
 
 def best_of_shards(
-    own: torch.Tensor, batch: Sequence[Rows], sought: Sought, shards: StageRanks, finder: PartFinder
+    own: torch.Tensor, batch: Sequence[Rows], sought: Sought, shards: StageRanks, finder: FindsInPart
 ) -> FoundInParts | None:
     """What is sought of each row. All ranks call this with their parts, and get the same.
 
     Args:
-        own: [rows read, vocabulary / ranks], float32, on the CPU: this rank's part of the logits.
+        own: [rows read, vocabulary / ranks], float32: this rank's part of the logits.
 
     Returns:
         None where parts do not say what whole rows would: a logit is not a number, the greatest is not finite, a part has
@@ -122,12 +182,10 @@ def best_of_shards(
     draws = {row: (position, draw) for row, position, draw in sought.of_rows(batch)}
     of_all = {row: told for row, told in draws.items() if not told[1].top_k}
     asked = [DrawnRow(row, position, draw.seed, draw.temperature) for row, (position, draw) in of_all.items()]
-    likeliest = _likeliest_told(own, k, finder.likeliest)
-    drawn = finder.draws.best(own, asked, shards.index * length)
-    numbers = torch.tensor(likeliest + drawn, dtype=torch.float64)
-    told = shards.rows(numbers)
-    of_rows = told[:, : len(likeliest)].view(shards.count, len(own), 2, k)
-    of_draws = told[:, len(likeliest) :].view(shards.count, len(asked), 3)
+    told = shards.rows(finder.told(own, k, asked, shards.index * length)).cpu()
+    of_likeliest = 2 * k * len(own)
+    of_rows = told[:, :of_likeliest].view(shards.count, len(own), 2, k)
+    of_draws = told[:, of_likeliest:].view(shards.count, len(asked), 3)
     ids, logits, tokens = list[tuple[int, ...]](), list[tuple[float, ...]](), [NOT_CHOSEN] * len(own)
     for row, parts in enumerate(zip(*of_rows.tolist(), strict=True)):
         pairs = _merged(parts, length)
@@ -144,9 +202,9 @@ def best_of_shards(
 
 
 def _likeliest_told(own: torch.Tensor, k: int, finder: LikeliestKernel) -> list[float]:
-    """What a rank tells of each row: ``k`` logits, then their places in its part; -inf where these do not suffice.
+    """What a rank tells of the likeliest of each row, see ``FindsInPart``.
 
-    Doubles hold both exactly, so that one gather carries them. Lists, since few numbers take less time so than in arrays.
+    Lists, since few numbers take less time so than in arrays.
     """
     rows = own.numpy()
     tops = rows.argmax(1).tolist()

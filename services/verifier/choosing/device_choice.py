@@ -9,8 +9,8 @@ row. That is rare: the winner would have to be one of the few tokens at the very
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -47,11 +47,19 @@ def words(
     return torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :size]
 
 
-# Takes logits, the least that take part, seeds, positions and the noise's stream; see ``winners_by_torch``.
-Winners = Callable[
-    [torch.Tensor, torch.Tensor, Sequence[int], Sequence[int], NoiseStream],
-    tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-]
+class Winners(Protocol):
+    """Finds what wins; see ``winners_by_torch``."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        perhaps: torch.Tensor,
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        stream: NoiseStream,
+        first: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
 
 # Far above the difference between two implementations of a float64 logarithm.
 SLACK = 1e-6
@@ -116,22 +124,29 @@ def winners_on(device: torch.device) -> Winners:
         rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
         least = torch.zeros(2, dtype=torch.float64, device=device)
         given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE)
-        found, expected = winners(*given), winners_by_torch(*given)
+        found, expected = winners(*given, first=2), winners_by_torch(*given, first=2)
         return torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=SLACK / 100)
 
     return own_kernel(device, load, is_right, "tokens are drawn") or winners_by_torch
 
 
 def winners_by_torch(
-    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream
+    logits: torch.Tensor,
+    perhaps: torch.Tensor,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    stream: NoiseStream,
+    first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The greatest logit plus noise of each row, its token, and the second greatest: [rows] each, float64, int64, float64.
+    """The greatest logit plus noise of each row, its column, and the second greatest: [rows] each, float64, int64, float64.
 
     Args:
         logits: [rows, vocabulary], float32 or float64.
         perhaps: [rows], float64; lesser logits do not take part.
+        first: the token of the first column.
     """
-    uniform = (words(seeds, stream, positions, logits.shape[1], logits.device).double() + 0.5) / 2.0**32
+    noise = words(seeds, stream, positions, first + logits.shape[1], logits.device)[:, first:]
+    uniform = (noise.double() + 0.5) / 2.0**32
     values = logits.double()
     noisy = (values - torch.log(-torch.log(uniform))).masked_fill(values < perhaps[:, None], -torch.inf)
     best, ids = noisy.max(-1, keepdim=True)

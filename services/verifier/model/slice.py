@@ -98,8 +98,7 @@ class ModelSlice:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.processes))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
-        process = stage * ranks + rank
-        config = self._config = replace(config, device=device_of_process(config.device, process, config.processes))
+        config = self._config = replace(config, device=device_of_process(config.device, stage * ranks + rank, config.processes))
         self.device = torch.device(config.device)
         self._make_current()
         shares = split_layers(config)
@@ -138,7 +137,7 @@ class ModelSlice:
         self._prepared: tuple[Sequence[Rows], _Run] | None = None
         self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
-        self.best = best_of_ranks(head, self.library if self.device.type == "cpu" else None)
+        self.best = best_of_ranks(head, self.library, on_device=self._triton is not None)
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if config.adapts:
@@ -250,7 +249,7 @@ class ModelSlice:
             self.prepare(batch)
         assert self._prepared is not None
         runs, self._prepared, self.likeliest = partial(self._prepared[1], hidden, earlier), None, None
-        made = runs() if self.best is None else self.best.rows_of(runs, batch, sought)
+        made = runs() if self.best is None else self.best.rows_of(runs, batch, sought, lambda: self.likeliest)
         return made.float() if self.is_last else made
 
     @torch.inference_mode()
@@ -368,11 +367,12 @@ class ModelSlice:
         """Graphs of all passes that the settings allow. Shapes follow from the bucket alone: all rows have logits."""
         start, module = time.perf_counter(), self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
-        find = self._means.find(self.device) if self.is_last else None
+        find, best = self._means.find(self.device) if self.is_last else None, self.best
+        find, apart = (find, nullcontext) if best is None else (best.finds(find), best.apart)
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
             inner, steps = unwrapped(laid_out)
-            with answering(Running(inner, self._calls, steps)), self.hidden_states.of_all_rows(layers, keep) as seen:
+            with answering(Running(inner, self._calls, steps)), apart(), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, inner, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))

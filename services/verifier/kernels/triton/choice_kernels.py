@@ -52,11 +52,17 @@ _LOW = 0xFFFFFFFF
 
 
 def noisy_winners(
-    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream
+    logits: torch.Tensor,
+    perhaps: torch.Tensor,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    stream: NoiseStream,
+    first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As ``services.verifier.choosing.device_choice.winners_by_torch``; rows without NaN."""
     rows, vocabulary = logits.shape
-    parts = -(-vocabulary // (4 * _NOISE_BLOCK))
+    # A part of a vocabulary may begin within a block of noise.
+    parts = -(-(first % 4 + vocabulary) // (4 * _NOISE_BLOCK))
     keys = [
         [seed & _LOW, seed >> 32, position & _LOW, position >> 32] for seed, position in zip(seeds, positions, strict=True)
     ]
@@ -64,7 +70,7 @@ def noisy_winners(
     ids = logits.new_empty(rows, parts, dtype=torch.int64)
     noisy_rows[(rows, parts)](
         logits.contiguous(), perhaps, to_device(keys, logits.device), tops, ids, seconds, vocabulary,
-        parts, STREAM=int(stream), BLOCK=_NOISE_BLOCK, **COMPILED,
+        parts, first, STREAM=int(stream), BLOCK=_NOISE_BLOCK, **COMPILED,
     )  # fmt: skip
     best, part = tops.max(-1, keepdim=True)
     # The winner's part is represented by its second.

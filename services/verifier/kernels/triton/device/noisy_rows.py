@@ -56,22 +56,25 @@ def _philox(c0, c1, c2, c3, k0, k1):
 @triton.jit
 def _noisy(logits, row_start, token, vocabulary, word, perhaps):
     """Logit plus noise, float64; -inf for tokens that are not left."""
-    here = token < vocabulary
+    here = (token >= 0) & (token < vocabulary)
     value = tl.load(logits + row_start + token, mask=here, other=float("-inf")).to(tl.float64)
     uniform = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     noisy = value - tl.log(-tl.log(uniform))
     return tl.where(here & (value >= perhaps), noisy, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["vocabulary"])
-def noisy_rows(logits, limits, keys, tops, ids, seconds, vocabulary, parts, STREAM: tl.constexpr, BLOCK: tl.constexpr):
-    """The greatest logit plus noise among 4 * BLOCK tokens of a row, its token, and the second greatest.
+@triton.jit(do_not_specialize=["vocabulary", "first"])
+def noisy_rows(
+    logits, limits, keys, tops, ids, seconds, vocabulary, parts, first, STREAM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The greatest logit plus noise among 4 * BLOCK tokens of a row, its column, and the second greatest.
 
     Args:
         logits: [rows, vocabulary], float32 or float64.
         limits: [rows], float64; lesser logits do not take part.
         keys: [rows, 4], int64: the seed's lower and upper half, the position's lower and upper half.
         tops, seconds: [rows, parts], float64. ids: the same, int64.
+        first: the token of the first column, which has the second word of its block if it is 4 n + 1, and so on.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -79,7 +82,7 @@ def noisy_rows(logits, limits, keys, tops, ids, seconds, vocabulary, parts, STRE
     block = part * BLOCK + lane
     k0 = tl.load(keys + row * 4).to(tl.uint32)
     k1 = tl.load(keys + row * 4 + 1).to(tl.uint32)
-    c0 = block.to(tl.uint32)
+    c0 = (first // 4 + block).to(tl.uint32)
     zero = c0 * 0
     c2 = zero + tl.load(keys + row * 4 + 2).to(tl.uint32)
     c3 = zero + tl.load(keys + row * 4 + 3).to(tl.uint32)
@@ -88,21 +91,22 @@ def noisy_rows(logits, limits, keys, tops, ids, seconds, vocabulary, parts, STRE
     start = row * vocabulary
     top = tl.full((BLOCK,), float("-inf"), tl.float64)
     second = tl.full((BLOCK,), float("-inf"), tl.float64)
-    best = block * 4
+    begin = block * 4 - first % 4
+    best = begin
     # Written out: a program has no arrays of registers.
-    noisy = _noisy(logits, start, block * 4, vocabulary, w0, perhaps)
+    noisy = _noisy(logits, start, begin, vocabulary, w0, perhaps)
     top = noisy
-    noisy = _noisy(logits, start, block * 4 + 1, vocabulary, w1, perhaps)
+    noisy = _noisy(logits, start, begin + 1, vocabulary, w1, perhaps)
     second = tl.minimum(top, noisy)
-    best = tl.where(noisy > top, block * 4 + 1, best)
+    best = tl.where(noisy > top, begin + 1, best)
     top = tl.maximum(top, noisy)
-    noisy = _noisy(logits, start, block * 4 + 2, vocabulary, w2, perhaps)
+    noisy = _noisy(logits, start, begin + 2, vocabulary, w2, perhaps)
     second = tl.maximum(second, tl.minimum(top, noisy))
-    best = tl.where(noisy > top, block * 4 + 2, best)
+    best = tl.where(noisy > top, begin + 2, best)
     top = tl.maximum(top, noisy)
-    noisy = _noisy(logits, start, block * 4 + 3, vocabulary, w3, perhaps)
+    noisy = _noisy(logits, start, begin + 3, vocabulary, w3, perhaps)
     second = tl.maximum(second, tl.minimum(top, noisy))
-    best = tl.where(noisy > top, block * 4 + 3, best)
+    best = tl.where(noisy > top, begin + 3, best)
     top = tl.maximum(top, noisy)
     most = tl.max(top, 0)
     winner = tl.min(tl.where(top == most, best, 2147483647), 0)
