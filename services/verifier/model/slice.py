@@ -58,9 +58,8 @@ log = logging.getLogger(__name__)
 
 # Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
-# Runs a pass over what the stage before made, see ``ModelSlice.run``.
 _Entering = torch.Tensor | None
-_Run = Callable[[_Entering, _Entering], torch.Tensor]
+_Run = Callable[[_Entering, _Entering], torch.Tensor]  # A pass over what the stage before made, see ``ModelSlice.run``.
 
 
 class ModelSlice:
@@ -98,7 +97,8 @@ class ModelSlice:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.processes))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
-        config = self._config = replace(config, device=device_of_process(config.device, stage * ranks + rank, config.processes))
+        process = stage * ranks + rank
+        config = self._config = replace(config, device=device_of_process(config.device, process, config.processes))
         self.device = torch.device(config.device)
         self._make_current()
         shares = split_layers(config)
@@ -368,11 +368,11 @@ class ModelSlice:
         start, module = time.perf_counter(), self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
         find, best = self._means.find(self.device) if self.is_last else None, self.best
-        find, apart = (find, nullcontext) if best is None else (best.finds(find), best.apart)
+        find, part = (find, nullcontext) if best is None else (best.finds(find), best.apart)
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
             inner, steps = unwrapped(laid_out)
-            with answering(Running(inner, self._calls, steps)), apart(), self.hidden_states.of_all_rows(layers, keep) as seen:
+            with answering(Running(inner, self._calls, steps)), part(), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, inner, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return Made(made, seen, None if find is None else find(made))
