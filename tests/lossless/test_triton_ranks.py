@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3For
 
 pytest.importorskip("triton")
 from services.verifier.attention.on_gpu import GpuAttention
+from services.verifier.choosing.greatest import Finder
 from services.verifier.config import Dtype, KVCacheDtype, TargetConfig
 from services.verifier.kernels import gpu_choice
 from services.verifier.kernels.cpu_choice import Choice
@@ -53,7 +54,7 @@ class InTurn(OnBoard):
             _TURN.acquire()
 
 
-def means(dtype: Dtype) -> TargetMeans:
+def means(dtype: Dtype, find: Finder | None = None) -> TargetMeans:
     """Our kernels for GPUs, with weights as these are in ``dtype``; numbers of rows are float32, if not bfloat16."""
 
     def pack(model: torch.nn.Module, config: TargetConfig) -> Choice:
@@ -61,7 +62,7 @@ def means(dtype: Dtype) -> TargetMeans:
         gpu_choice.put(model, "triton", torch.device("cpu"), gpu_choice.maker_of("triton", dtype), dtype)
         return Choice(linears="triton")
 
-    return TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=pack)
+    return TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=pack, find=lambda _: find)
 
 
 def parts_of(
@@ -72,8 +73,9 @@ def parts_of(
     *,
     rounded: bool = False,
     cache: KVCacheDtype = "auto",
+    find: Finder | None = None,
 ) -> list[ModelSlice]:
-    """The ranks, of weights in ``dtype``; rows are bfloat16 if ``rounded``."""
+    """The ranks, of weights in ``dtype``; rows are bfloat16 if ``rounded``. ``find``: as in ``TargetMeans``, of a pass."""
     config = TargetConfig(
         model_path=str(folder),
         kv_cache_tokens=256,
@@ -88,7 +90,7 @@ def parts_of(
     for rank in range(ranks):
         # It tries itself.
         with hopper():
-            part = ModelSlice(config, 0, means=means(dtype), rank=rank)
+            part = ModelSlice(config, 0, means=means(dtype, find), rank=rank)
         if part.shards is not None:
             part.shards.connect(InTurn(board, rank, order))
         parts.append(part)

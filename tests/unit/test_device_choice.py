@@ -114,10 +114,25 @@ def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch
         stream = source.choice([NoiseStream.CHOICE, NoiseStream.RESIDUAL])
         # What is left of distributions comes as doubles.
         given = (logits.double() if vocabulary == 37 else logits, perhaps, seeds, [0, 2**33 + 5, 17, 1, 2, 3], stream)
-        found, expected = kernel.noisy_winners(*given), winners_by_torch(*given)
-        some = torch.isfinite(expected[0])
-        assert torch.equal(found[1][some], expected[1][some])
-        assert torch.allclose(found[0], expected[0], atol=1e-9) and torch.allclose(found[2], expected[2], atol=1e-9)
+        # Parts of a vocabulary begin anywhere in a block of noise.
+        for first in (0, 1, 4, 1023):
+            found, expected = kernel.noisy_winners(*given, first), winners_by_torch(*given, first)
+            some = torch.isfinite(expected[0])
+            assert torch.equal(found[1][some], expected[1][some])
+            assert torch.allclose(found[0], expected[0], atol=1e-9) and torch.allclose(found[2], expected[2], atol=1e-9)
+
+
+def test_the_noise_of_a_part_is_that_of_its_tokens() -> None:
+    source = random.Random(5)
+    logits, nothing = random_logits(source, 3, 400), torch.full((3,), -torch.inf, dtype=torch.float64)
+    seeds, positions = [1, 2, 2**63], [4, 5, 2**40]
+    for first in (0, 3, 101, 256):
+        others = torch.full_like(logits, -torch.inf)
+        others[:, first : first + 90] = logits[:, first : first + 90]
+        whole = winners_by_torch(others, nothing, seeds, positions, NoiseStream.CHOICE)
+        own = winners_by_torch(logits[:, first : first + 90], nothing, seeds, positions, NoiseStream.CHOICE, first)
+        some = torch.isfinite(own[0])
+        assert torch.equal(own[0], whole[0]) and torch.equal((own[1] + first)[some], whole[1][some])
 
 
 @pytest.mark.exhaustive

@@ -58,6 +58,7 @@ class Winners(Protocol):
         positions: Sequence[int],
         stream: NoiseStream,
         first: int = 0,
+        /,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
@@ -123,8 +124,8 @@ def winners_on(device: torch.device) -> Winners:
     def is_right(winners: Winners) -> bool:
         rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
         least = torch.zeros(2, dtype=torch.float64, device=device)
-        given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE)
-        found, expected = winners(*given, first=2), winners_by_torch(*given, first=2)
+        given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE, 2)
+        found, expected = winners(*given), winners_by_torch(*given)
         return torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=SLACK / 100)
 
     return own_kernel(device, load, is_right, "tokens are drawn") or winners_by_torch
