@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.verifier.config import TargetConfig, check_backends
+from services.verifier.config import Dtype, Kernels, TargetConfig, check_backends
 from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.model_size import shape_of
@@ -172,7 +172,8 @@ def test_the_card_says_it_and_no_answer_moves_to_other_bits(model: Path) -> None
 @pytest.mark.parametrize(
     "options",
     [
-        {"device": "cuda", "dtype": "bfloat16"},
+        {"device": "cuda"},
+        {"device": "cuda", "dtype": "bfloat16", "attention_backend": "torch"},
         {"dtype": "bfloat16"},
         {"kernels": "torch"},
         {"kernels": "onednn"},
@@ -183,3 +184,10 @@ def test_the_card_says_it_and_no_answer_moves_to_other_bits(model: Path) -> None
 def test_where_it_is_not_served_it_is_refused(options: dict[str, Any]) -> None:
     with refuses(ConfigurationError, field="verifier.kv_cache_dtype", value="fp8"):
         check_backends(TargetConfig(model_path="", kv_cache_dtype="fp8", **options))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("kernels", ["auto", "triton", "cublaslt", "torch"])
+def test_where_it_is_served(dtype: Dtype, kernels: Kernels) -> None:
+    check_backends(TargetConfig(model_path="", kv_cache_dtype="fp8", device="cuda", dtype=dtype, kernels=kernels))
+    check_backends(TargetConfig(model_path="", kv_cache_dtype="fp8", dtype="int8"))

@@ -180,6 +180,9 @@ def test_a_gpu_says_how_many_tokens_its_cache_holds(monkeypatch: pytest.MonkeyPa
         part(full)
         for part in (shape.weights, shape.cache, lambda own: graph_bytes(own, shape), lambda own: buffer_bytes(own, shape))
     )
+    # In eight bits with two scales for each row of a head: nearly twice as many.
+    rows = replace(shape, cache_rows_per_token=SHAPE.cache_values_per_token // 257)
+    assert 1.9 < with_cache_of(replace(config, kv_cache_dtype="fp8"), rows, 62 * GIB).cache_tokens / found.cache_tokens < 2
     # A setting goes before it, and the CPU's number does not depend on memory.
     assert with_cache_of(replace(config, kv_cache_tokens=128), shape, 62 * GIB).cache_tokens == 128
     assert with_cache_of(replace(config, device="cpu"), shape, 62 * GIB).cache_tokens == 16384

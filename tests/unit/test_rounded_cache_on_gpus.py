@@ -90,6 +90,7 @@ def test_bytes_and_scales_are_those_of_a_cpu(value_size: int) -> None:
         assert torch.equal(mine[0][:2], other[0][:2])
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("which", [1, 2])
 def test_what_is_no_number_stays_none(which: int, number: float) -> None:
