@@ -44,6 +44,7 @@ def drafted(target: TransformersTarget) -> torch.Tensor:
     assert target.open("whole", 80) and target.open("tree", 80, Prefix(tokens=tuple(text), tenant="one"))
     whole = target.forward([rows("whole", 0, text)])[0]
     target.forward([rows("tree", 0, text[:18])])
+    target.keep("tree", 0, range(18))
     branch = rows("tree", 18, [text[18], text[19], 7, text[20]], (-1, -1, 0))
     made = target.forward([rows("whole", 72, [5]), branch])[1]
     assert torch.equal(made[[0, 1, 3]], whole[18:21])
