@@ -35,18 +35,19 @@ Chosen = tuple[list[tuple[int, ...]], bool]
 PARENTS = (-1, -1, 0, 2)
 OTHERS = {
     "drawn": SamplingParams(temperature=0.9, seed=3),
-    "truncated": SamplingParams(temperature=0.8, top_k=5, top_p=0.9, seed=4),
+    "truncated": SamplingParams(temperature=0.8, top_k=4, top_p=0.9, seed=4),
     "nucleus": SamplingParams(temperature=0.8, top_p=0.7, seed=5),
 }
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whose tokens have 40 different logits, so that every greedy choice is one of equals."""
+    """Of whose tokens each two, 80 ids apart, have equal logits: in one part of two, and in two parts of four."""
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), **SIZES)
     model = LlamaForCausalLM.from_pretrained(folder)
     weight = model.lm_head.weight.data
-    weight[:] = weight[torch.arange(len(weight)) % 40]
+    ids = torch.arange(len(weight))
+    weight[:] = weight[ids - ids // 80 % 2 * 80]
     model.save_pretrained(folder)
     return folder
 

@@ -3,13 +3,17 @@
 The bytes and scales are those of the kernel for CPUs (tree_attention.c), and their numbers those of ``InputRounding``: the
 greatest magnitude of a row is 448 of its scales. A number is byte times scale in float32, then rounded to the type that
 products take, which is exact for float32.
+
+Of a row of n numbers byte 2 i is number i, and byte 2 i + 1 number n / 2 + i. Each number reads the pair that it is in: Triton
+would permute the terms of a product, and with them the groups of sixteen, where an operand is read as single bytes, or joined
+of two halves.
 """
 
 import triton
 import triton.language as tl
 
 from services.verifier.kernels.triton.device.round_rows import nearest_float
-from services.verifier.kernels.triton.device.weight_bytes import lower, upper
+from services.verifier.kernels.triton.device.weight_bytes import lower
 
 _MOST = tl.constexpr(448.0)
 # The scale of zeros alone; any other would do.
@@ -22,11 +26,10 @@ _SHIFT = tl.constexpr(20)
 
 
 @triton.jit
-def store_rounded(numbers, here, bytes_at, scale_at):
-    """Store a row of a head, the lanes that are ``here``: a byte at each of ``bytes_at``, and its scale.
-
-    The scale is no number if one of the row is not finite.
-    """
+def store_rounded(numbers, row, scale_at, SIZE: tl.constexpr, SIZES: tl.constexpr):
+    """Store a row of a head, SIZE of SIZES lanes, from ``row`` on, and its scale: no number if one of them is not finite."""
+    lane = tl.arange(0, SIZES)
+    here = lane < SIZE
     own = tl.where(here, numbers.to(tl.float32), 0.0)
     finite = tl.abs(own) < float("inf")
     scale = tl.div_rn(tl.max(tl.where(finite, tl.abs(own), 0.0), 0), _MOST)
@@ -36,16 +39,19 @@ def store_rounded(numbers, here, bytes_at, scale_at):
     coarse = (size.to(tl.int32, bitcast=True) >> _SHIFT) - _EXPONENTS
     sign = (code.to(tl.int32, bitcast=True) >> 24) & 0x80
     byte = tl.where(size < _FINE_BELOW, (size * 512.0).to(tl.int32), coarse) | sign
-    tl.store(bytes_at, byte.to(tl.uint8), mask=here)
+    half: tl.constexpr = SIZE // 2
+    tl.store(row + lane % half * 2 + lane // half, byte.to(tl.uint8), mask=here)
     tl.store(scale_at, tl.where(tl.min(finite.to(tl.int32), 0) == 1, scale, float("nan")))
 
 
 @triton.jit
-def widened(pairs, scales, like):
-    """[rows, 2 * columns] in the type of ``like``, of bytes in pairs, int16, [rows, columns], and the rows' scales.
+def widened(pairs, first, scales, like):
+    """The numbers of bytes, in the type of ``like``.
 
-    Pairs, not bytes, for the reason in ``weight_bytes``: the terms of products keep their order.
+    Args:
+        pairs: int16, each read for both of its bytes.
+        first: where the number is in the first half of its row.
+        scales: of the rows.
     """
     # Between a byte and a bfloat16 number are four places.
-    numbers = tl.interleave(lower(pairs, scales, 4), upper(pairs, scales, 4))
-    return (numbers * scales[:, None]).to(like.dtype)
+    return (lower(tl.where(first, pairs, pairs >> 8), scales, 4) * scales).to(like.dtype)

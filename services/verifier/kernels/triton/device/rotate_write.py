@@ -75,8 +75,8 @@ def rotate_write(
         value = value.to(queries.dtype.element_ty)
         value_at = values + tile * value_strides[0] + kv_head * value_strides[2] + slot % TILE * value_strides[1]
         if BYTES:
-            store_rounded(made, here, key_at + dims * key_strides[1], key_scales + scale_at)
-            store_rounded(value, fits, value_at + value_dims, value_scales + scale_at)
+            store_rounded(made, key_at, key_scales + scale_at, KEY, KEYS)
+            store_rounded(value, value_at, value_scales + scale_at, VALUE, VALUES)
         else:
             tl.store(key_at + dims * key_strides[1], made, mask=here)
             tl.store(value_at + value_dims, value, mask=fits)

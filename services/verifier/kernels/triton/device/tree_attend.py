@@ -65,14 +65,6 @@ def _add(scores, top, total, sums, values, unit):
 
 
 @triton.jit
-def _widened_rows(rows, at, scales, scales_at, like, SIZE: tl.constexpr, SIZES: tl.constexpr):
-    """Keys or values of 64 slots, [64, SIZES], that are held as bytes: those of a slot begin ``at`` its place."""
-    pair = tl.arange(0, SIZES // 2)
-    pairs = tl.load(rows + at[:, None] + pair[None, :], mask=pair[None, :] < SIZE // 2, other=0)
-    return widened(pairs, tl.load(scales + scales_at), like)
-
-
-@triton.jit
 def _segment(
     segment, query, at, lowest, last, meta, request, row, keys_of_head, values_of_head, key_scales, value_scales,
     key_strides, value_strides, unit, cap,
@@ -90,6 +82,10 @@ def _segment(
     lanes = tl.arange(0, TILE)
     key_dims = tl.arange(0, KEYS)
     value_dims = tl.arange(0, VALUES)
+    key_at = key_dims % (KEY // 2) if BYTES else key_dims
+    value_at = value_dims % (VALUE // 2) if BYTES else value_dims
+    key_first = key_dims[:, None] < KEY // 2
+    value_first = value_dims[None, :] < VALUE // 2
     table = tl.load(meta + request + 2)
     tail_tile = tl.load(meta + request + 3)
     tail = tl.load(meta + request + 4)
@@ -101,24 +97,20 @@ def _segment(
     for tile in range(first, tl.minimum(stop, tail_tile)):
         pool_tile = tl.load(meta + table + tile).to(tl.int64)
         lanes_at = tile * TILE + lanes
+        places = pool_tile * key_strides[0] + key_at[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
+        keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0)
+        scales_at = pool_tile * (KV_HEADS * TILE) + lanes
         if BYTES:
-            places = pool_tile * key_strides[0] + lanes * key_strides[3]
-            scales_at = pool_tile * (KV_HEADS * TILE) + lanes
-            keys = tl.trans(_widened_rows(keys_of_head, places, key_scales, scales_at, query, KEY, KEYS))
-        else:
-            places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
-            keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+            keys = widened(keys, key_first, tl.load(key_scales + scales_at)[None, :], query)
         seen = lanes_at[None, :] <= at[:, None]
         scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
         new = tl.maximum(top, tl.max(scores, 1))
         total, sums = _raised(top, new, total, sums, unit)
         top = new
+        places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_at[None, :]
+        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0)
         if BYTES:
-            places = pool_tile * value_strides[0] + lanes * value_strides[1]
-            values = _widened_rows(values_of_head, places, value_scales, scales_at, query, VALUE, VALUES)
-        else:
-            places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_dims[None, :]
-            values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
+            values = widened(values, value_first, tl.load(value_scales + scales_at)[:, None], query)
         total, sums = _add(scores, top, total, sums, values, unit)
     for tile in range(tl.maximum(first, tail_tile), stop):
         begin = tl.load(meta + tail + tile - tail_tile)
@@ -132,26 +124,27 @@ def _segment(
             for chunk in range(begin, end):
                 slots = tl.load(meta + chunks_at + chunk * CHUNK_INTS + lanes)
                 lanes_at = tl.load(meta + chunks_at + chunk * CHUNK_INTS + TILE + lanes)
-                word = tl.load(meta + words_at + row[:, None] * words + chunk * 2 + (lanes // 32)[None, :])
+                # Two words of a row, not one for each of its slots, which would take registers that sums need.
+                word = meta + words_at + row * words + chunk * 2
+                word = tl.where(lanes[None, :] < 32, tl.load(word)[:, None], tl.load(word + 1)[:, None])
                 seen = ((word >> (lanes % 32)[None, :]) & 1) != 0
                 pool_tiles = (slots // TILE).to(tl.int64)
                 places = pool_tiles * key_strides[0] + slots % TILE * key_strides[3]
+                places = places[None, :] + key_at[:, None] * key_strides[1]
+                keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0)
                 scales_at = pool_tiles * (KV_HEADS * TILE) + slots % TILE
                 if BYTES:
-                    keys = tl.trans(_widened_rows(keys_of_head, places, key_scales, scales_at, query, KEY, KEYS))
-                else:
-                    places = places[None, :] + key_dims[:, None] * key_strides[1]
-                    keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+                    keys = widened(keys, key_first, tl.load(key_scales + scales_at)[None, :], query)
                 scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
                 if turn == 0:
                     new = tl.maximum(new, tl.max(scores, 1))
                 else:
                     places = pool_tiles * value_strides[0] + slots % TILE * value_strides[1]
+                    values = tl.load(
+                        values_of_head + places[:, None] + value_at[None, :], mask=value_dims[None, :] < VALUE, other=0
+                    )
                     if BYTES:
-                        values = _widened_rows(values_of_head, places, value_scales, scales_at, query, VALUE, VALUES)
-                    else:
-                        places = places[:, None] + value_dims[None, :]
-                        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
+                        values = widened(values, value_first, tl.load(value_scales + scales_at)[:, None], query)
                     total, sums = _add(scores, top, total, sums, values, unit)
     return top, tl.max(total, 1), sums
 

@@ -29,13 +29,13 @@ def write_rows(
     own = tl.load(key + head * in_strides[0] + row * in_strides[1] + dims, mask=dims < KEY)
     place = tile * key_strides[0] + head * key_strides[2] + slot % TILE * key_strides[3]
     if BYTES:
-        store_rounded(own, dims < KEY, keys + place + dims * key_strides[1], key_scales + scale_at)
+        store_rounded(own, keys + place, key_scales + scale_at, KEY, KEYS)
     else:
         tl.store(keys + place + dims * key_strides[1], own, mask=dims < KEY)
     dims = tl.arange(0, VALUES)
     own = tl.load(value + head * in_strides[2] + row * in_strides[3] + dims, mask=dims < VALUE)
     place = tile * value_strides[0] + head * value_strides[2] + slot % TILE * value_strides[1]
     if BYTES:
-        store_rounded(own, dims < VALUE, values + place + dims, value_scales + scale_at)
+        store_rounded(own, values + place, value_scales + scale_at, VALUE, VALUES)
     else:
         tl.store(values + place + dims, own, mask=dims < VALUE)
