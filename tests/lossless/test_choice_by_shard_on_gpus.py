@@ -22,6 +22,7 @@ from services.verifier.kernels.triton.choice_kernels import first_of_greatest
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from services.verifier.stages.stage_ranks import StageRanks
+from speculation.errors import TargetLost
 from speculation.types import SamplingParams
 from tests.lossless import test_choice_by_shard as of_ids
 from tests.lossless import test_draws_by_shard as of_draws
@@ -58,7 +59,7 @@ def chosen(part: ModelSlice, captured: bool) -> list[Chosen]:
         # As on a GPU, but launched one by one.
         part._graphs = part._captured(part._config)
     chooser = Chooser()
-    for owner, blocks in (("a", [2]), ("b", [0]), *((name, [4 + at]) for at, name in enumerate(OTHERS))):
+    for owner, blocks in (("a", [2]), ("b", [0]), *zip(OTHERS, ([1], [3], [4]), strict=True)):
         part.pool.assign(owner, blocks, 1)
         params = OTHERS.get(owner)
         chooser.open(owner, None if params is None else Sampling(params=params, prompt_length=5))
@@ -77,9 +78,10 @@ def chosen(part: ModelSlice, captured: bool) -> list[Chosen]:
     ((first,), _) = done(rows("a", 0, 5, 6, 7, 8), rows("b", 0, 9, 3))
     done(rows("a", 4, first, 1, 2, 3, 4, parents=PARENTS), rows("b", 2, 7))
     done(rows("a", 4, first, k=6), rows("b", 3, 7))
-    done(rows("drawn", 0, 5, 6, 1, 2, 3, 4, parents=PARENTS), rows("a", 5, 3))
-    done(rows("truncated", 0, 5, 6), rows("a", 6, 3))
-    done(rows("nucleus", 0, 5, 6), rows("a", 7, 3))
+    for at in range(0, 10, 2):
+        done(rows("drawn", at, 5, 6, 1, 2, 3, 4, parents=PARENTS), rows("a", 5 + at, 3))
+    done(rows("truncated", 0, 5, 6), rows("a", 14, 3))
+    done(rows("nucleus", 0, 5, 6), rows("a", 15, 3))
     return told
 
 
@@ -97,7 +99,7 @@ def test_choices_are_those_of_one_process(model: Path, captured: bool) -> None:
         for found in of_ranks(model, ranks, captured=captured):
             assert [choices for choices, _ in found] == wanted
             # A nucleus depends on whole rows.
-            assert [by_part for _, by_part in found] == [True] * 5 + [False]
+            assert [by_part for _, by_part in found] == [True] * 9 + [False]
 
 
 @pytest.mark.exhaustive
@@ -113,8 +115,12 @@ def test_a_planted_fault_is_seen(model: Path, fault: str, monkeypatch: pytest.Mo
     else:
         monkeypatch.setattr(best_of_shards, "over_ranks", lambda find, shards: find)
     (whole,) = of_ranks(model, 1, captured=True)
-    for found in of_ranks(model, 2, captured=True)[:1]:
-        assert [choices for choices, _ in found] != [choices for choices, _ in whole]
+    try:
+        found = of_ranks(model, 2, captured=True)[0]
+    except TargetLost:
+        # What each believes to be the text is computed next.
+        return
+    assert [choices for choices, _ in found] != [choices for choices, _ in whole]
 
 
 def of_parts(logits: torch.Tensor, ranks: int, find: Callable[[torch.Tensor], torch.Tensor]) -> list[list[int]]:

@@ -4,9 +4,9 @@ The bytes and scales are those of the kernel for CPUs (tree_attention.c), and th
 greatest magnitude of a row is 448 of its scales. A number is byte times scale in float32, then rounded to the type that
 products take, which is exact for float32.
 
-Of a row of n numbers byte 2 i is number i, and byte 2 i + 1 number n / 2 + i. Each number reads the pair that it is in: Triton
-would permute the terms of a product, and with them the groups of sixteen, where an operand is read as single bytes, or joined
-of two halves.
+Of a row of n numbers byte 2 i is number i, and byte 2 i + 1 number n / 2 + i. Each number reads the pair that it is in:
+Triton would permute the terms of a product, and with them the groups of sixteen, where an operand is read as single bytes,
+or joined of two halves.
 """
 
 import triton
