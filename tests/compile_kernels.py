@@ -29,6 +29,7 @@ from services.verifier.kernels.triton.device import (
     vector_steps,
     write_rows,
 )
+from services.verifier.kernels.triton.pass_shape import warps_of
 from services.verifier.kernels.triton.row_products import Tiles
 from services.verifier.kernels.triton.row_steps import CHANNELS, WALKED_CHANNELS, columns_of
 from tests.triton_compiler import compile_for, taken_by
@@ -126,9 +127,11 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }),
     "many rows of wide heads": (tree_attend.attend, ATTEND, {
         "SHARE": 2, "HEADS": 16, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(256), **ALL_SIGHTS,
+        "num_warps": warps_of(64, 256, split=False),
     }),
     "everything": (tree_attend.attend, ATTEND, {
         "SHARE": 7, "HEADS": 28, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(80), **ALL_SIGHTS,
+        "num_warps": warps_of(64, 128, split=False),
     }),
     "few rows of bytes": (tree_attend.attend, {**ATTEND, **PAIRED}, {
         "SHARE": 4, "HEADS": 32, "BLOCK": 16, "CAPPED": False, "SPLIT": True, **head(128), **NONE,

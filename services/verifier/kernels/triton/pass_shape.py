@@ -14,6 +14,8 @@ from services.verifier.model.target_port import Rows
 
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 NARROW, WIDE = 16, 64
+# Lanes of a value from which on four warps have no room for a wide block's sums of all segments beside those of one.
+_MANY_LANES = 128
 # Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
 MOST_SUMS_BYTES = 1 << 30
 # An H100's multiprocessors, where there is no GPU to ask; and how many programs one of them runs at a time, at least.
@@ -52,6 +54,16 @@ def programs_at_once(device: torch.device, kv_heads: int) -> int:
 @functools.cache
 def _units_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _UNITS
+
+
+def warps_of(lanes: int, value_lanes: int, *, split: bool) -> int:
+    """Warps of a program of attention.
+
+    Args:
+        lanes: of its block, rows times heads.
+        split: whether it computes a segment alone.
+    """
+    return 8 if lanes >= WIDE and value_lanes >= _MANY_LANES and not split else 4
 
 
 def summed(call: Call) -> int:

@@ -25,6 +25,7 @@ from services.verifier.kernels.triton.pass_shape import (
     PassRoom,
     PassShape,
     programs_at_once,
+    warps_of,
 )
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
@@ -252,11 +253,12 @@ class TritonPass:
         unit = math.log2(math.e) * (1.0 if capped else call.scale)
         sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
         most = shape.parts if shape.split else shape.rows
+        lanes = max(NARROW, triton.next_power_of_2(shape.block_rows * call.share))
         attend[(min(most, _WAITING * programs_at_once(meta.device, call.kv_heads)), call.kv_heads)](
             query, keys, values, *scales, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
             unit, cap, sums_at(shape.rows), blocks_at(shape.rows), work_at(shape.rows), SHARE=call.share, HEADS=call.heads,
-            BLOCK=max(NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=shape.split,
-            BYTES=self._pool.rounded, **sizes, **sight, **COMPILED,
+            BLOCK=lanes, CAPPED=capped, SPLIT=shape.split, BYTES=self._pool.rounded,
+            num_warps=warps_of(lanes, sizes["VALUES"], split=shape.split), **sizes, **sight, **COMPILED,
         )  # fmt: skip
         if shape.split:
             merge[(shape.rows, call.heads)](

@@ -65,6 +65,24 @@ def _add(scores, top, total, sums, values, unit):
 
 
 @triton.jit
+def _keys(keys, places, dims, scales, scales_at, query, KEY: tl.constexpr, BYTES: tl.constexpr):
+    """Keys of 64 slots, [dimensions, 64], from their ``places``; ``scales_at``: those of the slots, read if BYTES."""
+    read = tl.load(keys + places, mask=dims[:, None] < KEY, other=0)
+    if BYTES:
+        read = widened(read, dims[:, None] < KEY // 2, tl.load(scales + scales_at)[None, :], query)
+    return read
+
+
+@triton.jit
+def _values(values, places, dims, scales, scales_at, query, VALUE: tl.constexpr, BYTES: tl.constexpr):
+    """Values of 64 slots, [64, dimensions], as ``_keys``."""
+    read = tl.load(values + places, mask=dims[None, :] < VALUE, other=0)
+    if BYTES:
+        read = widened(read, dims[None, :] < VALUE // 2, tl.load(scales + scales_at)[:, None], query)
+    return read
+
+
+@triton.jit
 def _segment(
     segment, query, at, lowest, last, meta, request, row, keys_of_head, values_of_head, key_scales, value_scales,
     key_strides, value_strides, unit, cap,
@@ -84,8 +102,6 @@ def _segment(
     value_dims = tl.arange(0, VALUES)
     key_at = key_dims % (KEY // 2) if BYTES else key_dims
     value_at = value_dims % (VALUE // 2) if BYTES else value_dims
-    key_first = key_dims[:, None] < KEY // 2
-    value_first = value_dims[None, :] < VALUE // 2
     table = tl.load(meta + request + 2)
     tail_tile = tl.load(meta + request + 3)
     tail = tl.load(meta + request + 4)
@@ -98,19 +114,15 @@ def _segment(
         pool_tile = tl.load(meta + table + tile).to(tl.int64)
         lanes_at = tile * TILE + lanes
         places = pool_tile * key_strides[0] + key_at[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
-        keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0)
         scales_at = pool_tile * (KV_HEADS * TILE) + lanes
-        if BYTES:
-            keys = widened(keys, key_first, tl.load(key_scales + scales_at)[None, :], query)
+        keys = _keys(keys_of_head, places, key_dims, key_scales, scales_at, query, KEY, BYTES)
         seen = lanes_at[None, :] <= at[:, None]
         scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
         new = tl.maximum(top, tl.max(scores, 1))
         total, sums = _raised(top, new, total, sums, unit)
         top = new
         places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_at[None, :]
-        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0)
-        if BYTES:
-            values = widened(values, value_first, tl.load(value_scales + scales_at)[:, None], query)
+        values = _values(values_of_head, places, value_dims, value_scales, scales_at, query, VALUE, BYTES)
         total, sums = _add(scores, top, total, sums, values, unit)
     for tile in range(tl.maximum(first, tail_tile), stop):
         begin = tl.load(meta + tail + tile - tail_tile)
@@ -131,20 +143,15 @@ def _segment(
                 pool_tiles = (slots // TILE).to(tl.int64)
                 places = pool_tiles * key_strides[0] + slots % TILE * key_strides[3]
                 places = places[None, :] + key_at[:, None] * key_strides[1]
-                keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0)
                 scales_at = pool_tiles * (KV_HEADS * TILE) + slots % TILE
-                if BYTES:
-                    keys = widened(keys, key_first, tl.load(key_scales + scales_at)[None, :], query)
+                keys = _keys(keys_of_head, places, key_dims, key_scales, scales_at, query, KEY, BYTES)
                 scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
                 if turn == 0:
                     new = tl.maximum(new, tl.max(scores, 1))
                 else:
                     places = pool_tiles * value_strides[0] + slots % TILE * value_strides[1]
-                    values = tl.load(
-                        values_of_head + places[:, None] + value_at[None, :], mask=value_dims[None, :] < VALUE, other=0
-                    )
-                    if BYTES:
-                        values = widened(values, value_first, tl.load(value_scales + scales_at)[:, None], query)
+                    places = places[:, None] + value_at[None, :]
+                    values = _values(values_of_head, places, value_dims, value_scales, scales_at, query, VALUE, BYTES)
                     total, sums = _add(scores, top, total, sums, values, unit)
     return top, tl.max(total, 1), sums
 
