@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 # Where a block's float16 numbers lie: its scale, and what its minima are scaled by.
@@ -33,6 +33,10 @@ def random_blocks(outputs: int, inputs: int, kind: str, size: float = 1.0, seed:
     if kind == "MXFP4":
         # A power of two for numbers up to 12.
         blocks[..., 0] = 127 + np.round(np.log2(size / 4)) + source.integers(-1, 2, shape)
+        return blocks.reshape(outputs, -1)
+    if kind == "NVFP4":
+        # A float of a byte for each 16 numbers up to 6.
+        blocks[..., :4] = quants.NVFP4.fp32_to_ue4m3(source.uniform(0.3, 2, (*shape, 4)) * size / 3)
         return blocks.reshape(outputs, -1)
     scales = source.uniform(0.3, 2, shape) * source.choice([-1, 1], shape) * size / _TIMES.get(kind, 8)
     halves = {_SCALE.get(kind, 0): scales}

@@ -33,7 +33,7 @@ _NAMES = {
 
 
 # Types that the gguf package does not quantise to: their blocks are random.
-DRAWN = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "MXFP4")
+DRAWN = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "MXFP4", "NVFP4")
 ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
 # As llama.cpp's Q4_K_M, in which some matrices have more bits than others; Q5_K besides. Blocks have 256 inputs.
 Q4_K_M = {

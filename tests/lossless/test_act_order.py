@@ -130,9 +130,9 @@ def test_experts_have_orders_of_their_own() -> None:
 def test_whole_layers_say_the_same_of_a_row_in_any_batch(made_of: Make) -> None:
     folder, plain = made_of(FORM)
     target = TransformersTarget(of(folder, weights="as_stored"))
-    layers = target.model.get_decoder().layers
+    layers = target._part.model.get_decoder().layers
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
-    held = [module for module in target.model.modules() if isinstance(module, NativeLinear)]
+    held = [module for module in target._part.model.modules() if isinstance(module, NativeLinear)]
     assert {one.stored_as for one in held if one.order is not None} == {"Q4_Z"}
     assert sum(one.order is not None for one in held) == 4 * len(layers)
     made = logits(folder, weights="as_stored")

@@ -16,19 +16,19 @@ from transformers import AutoModelForCausalLM
 from cluster.models.target import resolve
 from services.model_files.weights.files import BLOCKS_FILE, WeightFiles
 from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, stored_as
+from services.verifier.checks.exactness import is_exact
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.exact_weights import ExactWeight
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.linear_kernel import NativeLinear
 from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.model_size import shape_of
-from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
-from tests.lossless.test_tensor_parallel import config, passes
+from tests.lossless.test_quantised import logits, of
 from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import _add, _describe, _written
-from tests.virtual_ranks import ranks_of, together
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE = 256, 4, 4, 2, 64
 # Of the gated delta rule: keys and values.
@@ -37,7 +37,7 @@ EXPERTS, WIDTH = 4, 256
 ROWS = 2 * KEYS * KEY_SIZE + VALUES * VALUE_SIZE
 KINDS = {
     "_norm": "F32", "ssm_a": "F32", "ssm_dt": "F32", "conv1d": "F32", "inp": "F32", "ssm_norm": "F32", "ssm_alpha": "F32",
-    "ssm_beta": "F32", "ssm_out": "Q4_K", "attn_qkv": "Q5_K", "down_exps": "Q6_K", "_exps": "Q4_K", "ffn_down": "NVFP4",
+    "ssm_beta": "F32", "ssm_out": "Q4_K", "attn_qkv": "Q5_K", "down_exps": "Q6_K", "_exps": "Q4_K", "ffn_down": "Q3_K",
     "ffn": "Q8_0", "attn": "Q4_0", "token_embd": "Q6_K",
 }  # fmt: skip
 
@@ -126,9 +126,9 @@ def test_blocks_are_kept(unpacked: tuple[Path, Path]) -> None:
         assert isinstance(moved, StoredBlocks) and moved.order is not None
         # By whole heads of values, which transformers has grouped by those of keys.
         assert torch.equal(moved.order.view(VALUES, VALUE_SIZE) % VALUE_SIZE, torch.arange(VALUE_SIZE).expand(VALUES, -1))
-        assert stored_as(files.get("model.layers.1.mlp.shared_expert.down_proj.weight")) == "E2M1"
+        assert stored_as(files.get("model.layers.1.mlp.shared_expert.down_proj.weight")) == "Q3_K"
         assert files.reordered
-    kept = {name for name, kind in kinds.items() if kind in (*KEPT, "E2M1")}
+    kept = {name for name, kind in kinds.items() if kind in KEPT}
     assert kept == {name for name in kinds if name.endswith(("_proj.weight", "_proj", "in_proj_z.weight", "in_proj_qkv.weight",
                                                             "embed_tokens.weight"))}  # fmt: skip
 
@@ -136,14 +136,16 @@ def test_blocks_are_kept(unpacked: tuple[Path, Path]) -> None:
 @pytest.mark.skipif(library() is None, reason="no C compiler here")
 def test_layers_multiply_by_them(unpacked: tuple[Path, Path]) -> None:
     _, folder = unpacked
-    stored = ModelSlice(config(folder, weights="as_stored"), 0)
-    made = passes(stored)
-    torch.testing.assert_close(made, passes(ModelSlice(config(folder, weights="float32"), 0)), rtol=1e-3, atol=1e-3)
-    experts = stored.model.get_decoder().layers[0].mlp.experts
+    made = logits(folder, weights="as_stored")
+    torch.testing.assert_close(made, logits(folder, weights="float32"), rtol=1e-3, atol=1e-3)
+    target = TransformersTarget(of(folder, weights="as_stored"))
+    model = target._part.model
+    experts = model.get_decoder().layers[0].mlp.experts
     assert {one.stored_as for one in experts.gate_up_proj.numbers.packed} == {"Q4_K"}
     assert isinstance(experts.down_proj, ExactWeight)
-    held = [one for one in stored.model.modules() if isinstance(one, NativeLinear) and one.order is not None]
+    held = [one for one in model.modules() if isinstance(one, NativeLinear) and one.order is not None]
     assert len(held) == LAYERS // 2
+    assert is_exact(target)
     size = shape_of(TargetConfig(model_path=str(folder)))
     assert size.kept_bytes is not None and size.kept_bytes < 1.1
 
@@ -177,11 +179,3 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path: Path) -> None:
     with refuses(ConfigurationError, says="hold no model.layers.2.linear_attn.out_proj.weight") as caught:
         resolve(str(gguf), tmp_path / "cache")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(library() is None, reason="no C compiler here")
-def test_ranks_have_the_bits_of_one_process(unpacked: tuple[Path, Path]) -> None:
-    _, folder = unpacked
-    alone = passes(ModelSlice(config(folder, weights="as_stored"), 0))
-    parts = ranks_of(config(folder, 2, weights="as_stored"))
-    assert all(torch.equal(made, alone) for made in together(parts, passes))

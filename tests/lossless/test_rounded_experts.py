@@ -123,7 +123,7 @@ def test_a_row_does_not_depend_on_others(form: str, mixture: Path, tmp_path: Pat
     folder, _ = made_of(mixture, tmp_path, form)
     target = TransformersTarget(of(folder))
     assert is_exact(target)
-    assert any(name.endswith("gate_up_proj") for name in roundings_of(target.model))
+    assert any(name.endswith("gate_up_proj") for name in roundings_of(target._part.model))
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler here")
