@@ -21,7 +21,7 @@ from services.model_files.weights.rounded_inputs import InputRounding, round_exp
 from services.verifier.checks.exactness import is_exact
 from services.verifier.kernels import experts
 from services.verifier.kernels.native.library import library
-from services.verifier.loading.load_model import load_layers, load_whole
+from services.verifier.loading.load_model import hollow_model, load_layers, load_whole
 from services.verifier.loading.rounding import round_entering
 from services.verifier.model.means import MEANS
 from services.verifier.model.new_weights import NewWeights
@@ -140,7 +140,7 @@ def test_ranks_and_blocks_have_the_bits_of_one_process(form: str, mixture: Path,
 @pytest.mark.parametrize("form", ["w8a8_halves", pytest.param("nvfp4", marks=pytest.mark.exhaustive)])
 async def test_drafts_change_no_token(form: str, sampling: dict[str, object], mixture: Path, tmp_path: Path) -> None:
     folder, _ = made_of(mixture, tmp_path, form)
-    async with verifier(folder, "real", "in_process", "fixed") as running:
+    async with verifier(folder, "real", "in_process", "fixed", drafting_for=mixture) as running:
         wanted = await said(running, PLAIN, sampling, together=False)
         assert await said(running, plan_of(STRATEGIES["blend"]), sampling, together=True) == wanted
 
@@ -192,7 +192,7 @@ def test_other_mixtures_and_gpus_are_refused(mixture: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match="computes experts in a way of its own"):
         round_experts(made, {"experts.down_proj": [InputRounding()]})
     folder, _ = made_of(mixture, tmp_path, "w8a8_halves")
-    model = load_whole(of(folder))
+    model = hollow_model(of(folder))
     with pytest.raises(ValueError, match="which GPUs do not do so far"):
         round_entering(model, replace(of(folder), device="cuda", dtype="bfloat16"), model)
 

@@ -131,7 +131,7 @@ def test_blocks_whose_scales_are_rounded_themselves() -> None:
 def test_blocks_whose_scales_are_powers_of_two(bits: int) -> None:
     """MXFP4 and MXFP8: every power that a float has, at the borders between two."""
     fractions = torch.tensor([1.0, 1.25, 1.7499999, 1.75, 1.7500001, 1.9999999])
-    greatest = torch.ldexp(fractions, torch.arange(-126, 127)[:, None]).flatten()
+    greatest = (fractions * 2.0 ** torch.arange(-126, 127)[:, None]).flatten()
     rows = torch.randn(len(greatest), 32, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * greatest[:, None]
     rows[:, 5] = greatest
     rows = torch.cat([rows, torch.zeros(2, 32), torch.full((1, 32), 1e-42)])
