@@ -198,7 +198,7 @@ class RoundedExpertInputs:
             return rows
         if self._one is not None:
             return self._one(rows)
-        by_expert = zip((self.roundings[one] for one in chosen.tolist()), rows.split(counts.tolist()), strict=True)
+        by_expert = zip((self.roundings[one] for one in chosen.tolist()), torch.split(rows, counts.tolist()), strict=True)
         return torch.cat([part if rounding is None else rounding(part) for rounding, part in by_expert])
 
 

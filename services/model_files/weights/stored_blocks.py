@@ -116,7 +116,7 @@ def _less_zeros(raw: torch.Tensor, bits: int, groups: int = 1) -> torch.Tensor:
     codes = blocks[..., end:]
     if bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], -1)
-    return codes.float().unflatten(-1, (groups, -1)).sub_(zeros).mul_(scales).flatten(1)
+    return codes.float().reshape(*codes.shape[:2], groups, -1).sub_(zeros).mul_(scales).flatten(1)
 
 
 def _scaled(raw: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def in_blocks(raw: torch.Tensor, kind: str, inputs: int) -> StoredBlocks:
     if kind != _OURS:
         return StoredBlocks(raw, kind, inputs)
     blocks = raw.view(len(raw), -1, _SCALES + _CODES)
-    bytes_of = blocks[..., _SCALES:].unflatten(-1, (_SCALES, -1))
+    bytes_of = blocks[..., _SCALES:].reshape(len(raw), -1, _SCALES, _CODES // _SCALES)
     # Of 16 inputs, the first eight lie in the lower halves of the bytes.
     codes = torch.cat([bytes_of & 15, bytes_of >> 4], -1).reshape(len(raw), inputs)
     # The package's numbers are twice as great, and its scales half as great.

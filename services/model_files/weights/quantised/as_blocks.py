@@ -79,10 +79,9 @@ def _exact(zeros: torch.Tensor, bits: int) -> bool:
 
 def _blocks(kind: str, numbers: torch.Tensor, halves: list[torch.Tensor], size: int) -> StoredBlocks:
     """Blocks of numbers in bytes, [outputs, inputs], behind what each group has in float16, [outputs, groups]."""
-    blocks, part = numbers.unflatten(1, (-1, BLOCK)), HALF if kind == IN_HALVES else BLOCK
+    blocks, part = numbers.reshape(len(numbers), -1, BLOCK), HALF if kind == IN_HALVES else BLOCK
     each = [
-        one.repeat_interleave(size // part, 1).unflatten(1, (blocks.shape[1], -1)).contiguous().view(torch.uint8)
-        for one in halves
+        one.repeat_interleave(size // part, 1).view(*blocks.shape[:2], -1).contiguous().view(torch.uint8) for one in halves
     ]
     if kind in ("Q4_0", "Q4_Z", IN_HALVES):
         blocks = _packed(blocks)
