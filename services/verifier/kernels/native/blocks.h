@@ -53,8 +53,11 @@ INLINE int is_tabled(enum weights type) { return type == NF4 || type == FP4 || t
 /* Whether numbers are codes of a table of 16 whole numbers. */
 INLINE int is_coded(enum weights type) { return type == IQ4_NL || type == IQ4_XS || type == MXFP4; }
 
-/* Whether numbers are made bytes before they are multiplied. */
-INLINE int is_widened(enum weights type) { return is_coded(type) || (bits_of(type) < 8 && bits_of(type) != 4); }
+/* Whether numbers are made bytes before they are multiplied: of Q4_H so that products by other types of four bits, which are
+ * many, need not ask in the middle of a block. */
+INLINE int is_widened(enum weights type) {
+    return is_coded(type) || type == Q4_H || (bits_of(type) < 8 && bits_of(type) != 4);
+}
 
 /* Of a number in the words that are multiplied. All that a product depends on but for reading a block. */
 INLINE int width_of(enum weights type) {

@@ -159,6 +159,7 @@ INLINE const uint32_t *read_widened(enum weights type, int vecs, const char *pan
                                     struct scales *into, uint32_t *bytes) {
     switch (type) {
         READ(Q5_0) READ(Q5_1) READ(IQ4_NL) READ(MXFP4) READ(Q2_K) READ(Q3_K) READ(Q5_K) READ(Q6_K) READ(IQ4_XS)
+        READ(Q4_H)
         default: __builtin_unreachable();
     }
 }
@@ -180,6 +181,7 @@ static __attribute__((noinline)) void read_second_half(enum weights type, int ve
 #define HALF(TYPE)                                                                                                \
     case TYPE: read_k_scales(TYPE, 1, vecs, panel + group_at(TYPE, k), panel + block_at(TYPE, k), first, into); break;
         HALF(Q2_K) HALF(Q3_K) HALF(Q6_K)
+        case Q4_H: read_half(1, vecs, panel + block_at(type, k), first, into); break;
         default: break;
     }
 }
@@ -190,7 +192,7 @@ INLINE const uint32_t *read_any(int width, enum weights type, int vecs, const ch
     if (width == 16) return read_block(BFLOAT16, vecs, panel, k, first, into, bytes);
     if (width == FLOATS8) return read_block(E4M3, vecs, panel, k, first, into, bytes);
     if (width == 4) switch (type) {
-            READ(Q4_0) READ(Q4_1) READ(Q4_Z) READ(Q4_K) READ(Q4_H)
+            READ(Q4_0) READ(Q4_1) READ(Q4_Z) READ(Q4_K)
             default: __builtin_unreachable();
         }
     if (width == TABLED) switch (type) {
@@ -210,7 +212,6 @@ INLINE void read_again(int width, enum weights type, int part, int vecs, const c
                        struct scales *into) {
     if (width == 8 && part == 2 && has_halves(type)) read_second_half(type, vecs, panel, k, first, into);
     if (width == TABLED && part == 4 && has_halves(type)) read_floats(type, 1, vecs, panel + block_at(type, k), first, into);
-    if (width == 4 && part == 4 && has_halves(type)) read_half(1, vecs, panel + block_at(type, k), first, into);
 }
 
 /* Number `part` of a word as a float, for vector `v` of a panel. Left where it stands in the word, it is 2^(width * part) times
