@@ -34,12 +34,18 @@ async def test_whatever_comes_is_answered_and_harms_nothing(
             await attack.send(range(first, first + MESSAGES))
     assert attack.found.wrong == []
     assert attack.found.good > MESSAGES // 100
-    assert "Traceback" not in caplog.text
+    said = [caplog.handler.format(record) for record in caplog.records if not _of_a_lost_client(record)]
+    assert "Traceback" not in "\n".join(said)
     ends = attack.found.ends
     assert ends.total() == MESSAGES
     # It is a test of answers as well as of refusals.
     for protocol, end in (("gRPC", "OK"), ("gRPC", "INVALID_ARGUMENT"), ("HTTP", "200"), ("HTTP", "400")):
         assert sum(count for (name, _, how), count in ends.items() if (name, how) == (protocol, end)) > MESSAGES / 200
+
+
+def _of_a_lost_client(record: logging.LogRecord) -> bool:
+    """grpc could not send a status, since the client had gone meanwhile; it says so itself, and nothing of ours had a part in it."""
+    return record.name == "grpc._cython.cygrpc" and "ExecuteBatchError raised in core" in record.getMessage()
 
 
 def test_a_number_of_a_seed_is_one_message() -> None:
