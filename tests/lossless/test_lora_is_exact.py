@@ -44,11 +44,13 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     }  # fmt: skip
 
 
-def target_with(model: Path, adapters: dict[str, Path]) -> TransformersTarget:
+def target_with(model: Path, adapters: dict[str, Path], allowed: tuple[Path, ...] = ()) -> TransformersTarget:
     modules = {name: str(folder) for name, folder in adapters.items()}
     return TransformersTarget(
-        TargetConfig(model_path=str(model), kv_cache_tokens=2048, max_model_len=512, lora_modules=modules)
-    )
+        TargetConfig(
+            model_path=str(model), kv_cache_tokens=2048, max_model_len=512, lora_modules=modules, lora_folders=allowed
+        )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["whole layers", "modules"], autouse=True)
@@ -63,8 +65,15 @@ def layers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path, folders: dict[str, Path], layers: str, target_layout: str) -> TransformersTarget:
-    return target_with(tiny_model, folders)
+def target(
+    tiny_model: Path,
+    folders: dict[str, Path],
+    layers: str,
+    target_layout: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TransformersTarget:
+    # Ranks look by themselves whether they may read a folder.
+    return target_with(tiny_model, folders, (tmp_path_factory.getbasetemp(),))
 
 
 @pytest.fixture(scope="module")

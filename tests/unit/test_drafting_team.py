@@ -38,7 +38,7 @@ def count(kernels):
 count(None)
 count(by_kernels)
 # Last, since it leaves threads behind.
-source.use_threads = lambda count: None
+source.use_threads = lambda: None
 count(by_kernels)
 """
 
