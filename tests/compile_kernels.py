@@ -82,9 +82,11 @@ ROTATE = {
     "apart": 18432, "eps": 1e-6, "slots_at": 3,
 }  # fmt: skip
 ROUND = {"rows": HALF, "made": HALF, "scale": 0.03, "zero": -9.0, "global_scale": 300.0}
-WHOLE_CODES = {"LOW": -128.0, "HIGH": 127.0, "FLOATS": False, "STORED": False, "FOUR_BITS": False}
-FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False, "FOUR_BITS": False}
-FOUR_BITS = {"LOW": -6.0, "HIGH": 6.0, "FLOATS": True, "STORED": False, "FOUR_BITS": True}
+WHOLE_CODES = {"LOW": -128.0, "HIGH": 127.0, "FLOATS": False, "STORED": False, "FOUR_BITS": False, "POWER": 0}
+FP8_CODES = {"LOW": -448.0, "HIGH": 448.0, "FLOATS": True, "STORED": False, "FOUR_BITS": False, "POWER": 0}
+FOUR_BITS = {"LOW": -6.0, "HIGH": 6.0, "FLOATS": True, "STORED": False, "FOUR_BITS": True, "POWER": 0}
+# MXFP4: the greatest power of two among its codes is the second.
+POWERS = {**FOUR_BITS, "POWER": 2}
 GREATEST = {"places": LONG, "tops": SINGLE, "firsts": LONG, "count": 128256, "parts": 63}
 NOISE = {
     "limits": DOUBLE, "keys": LONG, "tops": DOUBLE, "ids": LONG, "seconds": DOUBLE, "vocabulary": 128256, "parts": 126, "first": 16032,
@@ -261,6 +263,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "rounding of rows": (round_rows.round_rows, ROUND, {"SIZE": 14336, "BLOCK": 1024, **WHOLE_CODES, "SYMMETRIC": False}),
     "rounding of parts": (round_rows.round_rows, ROUND, {"SIZE": 128, "BLOCK": 128, **FP8_CODES, "SYMMETRIC": True}),
     "rounding to four bits": (round_rows.round_rows, ROUND, {"SIZE": 16, "BLOCK": 16, **FOUR_BITS, "SYMMETRIC": True}),
+    "rounding by powers of two": (round_rows.round_rows, ROUND, {"SIZE": 32, "BLOCK": 32, **POWERS, "SYMMETRIC": True}),
     # Qwen3-Next, Kimi Linear, Mamba-2 of 2.7 billion, Falcon-H1's large states, and Mamba of 2.8 billion.
     "delta rule": (keyed_steps.step_keyed, STEPPED, stepped(32, 16, 128, 128, keyed_steps.BY_ONE, parted=True)),
     "delta rule by key": (keyed_steps.step_keyed, STEPPED, stepped(32, 32, 128, 128, keyed_steps.BY_KEY, parted=True)),
