@@ -115,6 +115,23 @@ def test_any_chunking_of_the_prompt(target: TransformersTarget, text: list[int],
     assert torch.equal(torch.cat(rows), alone)
 
 
+def test_what_another_thread_makes_the_default_type_changes_nothing(
+    target: TransformersTarget, text: list[int], alone: torch.Tensor
+) -> None:
+    """transformers changes it for the whole process while it makes a model: a drafter's, or new weights, beside passes.
+
+    Buffers of half the size were written beyond their end.
+    """
+    assert target.open("beside", LENGTH)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rows = target.forward([chunk("beside", 0, text, LENGTH)])[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        target.close("beside")
+    assert rows.dtype == torch.float32 and torch.equal(rows, alone)
+
+
 def tree_around(
     text: list[int], start: int, source: random.Random, vocab: int, depth: int = 4
 ) -> tuple[list[int], list[int], list[int]]:

@@ -97,7 +97,9 @@ class DraftChoice:
         most = max((len(each.session.extra) for each in asked if each.session.extra is not None), default=0)
         if not most:
             return logits
-        whole = torch.full((len(hidden), len(self._vocabulary) + most), -torch.inf, device=logits.device)
+        whole = torch.full(
+            (len(hidden), len(self._vocabulary) + most), -torch.inf, dtype=torch.float32, device=logits.device
+        )
         whole[:, : len(self._vocabulary)] = logits
         begin = 0
         for each in asked:

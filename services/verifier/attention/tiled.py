@@ -74,7 +74,7 @@ def _attend_bucket(
     sinks = None if call.sinks is None else _sinks(call, rows)
     if sinks is not None:
         top = torch.maximum(top, sinks)
-    total = torch.zeros(groups, kv_heads, grouped.shape[2], values.shape[-1], device=keys.device)
+    total = torch.zeros(groups, kv_heads, grouped.shape[2], values.shape[-1], dtype=torch.float32, device=keys.device)
     if bucket.heads is not None:
         head_scores = _scores_of_heads(call, bucket, bucket.heads, grouped, keys)
         best = head_scores.amax(-1, keepdim=True)

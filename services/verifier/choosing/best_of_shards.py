@@ -51,7 +51,7 @@ class FoundInParts:
 
     def whole(self, read: Sequence[int]) -> torch.Tensor:
         """[rows of the pass, vocabulary]: those ``read`` have their likeliest logits, and -inf where top-k leaves no id."""
-        made = torch.full((len(self.ids), self.vocabulary), -math.inf)
+        made = torch.full((len(self.ids), self.vocabulary), -math.inf, dtype=torch.float32)
         rows = made.numpy()
         for row in read:
             rows[row, self.ids[row]] = self.logits[row]

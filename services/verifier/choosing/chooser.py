@@ -73,7 +73,7 @@ class Chooser:
         # Those of them that are not ``plain``.
         self._choosy: set[str] = set()
         # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
-        self._copy = torch.empty(0, 0)
+        self._copy = torch.empty(0, 0, dtype=torch.float32)
 
     def open(self, request_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
         """Start to choose for a request.
@@ -327,7 +327,7 @@ class Chooser:
         """[points, vocabulary], penalised, barred and divided by the temperature; valid until the next call."""
         vocabulary = logits.shape[1]
         if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
-            self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
+            self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, dtype=torch.float32, device=logits.device)
         prepared = self._copy[: len(points)]
         if self._reader.on_host(logits):
             # numpy copies, since waking torch's threads costs more than they save here.

@@ -127,7 +127,7 @@ class NativePass:
     def room(self, widths: tuple[int, ...]) -> list[torch.Tensor]:
         """Buffers, [rows, width] each, that all layers share."""
         if widths not in self._rooms:
-            self._rooms[widths] = [torch.empty(len(self.positions), width) for width in widths]
+            self._rooms[widths] = [torch.empty(len(self.positions), width, dtype=torch.float32) for width in widths]
         return self._rooms[widths]
 
 
@@ -180,7 +180,8 @@ def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, stream_rows: int) -
         )
     ]  # fmt: skip
     threads = torch.get_num_threads()
-    arrays.append(torch.empty(threads * per_thread))
+    # Of a stated type: while a model is made in another thread, transformers changes the default for the whole process.
+    arrays.append(torch.empty(threads * per_thread, dtype=torch.float32))
     integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
     return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, stream_rows=stream_rows, held=arrays)
