@@ -121,8 +121,8 @@ def serve(
     loaded = _load(config, settings, **named)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
         ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
-        if lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels):
-            ready += f"\n{lacking}"
+        if in_process and (lacking := without_kernels(loaded.verifier.device, loaded.verifier.kernels)):
+            stderr().print(lacking, markup=False, highlight=False, soft_wrap=True)
         if addresses.http is not None and (http := http_config(loaded)) is not None:
             ready += f"\n{how_to_try(addresses.http, needs_key=http.public.asks_for_keys, page=http.page)}"
         wait_for_interrupt(ready)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_a_compiler_that_is_missing_or_fails(
     assert reason in caplog.text
     monkeypatch.setattr(compiling, "library", lambda name: None)
     assert reason in compiling.why_none() and "\n" not in compiling.why_none()
+
+
+def test_a_process_without_torch_does_not_say_that_there_are_none() -> None:
+    """`outrider serve` on Ray is one: it said so on every machine, where the demo expects an address."""
+    program = "import sys; from services.verifier.kernels.native.library import why_none; print([why_none()], 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stdout == "[''] False\n"
 
 
 @pytest.mark.parametrize(

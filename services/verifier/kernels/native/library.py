@@ -7,6 +7,7 @@ import functools
 import logging
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +91,12 @@ def library(name: str = "auto") -> Library | None:
 
 
 def why_none(name: str = "auto") -> str:
-    """Why ``library`` gives none, on one line; empty: it gives one."""
-    return "" if library(name) is not None else " ".join(_LACKING[name].split())
+    """Why ``library`` gives none, on one line; empty: it gives one, or this process has not imported torch, whose team of
+    threads kernels are linked to, and cannot tell.
+    """
+    if "torch" not in sys.modules or library(name) is not None:
+        return ""
+    return " ".join(_LACKING[name].split())
 
 
 def ship() -> list[Path]:
