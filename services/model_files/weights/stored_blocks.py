@@ -129,7 +129,7 @@ def _scaled(raw: torch.Tensor) -> torch.Tensor:
 def _from_table(raw: torch.Tensor, kind: str) -> torch.Tensor:
     """Entry of a table x scale."""
     scales, codes = _scales_and_codes(raw, kind)
-    numbers = torch.tensor(TABLES[kind])[torch.cat([codes & 15, codes >> 4], -1).long()]
+    numbers = torch.tensor(TABLES[kind], dtype=torch.float32)[torch.cat([codes & 15, codes >> 4], -1).long()]
     return numbers.mul_(scales.repeat_interleave(BLOCK // scales.shape[-1], -1)).flatten(1)
 
 

@@ -105,7 +105,7 @@ def _inputs(part: ModelSlice) -> torch.Tensor:
     if part.is_first:
         return _tokens(part)
     generator = torch.Generator().manual_seed(0)
-    return _forked(torch.randn(3, _ROWS, part.hidden_size, generator=generator).to(part.dtype))
+    return _forked(torch.randn(3, _ROWS, part.hidden_size, generator=generator, dtype=torch.float32).to(part.dtype))
 
 
 def _tokens(part: ModelSlice) -> torch.Tensor:
@@ -252,7 +252,7 @@ def _touchiness(part: ModelSlice, given: torch.Tensor, expected: torch.Tensor) -
     generator = torch.Generator().manual_seed(1)
 
     def rounded(rows: torch.Tensor) -> torch.Tensor:
-        return rows * (1 + step * torch.randn(rows.shape, generator=generator).to(rows))
+        return rows * (1 + step * torch.randn(rows.shape, generator=generator, dtype=torch.float32).to(rows))
 
     if not part.is_first:
         return _distances(_reference(part, rounded(given)), expected)

@@ -128,7 +128,7 @@ def right_winners(device: torch.device, load: Callable[[], Winners]) -> Winners:
     """What ``load`` gives where it runs on a device and is right there, else torch's functions."""
 
     def is_right(winners: Winners) -> bool:
-        rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
+        rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(device)
         least = torch.zeros(2, dtype=torch.float64, device=device)
         given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE, 2)
         found, expected = winners(*given), winners_by_torch(*given)

@@ -79,7 +79,7 @@ def by_torch(logits: torch.Tensor) -> torch.Tensor:
 
 def trial_rows() -> torch.Tensor:
     """Rows of any numbers; of equal ones; with both zeros at the top; and with nothing that can be chosen."""
-    rows = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     rows[1] = 3.0
     rows[2] = -rows[2].abs()
     rows[2, [77, 3000]], rows[2, 4000] = -0.0, 0.0

@@ -290,7 +290,7 @@ def _score(milliseconds: Sequence[float]) -> float:
 def _sample(outputs: int, inputs: int, kind: str) -> Weight:
     """Random weights of a shape and type; their values do not change the time."""
     if kind in ("float32", "bfloat16", "float16"):
-        return torch.randn(outputs, inputs).to(getattr(torch, kind))
+        return torch.randn(outputs, inputs, dtype=torch.float32).to(getattr(torch, kind))
     in_block, size = sizes_of(kind)
     raw = torch.randint(256, (outputs, -(-inputs // in_block), size), dtype=torch.uint8)
     if kind == FLOATS:
@@ -298,7 +298,7 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
         raw &= 0xFE
     if kind in TABLES:
         scales = raw[..., : 4 * scales_of(kind)]
-        scales.copy_(torch.full((scales.shape[-1] // 4,), 0.01).view(torch.uint8))
+        scales.copy_(torch.full((scales.shape[-1] // 4,), 0.01, dtype=torch.float32).view(torch.uint8))
     if kind == "MXFP4":
         # Powers of two that are no greater than floats.
         raw[..., 0] = 120
@@ -308,7 +308,7 @@ def _sample(outputs: int, inputs: int, kind: str) -> Weight:
 
 
 def _is_exact(layer: nn.Module, inputs: int, min_rows: int) -> bool:
-    rows = torch.randn(40, inputs)
+    rows = torch.randn(40, inputs, dtype=torch.float32)
     together = layer(rows)
     return all(
         torch.equal(layer(rows[start : start + count]), together[start : start + count])
@@ -319,7 +319,7 @@ def _is_exact(layer: nn.Module, inputs: int, min_rows: int) -> bool:
 
 def _seconds(makers: Mapping[str, Run], rows: int, inputs: int) -> dict[str, float]:
     """The shortest of several times for each. They take turns, so that disturbances on the machine affect all of them."""
-    given, best = torch.randn(rows, inputs), dict.fromkeys(makers, math.inf)
+    given, best = torch.randn(rows, inputs, dtype=torch.float32), dict.fromkeys(makers, math.inf)
     for _ in range(1 + _REPEATS):
         for name, run in makers.items():
             start = time.perf_counter()

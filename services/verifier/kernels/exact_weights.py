@@ -323,7 +323,7 @@ def _same(func: _Function, weight: Any, *args: Any, **kwargs: Any) -> Any:
     """A conversion that changes nothing."""
     if not isinstance(weight, ExactWeight):
         return NotImplemented
-    made = func(torch.empty(0), *args, **kwargs)
+    made = func(torch.empty(0, dtype=torch.float32), *args, **kwargs)
     same = isinstance(made, torch.Tensor) and made.dtype == torch.float32 and made.device.type == "cpu"
     return weight if same else NotImplemented
 

@@ -316,7 +316,7 @@ def _measured(
             if name != "torch" and not is_exact_layer(layers[0], inputs, device):
                 inexact.add(name)
             for index, rows in enumerate(ROWS):
-                given = torch.randn(rows, inputs, device=device).bfloat16()
+                given = torch.randn(rows, inputs, device=device, dtype=torch.float32).bfloat16()
                 milliseconds[index] += count / copies * timer(lambda: [layer(given) for layer in layers])  # noqa: B023
     return FoundKernels(exact=[name for name in named if name not in inexact], milliseconds=totals)
 
@@ -330,7 +330,7 @@ def _reason(named: Sequence[str], found: FoundKernels) -> str:
 
 def is_exact_layer(layer: nn.Module, inputs: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether a row gets the same bits beside any number of others, at any place among them."""
-    rows = torch.randn(max(_COMPARED) + 5, inputs, device=device).to(dtype)
+    rows = torch.randn(max(_COMPARED) + 5, inputs, device=device, dtype=torch.float32).to(dtype)
     together = layer(rows)
     return all(
         torch.equal(layer(rows[start : start + count]), together[start : start + count])

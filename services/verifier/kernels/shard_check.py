@@ -93,7 +93,7 @@ def unequal_shard(wanted: Iterable[ShardedProduct], make: MakeLayer, counts: Ite
         bias = weight[:, 0].contiguous() if product.biased else None
         whole, own = make(weight, bias), make(weight[held], None if bias is None else bias[held])
         for count in counts:
-            rows = torch.randn(count, product.inputs, device=device).bfloat16()
+            rows = torch.randn(count, product.inputs, device=device, dtype=torch.float32).bfloat16()
             if not torch.equal(own(rows), whole(rows)[:, held]):
                 return f"{len(held)} of {product.outputs} columns, of {product.inputs} terms, at {count} rows"
     return ""

@@ -57,7 +57,7 @@ class KVPool:
         shapes = [(call.kv_heads, call.key_size, call.value_size) for call in self.calls]
         # Calls of one shape share a tensor, [calls, blocks, ...], so that one copy moves a row in all of them.
         self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        self.keys: list[torch.Tensor] = [torch.empty(0, dtype=torch.float32)] * len(shapes)
         self.values, self.key_scales, self.value_scales = list(self.keys), list(self.keys), list(self.keys)
         dtype = torch.uint8 if self.rounded else self.dtype
         for heads, key_size, value_size in dict.fromkeys(shapes):
@@ -73,7 +73,9 @@ class KVPool:
                 self.keys[entry], self.values[entry] = own_keys, own_values
             if self.rounded:
                 # As if they were keys and values of one number, so that what moves rows moves their scales.
-                of_all = [torch.zeros(*shape, *each, device=self.device) for each in ((1, BLOCK), (BLOCK, 1))]
+                of_all = [
+                    torch.zeros(*shape, *each, device=self.device, dtype=torch.float32) for each in ((1, BLOCK), (BLOCK, 1))
+                ]
                 self._alike.append((of_all[0], of_all[1]))
                 for entry, of_keys, of_values in zip(entries, *of_all, strict=True):
                     self.key_scales[entry], self.value_scales[entry] = of_keys, of_values

@@ -89,7 +89,7 @@ def _attend(
 
 
 def _bloom_bias(module: Any, positions: int, device: torch.device) -> Bias:
-    seen = torch.ones(1, positions, device=device)
+    seen = torch.ones(1, positions, dtype=torch.float32, device=device)
     return Bias(table=bloom.build_alibi_tensor(seen, module.num_heads, torch.float32)[:, 0].contiguous())
 
 
@@ -145,7 +145,7 @@ def _mpt(self: Any, hidden_states: torch.Tensor, *, attention_mask: object, **_:
 def _mpt_model(self: Any, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
     if self.config._attn_implementation == NAME:
         # MptModel converts its mask even if it has made none; a mask that is given is passed on.
-        given["attention_mask"] = torch.zeros(1, 1, 1, 1, device=self.device)
+        given["attention_mask"] = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device=self.device)
     return mpt.MptModel.forward(self, input_ids, **given)
 
 

@@ -39,12 +39,16 @@ def trial(steps: DeviceSteps, device: torch.device) -> str:
     """Why the kernels do not run here, such as for want of a C compiler; empty if a small pass does."""
     try:
         order = Order(lines=[Line(slot=0, accepted=0, chain=1, parents=(-1, -1))], padding=0, device=device, steps=steps)
-        given = torch.zeros(3, 16, device=device)
+        given = torch.zeros(3, 16, device=device, dtype=torch.float32)
         made = steps.convolved(
-            order.walk, torch.zeros(1, 2, 16, device=device), given, torch.ones(16, 3, device=device), None
+            order.walk,
+            torch.zeros(1, 2, 16, device=device, dtype=torch.float32),
+            given,
+            torch.ones(16, 3, device=device, dtype=torch.float32),
+            None,
         )
         # Copied, so that failures on the GPU show here.
-        steps.scanned(order.walk, torch.zeros(1, 16, device=device), made, made).cpu()
+        steps.scanned(order.walk, torch.zeros(1, 16, device=device, dtype=torch.float32), made, made).cpu()
     except Exception as error:
         # Compilers and drivers may fail in any way.
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

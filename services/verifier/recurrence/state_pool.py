@@ -91,12 +91,12 @@ class StatePool:
         self._library, self.steps = library, steps
         self.shapes = tuple(shapes)
         # The copies lie behind the requests' states.
-        self.states = [torch.zeros(slots + kept, *shape, device=device) for shape in shapes]
+        self.states = [torch.zeros(slots + kept, *shape, device=device, dtype=torch.float32) for shape in shapes]
         self._first_kept = slots
         self._free = list(range(slots))
         self._held: dict[str, _Held] = {}
         # All rows of captured passes.
-        self._noted = _Nodes(rows=torch.empty(0))
+        self._noted = _Nodes(rows=torch.empty(0, dtype=torch.float32))
 
     def assign(self, owner: str) -> None:
         """Give ``owner`` a slot, if it has none yet."""
@@ -147,7 +147,7 @@ class StatePool:
         Raises:
             Internal: a request's state does not stand where its rows begin.
         """
-        nodes = _Nodes(rows=torch.empty(0))
+        nodes = _Nodes(rows=torch.empty(0, dtype=torch.float32))
         lines, early, of_nodes = self._enter(batch, nodes)
         nodes.rows = to_device(of_nodes, self.device, torch.int64)
         taken = [(source, to_device(numbers, self.device)) for source, numbers in early]
@@ -164,7 +164,9 @@ class StatePool:
             if held.nodes is self._noted and owner not in own:
                 # Where its nodes are noted, others are now.
                 place = slice(held.first, held.first + held.count)
-                held.nodes = _Nodes(rows=torch.empty(0), given=[given[place].clone() for given in self._noted.given])
+                held.nodes = _Nodes(
+                    rows=torch.empty(0, dtype=torch.float32), given=[given[place].clone() for given in self._noted.given]
+                )
                 held.accepted = [node - held.first for node in held.accepted]
                 held.first = 0
         lines, early, _ = self._enter(batch, self._noted)

@@ -139,7 +139,7 @@ def _from_table(stored: Stored, state: _State, kind: str) -> Weight:
     # The first of two numbers lies in the upper half of their byte.
     codes = torch.stack((packed >> 4, packed & 15), -1).flatten()
     numbers = Tensor(dtype="F32", shape=state.shape).numbers
-    if _in_blocks(state) and torch.equal(stored["table"], torch.tensor(TABLES[kind])):
+    if _in_blocks(state) and torch.equal(stored["table"], torch.tensor(TABLES[kind], dtype=torch.float32)):
         own = scales.repeat_interleave(state.block // BLOCK)[: numbers // BLOCK].view(state.shape[0], -1)
         return codes_as_blocks(kind, codes.view(state.shape), own)
     made = stored["table"][codes[:numbers].long()] * scales.repeat_interleave(state.block)[:numbers]

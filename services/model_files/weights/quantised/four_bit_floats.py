@@ -18,7 +18,7 @@ def codes_of(packed: torch.Tensor) -> torch.Tensor:
 
 def floats(packed: torch.Tensor) -> torch.Tensor:
     """[..., bytes] to [..., two numbers for each byte] in float32, the lower half of a byte first."""
-    return torch.tensor(TABLES["E2M1"])[codes_of(packed).long()]
+    return torch.tensor(TABLES["E2M1"], dtype=torch.float32)[codes_of(packed).long()]
 
 
 def mx_numbers(packed: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:

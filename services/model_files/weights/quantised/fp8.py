@@ -118,7 +118,7 @@ def powers_scaled(tensors: Mapping[str, Tensor], codes: str, scales: str, size: 
 
 def _by_powers(stored: Stored) -> Weight:
     exponents = stored["scales"].int() - 127
-    return _matrix(stored["codes"], torch.ldexp(torch.ones(exponents.shape), exponents), (1, BLOCK))
+    return _matrix(stored["codes"], torch.ldexp(torch.ones(exponents.shape, dtype=torch.float32), exponents), (1, BLOCK))
 
 
 def _inputs_first(tensors: Mapping[str, Tensor], name: str) -> bool:

@@ -32,7 +32,7 @@ class ChoiceKernel:
         self._room.argtypes = [ctypes.c_int64]
         self._room.restype = ctypes.c_int64
         # Kept between calls: memory that was just allocated is slow.
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
         self._made_for = (0, 0)
 
     def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[int]:
@@ -64,7 +64,7 @@ class ChoiceKernel:
         structs = (ctypes.c_int64 * len(fields))(*fields)
         threads = max(1, min(torch.get_num_threads(), len(points) // ROWS_OF_A_THREAD))
         if (vocabulary, threads) != self._made_for:
-            self._scratch = torch.empty(threads * int(self._room(vocabulary)))
+            self._scratch = torch.empty(threads * int(self._room(vocabulary)), dtype=torch.float32)
             self._made_for = vocabulary, threads
         choices = (ctypes.c_int64 * len(points))()
         pointers = self._scratch.data_ptr(), choices

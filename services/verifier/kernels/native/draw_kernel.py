@@ -52,7 +52,7 @@ class DrawKernel:
         self._room.argtypes = [ctypes.c_int64]
         self._room.restype = ctypes.c_int64
         # Kept between calls: memory that was just allocated is slow.
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
 
     def best(self, own: torch.Tensor, draws: Sequence[DrawnRow], first: int) -> list[float]:
         """Of each draw three numbers: the greatest sum of logit and noise, its id, and the next sum; -inf: there is none.
@@ -71,7 +71,7 @@ class DrawKernel:
             raise ValueError(f"rows are {[draw.row for draw in draws]}: there are {rows}")
         threads = max(1, min(torch.get_num_threads(), len(draws) // ROWS_OF_A_THREAD))
         if len(self._scratch) < (room := threads * int(self._room(length))):
-            self._scratch = torch.empty(room)
+            self._scratch = torch.empty(room, dtype=torch.float32)
         structs = (_Draw * len(draws))(*[_Draw(draw.seed, draw.row, draw.position, draw.temperature) for draw in draws])
         told = (ctypes.c_double * (3 * len(draws)))()
         sizes = length, own.stride(0), first, threads

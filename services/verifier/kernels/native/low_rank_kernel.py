@@ -115,7 +115,7 @@ class AddLowRank:
         ):
             raise ValueError(f"rows are {tuple(given.shape)} {given.dtype}, made {tuple(made.shape)} {made.dtype}")
         given = given.contiguous()
-        inner = torch.empty(rows, product.inner)
+        inner = torch.empty(rows, product.inner, dtype=torch.float32)
         alone = LowRanksStruct((LowRankStruct * 3)(struct), 1)
         span = SpanStruct(ctypes.addressof(alone), 0, rows)
         self._kernel(span, 1, 0, given.data_ptr(), inner.data_ptr(), product.inner, made.data_ptr(), made.stride(0))

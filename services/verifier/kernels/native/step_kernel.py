@@ -48,8 +48,8 @@ def step_keyed(library: Library, order: Order, states: torch.Tensor, rows: Keyed
     heads, keys, values = states.shape[1:]
     paths = order.paths
     threads = torch.get_num_threads() if len(paths.row) * heads * keys * values > _ALONE else 1
-    made = torch.zeros(heads, order.accepted + order.rows, values)
-    scratch = torch.empty(threads, (1 + paths.most_nodes) * keys * _PANEL)
+    made = torch.zeros(heads, order.accepted + order.rows, values, dtype=torch.float32)
+    scratch = torch.empty(threads, (1 + paths.most_nodes) * keys * _PANEL, dtype=torch.float32)
     given = {
         "key": rows.keys, "query": rows.queries, "value": rows.values, "factor": rows.factors, "time": rows.times,
         "part": rows.parts,

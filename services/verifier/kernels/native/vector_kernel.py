@@ -69,7 +69,7 @@ def convolved(
     given, windows = _side_by_side(given), order.windows(taps - 1)
     weight = weight.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
-    made = torch.empty(order.rows, channels)
+    made = torch.empty(order.rows, channels, dtype=torch.float32)
     _call(
         library,
         "outrider_convolve",
@@ -87,7 +87,7 @@ def scanned(
     library: Library, order: Order, states: torch.Tensor, factors: torch.Tensor, added: torch.Tensor
 ) -> torch.Tensor:
     """As ``DeviceSteps.scanned``; ``factors`` and ``added`` are parts of the same rows."""
-    made = torch.zeros(order.accepted + order.rows, states.shape[1])
+    made = torch.zeros(order.accepted + order.rows, states.shape[1], dtype=torch.float32)
     _call(
         library,
         "outrider_step_gated",
@@ -109,10 +109,10 @@ def averaged(
     first: torch.Tensor,
 ) -> torch.Tensor:
     """As ``DeviceSteps.averaged``; ``keys`` and ``values`` are parts of the same rows."""
-    made = torch.zeros(order.accepted + order.rows, states.shape[2])
+    made = torch.zeros(order.accepted + order.rows, states.shape[2], dtype=torch.float32)
     threads = _threads(made)
     decay, first = decay.contiguous(), first.contiguous()
-    scratch = torch.empty(threads, (1 + order.paths.most_nodes) * _HELD * _CHANNELS)
+    scratch = torch.empty(threads, (1 + order.paths.most_nodes) * _HELD * _CHANNELS, dtype=torch.float32)
     _call(
         library,
         "outrider_step_mean",

@@ -160,7 +160,7 @@ def _gates_by_silu(own: Any) -> bool:
     if not own.has_gate or own.has_bias:
         return False
     width = own.gate_up_proj.shape[2 if own.is_transposed else 1] // 2
-    rows = torch.randn(_TRIED_ROWS, 2 * width, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(_TRIED_ROWS, 2 * width, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     return all(_is_silu(own._apply_gate, rows * scale) for scale in _TRIED_SCALES)
 
 
@@ -197,7 +197,9 @@ def use_row_routing(router: nn.Module) -> bool:
     if weight is None or weight.dim() != 2 or isinstance(router, (nn.Linear, nn.Embedding)):
         return False
     noted = _NotedProducts()
-    rows = torch.randn(_TRIED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+    rows = torch.randn(_TRIED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(
+        weight
+    )
     try:
         with noted:
             router(rows)

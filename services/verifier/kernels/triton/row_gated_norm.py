@@ -72,7 +72,9 @@ def gated_norm_of(module: nn.Module) -> RowGatedNorm | None:
     if "gate" not in inspect.signature(module.forward).parameters:
         return None
     generator = torch.Generator().manual_seed(0)
-    rows, gate = (torch.randn(1, _TRIED_ROWS, len(weight), generator=generator).to(weight) for _ in range(2))
+    rows, gate = (
+        torch.randn(1, _TRIED_ROWS, len(weight), generator=generator, dtype=torch.float32).to(weight) for _ in range(2)
+    )
     try:
         expected = module(rows, gate=gate)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):

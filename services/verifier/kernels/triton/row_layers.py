@@ -212,7 +212,7 @@ def _is_gated_silu(module: nn.Module) -> bool:
 
 def _tried(width: int, like: torch.Tensor) -> torch.Tensor:
     """[1, rows, width] random numbers, of the type and on the device of ``like``."""
-    return torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0)).to(like)
+    return torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(like)
 
 
 def _made(module: nn.Module, rows: torch.Tensor) -> torch.Tensor | None:
