@@ -344,6 +344,17 @@ def test_fields_are_checked(field: str, float_model: Path, tmp_path: Path) -> No
         load_whole(of(folder))
 
 
+def check_refused(form: str, field: str, value: object, float_model: Path, tmp_path: Path) -> None:
+    """A checkpoint of that form is refused by the field's name if what enters its layers says ``value`` there."""
+    folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config["config_groups"]["group_0"]["input_activations"][field] = value
+    configure(folder, quantization_config=config)
+    name = f"quantization_config.config_groups.group_0.input_activations.{field}"
+    with refuses(ConfigurationError, name, str(value)):
+        load_whole(of(folder))
+
+
 OF_FOUR_BITS: Mapping[str, object] = {
     "strategy": "group",
     "group_size": 32,
@@ -355,13 +366,7 @@ OF_FOUR_BITS: Mapping[str, object] = {
 
 @pytest.mark.parametrize("field", OF_FOUR_BITS)
 def test_fields_of_four_bits_are_checked(field: str, float_model: Path, tmp_path: Path) -> None:
-    folder, _ = quantise(float_model, tmp_path, ROUNDED["nvfp4"])
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    config["config_groups"]["group_0"]["input_activations"][field] = OF_FOUR_BITS[field]
-    configure(folder, quantization_config=config)
-    name = f"quantization_config.config_groups.group_0.input_activations.{field}"
-    with refuses(ConfigurationError, name, str(OF_FOUR_BITS[field])):
-        load_whole(of(folder))
+    check_refused("nvfp4", field, OF_FOUR_BITS[field], float_model, tmp_path)
 
 
 OF_POWERS: Mapping[str, object] = {"strategy": "token", "group_size": 64, "dynamic": False, "symmetric": False}
@@ -369,13 +374,7 @@ OF_POWERS: Mapping[str, object] = {"strategy": "token", "group_size": 64, "dynam
 
 @pytest.mark.parametrize("field", OF_POWERS)
 def test_fields_of_powers_of_two_are_checked(field: str, float_model: Path, tmp_path: Path) -> None:
-    folder, _ = quantise(float_model, tmp_path, ROUNDED["mxfp4"])
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    config["config_groups"]["group_0"]["input_activations"][field] = OF_POWERS[field]
-    configure(folder, quantization_config=config)
-    name = f"quantization_config.config_groups.group_0.input_activations.{field}"
-    with refuses(ConfigurationError, name, str(OF_POWERS[field])):
-        load_whole(of(folder))
+    check_refused("mxfp4", field, OF_POWERS[field], float_model, tmp_path)
 
 
 def test_files_from_before_scales_had_a_type(float_model: Path, tmp_path: Path) -> None:
