@@ -56,8 +56,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own = {name: weights[name] for name in weights if name.startswith(prefix) and name not in places}
         places |= dict.fromkeys(own, file)
         save_file(own, made / file, metadata={"format": "pt"})
-    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return made
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> torch.Tensor:
+    """What one process computes."""
+    return passes(TransformersTarget(config(folder)))
 
 
 def flip(folder: Path, name: str, row: int) -> None:
@@ -136,8 +142,7 @@ def test_what_differs_is_named(folder: Path, copy: Path, ranks: int, stages: int
 
 
 @OVER
-def test_a_true_copy_serves(folder: Path, copy: Path, ranks: int, stages: int) -> None:
-    alone = passes(TransformersTarget(config(folder)))
+def test_a_true_copy_serves(folder: Path, copy: Path, alone: torch.Tensor, ranks: int, stages: int) -> None:
     with target_with(folder, copy, ranks, stages) as made:
         assert torch.equal(passes(made), alone)
 
@@ -149,20 +154,20 @@ def test_a_process_started_anew_is_compared_as_well(folder: Path, copy: Path) ->
             made.recover()
 
 
-def test_but_for_the_comparison_answers_would_be_others(folder: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_but_for_the_comparison_answers_would_be_others(
+    folder: Path, copy: Path, alone: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = load_file(copy / FIRST)
     weights[UP][5] += 0.5
     save_file(weights, copy / FIRST, metadata={"format": "pt"})
     monkeypatch.setattr(OwnFiles, "check", lambda *told: None)
-    alone = passes(TransformersTarget(config(folder)))
     with target_with(folder, copy, 2, 1) as made:
         assert not torch.equal(passes(made), alone)
 
 
-def test_a_fault_in_what_a_process_does_not_read_is_none_of_its(folder: Path, copy: Path) -> None:
+def test_a_fault_in_what_a_process_does_not_read_is_none_of_its(folder: Path, copy: Path, alone: torch.Tensor) -> None:
     """The second half of rows is the verifier's, which reads its own files."""
     flip(copy, UP, 1023)
-    alone = passes(TransformersTarget(config(folder)))
     with target_with(folder, copy, 2, 1) as made:
         assert torch.equal(passes(made), alone)
 

@@ -130,10 +130,10 @@ def test_weights_in_fewer_bits(make: Make, folders: tuple[Path, Path], options: 
     assert torch.equal(passes(target), wanted)
 
 
-def failing(own: Callable[..., Any], *given: Any) -> Any:
+def failing(own: Callable[..., Any], *given: Any, **named: Any) -> Any:
     if threading.current_thread().name.startswith("weights of stage 1"):
         raise MemoryError("no room for 5 GiB")
-    return own(*given)
+    return own(*given, **named)
 
 
 def of_another_folder(own: Callable[..., Any], *given: Any) -> Any:

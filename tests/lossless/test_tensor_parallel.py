@@ -306,7 +306,7 @@ def target(model: Path) -> Iterator[TransformersTarget]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2), (4, 1), (8, 1)])
 def test_the_same_bits_from_ranks_in_processes(model: Path, ranks: int, stages: int) -> None:
     alone = whole_target.passes(TransformersTarget(config(model)))
     made = TransformersTarget(config(model, ranks, stages=stages), launch_fork)
