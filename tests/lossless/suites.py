@@ -50,6 +50,7 @@ LEFT_OUT: dict[str, str] = {
     "test_choice_by_shard": _THEMSELVES,
     "test_choice_by_shard_on_gpus": _GPUS,
     "test_draws_by_shard": _THEMSELVES,
+    "test_copied_weights": _THEMSELVES,
     "test_early_exit": _STREAMS,
     "test_enumeration": _NO_TARGET,
     "test_experts_are_exact": "is about sizes that fill no vectors, which ranks refuse; mixtures over ranks: test_tensor_parallel",

@@ -189,11 +189,34 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def mixture(folder: Path, kind: str) -> Path:
+def mixture(folder: Path, kind: str, **others: int) -> Path:
     torch.manual_seed(0)
     sizes = {**SIZES, "num_experts_per_tok": 2, "max_position_embeddings": 512, "pad_token_id": 0, "initializer_range": 0.3}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **MIXTURES[kind]})).save_pretrained(folder)
+    made = AutoConfig.for_model(kind, **{**sizes, **MIXTURES[kind], **others})
+    AutoModelForCausalLM.from_config(made).save_pretrained(folder)
     return folder
+
+
+EIGHT = {
+    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 384,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_the_same_bits_from_eight_ranks(kind: str, tmp_path: Path) -> None:
+    """As many as a machine has: each has a head, of which two share one of keys, and of experts 16 columns."""
+    if kind == "llama":
+        folder = make_tiny_model(tmp_path, **{**SIZES, **EIGHT})
+    else:
+        folder = mixture(tmp_path, kind, **EIGHT, moe_intermediate_size=128)
+    (whole,) = together(parts_of(folder, 1), passes)
+    parts = parts_of(folder, 8)
+    assert {part.pool.keys[0].shape[1] for part in parts} == {1}
+    assert all(isinstance(part.model.get_decoder().layers[0].forward, RowDecoderLayer) for part in parts)
+    assert all(torch.equal(made, whole) for made in together(parts, passes))
+    # The last two in each other's places.
+    swapped = together(parts_of(folder, 8, order=[0, 1, 2, 3, 4, 5, 7, 6]), passes)
+    assert not any(torch.equal(made, whole) for made in swapped)
 
 
 def experts_of(part: ModelSlice) -> RowExperts:

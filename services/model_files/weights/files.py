@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from services.model_files.folder import reading
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
+from services.model_files.weights.noted_reads import Piece, noted_here
 from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.quantised.packed import Packed
 from services.model_files.weights.rounded_inputs import InputRounding
@@ -50,6 +51,7 @@ class WeightFiles:
         self._folder = folder
         self._stack = ExitStack()
         self._opened: dict[Path, Any] = {}
+        self._noting = noted_here()
         self._read: dict[str, AnyWeight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
         # Of those of them whose inputs lie in another order.
@@ -110,8 +112,23 @@ class WeightFiles:
         return tensor if kind is None else _in_blocks(tensor, *kind, self._orders.get(name))
 
     def _stored(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
-        return tensor
+        return self.stored(Piece(name))
+
+    def stored(self, piece: Piece) -> torch.Tensor:
+        """A piece of one of the folder's own tensors, as it is in its file."""
+        opened, read = self._open(self._files[piece.name]), slice(piece.begin, piece.end)
+        found: torch.Tensor = (
+            opened.get_tensor(piece.name)
+            if piece.end < 0
+            else opened.get_slice(piece.name)[(*(slice(None),) * piece.axis, read)]
+        )
+        if self._noting is not None:
+            self._noting.note(piece, found)
+        return found
+
+    def file_of(self, name: str) -> Path:
+        """The file that one of the folder's own tensors is in."""
+        return self._files[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, as numbers."""
@@ -141,8 +158,7 @@ class WeightFiles:
             if isinstance(whole, StackedBlocks):
                 return whole.experts(begin, end)
             return whole.rows(begin, end) if isinstance(whole, StoredBlocks) else whole[begin:end]
-        tensor: torch.Tensor = self._open(self._files[name]).get_slice(name)[begin:end]
-        return self._as_kept(name, tensor)
+        return self._as_kept(name, self.stored(Piece(name, 0, begin, end)))
 
     def parts(self, name: str, axis: int, ranges: Sequence[range]) -> AnyWeight:
         """The numbers in these ranges of one dimension, one after the other; otherwise as ``part``.
@@ -163,9 +179,9 @@ class WeightFiles:
             if axis != 0:
                 raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
             return joined([whole.rows(one.start, one.stop) for one in ranges])
-        read = self._open(self._files[name]).get_slice(name) if whole is None else whole
-        leading = (slice(None),) * axis
-        return torch.cat([read[(*leading, slice(one.start, one.stop))] for one in ranges], axis)
+        if whole is None:
+            return torch.cat([self.stored(Piece(name, axis, one.start, one.stop)) for one in ranges], axis)
+        return torch.cat([whole.narrow(axis, one.start, len(one)) for one in ranges], axis)
 
     def numbers(self, name: str) -> torch.Tensor:
         """A weight as stored, blocks as the float32 numbers that they stand for."""

@@ -211,16 +211,15 @@ class Meeting:
         device: torch.device = _CPU,
         *,
         ranks: int = 1,
-        weights: str = "",
-        digest: Callable[[], str] | None = None,
+        check: Callable[[str, str], None] | None = None,
     ) -> Exchange:
         """Wait, without a limit, until every stage has loaded its layers.
 
         Args:
             size: number of processes, this one included.
             ranks: of each stage.
-            weights: tells the verifier's files of weights from others on this machine or elsewhere.
-            digest: gives a digest of every byte of them, for processes that read other files; None: there are none.
+            check: raises ConfigurationError if a process, by the name that errors give it, has read other weights than the
+                verifier by what it tells of them.
             alive: whether a stage's process still runs.
             timeout_s: longest wait for a stage during a pass, in seconds; after that the stage counts as lost.
             device: where the last stage computes.
@@ -232,7 +231,7 @@ class Meeting:
         try:
             for rank in range(size - 1):
                 told_by(self._store, "ready", rank, ranks, alive)
-            self._check_weights(size, weights, digest)
+            self._check_weights(size, ranks, check)
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
             log.info("activations travel between %d processes by %s", size, way)
             _choose_interface(self.host, self.port)
@@ -240,23 +239,20 @@ class Meeting:
         except RuntimeError as error:
             raise TargetLost("a stage has died while the stages were connecting") from error
 
-    def _check_weights(self, size: int, files: str, digest: Callable[[], str] | None) -> None:
-        """Check that all have loaded the same weights: the same files, or the same bytes.
+    def _check_weights(self, size: int, ranks: int, check: Callable[[str, str], None] | None) -> None:
+        """Check that all have loaded the same weights.
 
         Raises:
             ConfigurationError: they have not; the stages are told to end.
         """
-        own = ""
-        for rank in range(size - 1):
-            if (found := self._store.get(f"weights/{rank}").decode()) == files:
-                continue
-            if found != (own := own or (files if digest is None else digest())):
-                self._store.set("way", "")
-                raise ConfigurationError(
-                    f"process {rank} of the target has other weights ({found[:12]}) than the verifier ({own[:12]}); "
-                    "copy the model's folder to its machine again",
-                    about="model",
-                )
+        if check is None:
+            return
+        try:
+            for rank in range(size - 1):
+                check(process_name(rank, ranks), self._store.get(f"weights/{rank}").decode())
+        except BaseException:
+            self._store.set("way", "")
+            raise
 
     def _way(self, identities: Sequence[str]) -> str:
         """What every stage is told about how activations travel.
@@ -312,7 +308,7 @@ def attend_meeting(
     Args:
         device: where the stage computes.
         ranks: see there.
-        weights: the verifier's, if this process has loaded the same files, else a digest of every byte.
+        weights: what the verifier is told of those that this process has loaded.
 
     Raises:
         TargetLost: the verifier cannot be reached.

@@ -27,7 +27,7 @@ from services.verifier.stages.activations import Activations, Health, receive_ac
 from services.verifier.stages.beside import Listening
 from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
-from services.verifier.stages.same_weights import weights_told
+from services.verifier.stages.same_weights import files_told, read_as_told
 from services.verifier.stages.settling import IDLE_S, follow
 from services.verifier.stages.split_adapters import StageAdapters
 from services.verifier.stages.split_weights import StageWeights
@@ -171,13 +171,14 @@ def serve(spec: StageSpec) -> None:
         device = device_of_process(config.device, spec.process, config.processes)
         claim_gpu(spec.host, spec.port, spec.process, config.processes, torch.device(device))
         means = MEANS.settling(config, partial(follow, spec.host, spec.port, spec.process))
-        part = ModelSlice(config, spec.stage, rank=spec.rank, means=means)
+        load = partial(ModelSlice, config, spec.stage, rank=spec.rank, means=means)
+        part, told = read_as_told(Path(config.model_path), spec.files, load)
         check_slice(part, config.stages)
         part.round_cache()
         asked = Listening(spec.host, spec.port, spec.process)
         if part.adapters is not None:
             StageAdapters(asked, spec.process, part.adapters, config)
-        weights = StageWeights(asked, partial(weights_of_part, config, part, spec.stage, means))
+        weights = StageWeights(asked, partial(weights_of_part, config, part, spec.stage, means, told=files_told))
     except TargetLost:
         raise
     except Exception as error:
@@ -187,7 +188,7 @@ def serve(spec: StageSpec) -> None:
         return
     exchange = attend_meeting(
         spec.host, spec.port, spec.process, config.processes, part.device,
-        ranks=config.tensor_parallel_size, weights=weights_told(Path(config.model_path), spec.files),
+        ranks=config.tensor_parallel_size, weights=told,
     )  # fmt: skip
     if exchange is None:
         return

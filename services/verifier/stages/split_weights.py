@@ -16,16 +16,14 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 from services.verifier.stages.beside import Asking, Listening, refused
-from services.verifier.stages.same_weights import files_told, weights_told
+from services.verifier.stages.same_weights import OwnFiles, read_as_told
 from speculation.errors import ConfigurationError, TargetLost
 
 _KIND = "weights"
 
 
 class Read(Protocol):
-    """Weights beside those that serve; ``digest`` tells the files that they were read from."""
-
-    digest: str
+    """Weights beside those that serve."""
 
     def exchange(self) -> None:
         """Exchange them with those that serve."""
@@ -33,8 +31,8 @@ class Read(Protocol):
 
 
 R = TypeVar("R", bound=Read)
-# Reads the slices of a process from a folder; ``digest`` is what the function makes of the folder.
-ReadOwn = Callable[[Path, Callable[[Path], str]], Read]
+# Reads the slices of a process from a folder.
+ReadOwn = Callable[[Path], Read]
 
 
 class Version:
@@ -76,8 +74,8 @@ class SplitWeights:
             ConfigurationError: a process cannot, or reads others; says which one and why. None keeps them.
             TargetLost: a process has died.
         """
-        files = files_told(folder)
-        number = self._asking.tell(_KIND, folder=str(folder), files=files)
+        files = OwnFiles(folder)
+        number = self._asking.tell(_KIND, folder=str(folder), files=files.told)
         complete = False
         try:
             try:
@@ -87,11 +85,7 @@ class SplitWeights:
             for process, answer in answers.items():
                 if (why := refused(answer)) is not None:
                     raise ConfigurationError(f"{process}: {why}", about=process)
-                if answer not in (files, weights.digest):
-                    raise ConfigurationError(
-                        f"{process} reads other weights at {folder} than the verifier: both must reach the same files",
-                        about=str(folder),
-                    )
+                files.check(process, answer)
             complete = True
         finally:
             if not complete:
@@ -127,10 +121,11 @@ class StageWeights:
         listening.answer(_KIND, self._load)
 
     def _load(self, number: int, told: Mapping[str, str]) -> str:
-        found = self._read(Path(told["folder"]), partial(weights_told, theirs=told["files"]))
+        folder = Path(told["folder"])
+        found, read = read_as_told(folder, told["files"], partial(self._read, folder))
         self._version.add(number)
         self._held[number] = found
-        return found.digest
+        return read
 
     def exchange(self, number: int) -> None:
         """Compute by the weights of that number from the next pass on; the same again is the way back."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from services.model_files.folder import weights_digest
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
 from services.verifier.model.target_port import Rows
@@ -21,7 +20,7 @@ from services.verifier.stages.beside import Asking
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.no_stages import NoStages
 from services.verifier.stages.orders import Op, Orders
-from services.verifier.stages.same_weights import files_told
+from services.verifier.stages.same_weights import OwnFiles
 from services.verifier.stages.settling import Decide, keep_settled, settle
 from services.verifier.stages.split_adapters import SplitAdapters
 from services.verifier.stages.split_weights import R, Read, SplitWeights
@@ -214,13 +213,14 @@ class Upstream:
         self._orders = Orders()
         self._meeting = Meeting(config.stage_host)
         self._timeout_s = config.pass_timeout_s
-        self._ranks, self._folder = config.tensor_parallel_size, Path(config.model_path)
-        self.files = files_told(self._folder)
+        self._ranks, folder = config.tensor_parallel_size, Path(config.model_path)
+        self._own = OwnFiles(folder)
+        self.files = self._own.told
         if files not in ("", self.files):
             raise ConfigurationError(
-                f"the files in {self._folder} are not those that the verifier has read, and stages that are started anew "
+                f"the files in {folder} are not those that the verifier has read, and stages that are started anew "
                 "would compute by these: start the verifier anew",
-                about=str(self._folder),
+                about=str(folder),
             )
         places = [(stage, rank) for stage in range(config.stages) for rank in range(self._ranks)]
         # The last one is the verifier's own.
@@ -255,9 +255,8 @@ class Upstream:
 
     def join(self, part: ModelSlice) -> None:
         self._exchange = self._meeting.join(
-            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, weights=self.files,
-            digest=lambda: weights_digest(self._folder),
-        )  # fmt: skip
+            self._size, self._runs, self._timeout_s, part.device, ranks=self._ranks, check=self._own.check
+        )
         if part.adapters is not None:
             self._adapters.join(part.adapters)
         part.connect(self._exchange)
