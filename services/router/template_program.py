@@ -1,8 +1,8 @@
 """Compiles and renders chat templates in a process of their own, which ``services.router.template_process`` starts.
 
 Templates come with models from elsewhere and are foreign programs. jinja2's sandbox keeps them away from everything that is
-not theirs. The process bounds what they use, whatever they do: the system ends it by ``STOPPED`` once it has computed for too
-long, and gives it no more memory than its limit. This file imports nothing else of Outrider, so that the process starts quickly.
+not theirs. The process bounds what they use, whatever they do: the system ends it once it has computed for too long, and
+gives it no more memory than its limit. This file imports nothing else of Outrider, so that the process starts quickly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing_extensions import override
 # Characters of a rendered text; twice what a request can hold.
 MOST_CHARACTERS = 8 << 20
 MOST_BYTES = 512 << 20
-# Ends a process that has computed for too long. It counts the processor's time, so that other work on the machine costs nothing.
+# Ends a process that has computed for too long, by the processor's time: other work on the machine costs nothing.
 STOPPED = signal.SIGPROF
 _LENGTH_BYTES = 4
 
@@ -37,7 +37,8 @@ def serve(connection: socket.socket) -> None:
     """Say by an empty message that it has started, then answer requests until the other end closes the connection.
 
     A request is ``{"source": ...}``, which is compiled and becomes the current template, or ``{"given": ...}``, its
-    variables. ``seconds`` beside it are those that the processor may take. The answer is ``{"variables": [...]}``, ``{"text": ...}``, or ``{"error": ..., "line": ...}``.
+    variables. ``seconds`` beside it are those that the processor may take.
+    The answer is ``{"variables": [...]}``, ``{"text": ...}``, or ``{"error": ..., "line": ...}``.
     """
     template: jinja2.Template | None = None
     with contextlib.suppress(OSError, ValueError):
