@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests import time_left
+from tests import left_behind, time_left
 from tests.finalizers import no_finalizers
 from tests.grouping import GroupScheduling
 from tests.room_for_calls import with_room
@@ -43,12 +43,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what there is no time for, and let each process of xdist say at once how a test begins.
+    """Leave out what there is no time for, let everything end with the tests, and let each process of xdist say at once how a test
+    begins.
 
     pytest-rerunfailures tells the process that hands out the tests, in two short messages. The kernel would hold the second one
     back until the first is acknowledged, which takes 40 ms: as long as most tests.
     """
     config.pluginmanager.register(time_left)
+    left_behind.end_with_this_process()
     reporting: socket.socket | None = getattr(getattr(config, "failures_db", None), "sock", None)
     if reporting is not None:
         reporting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
 """Processes that render chat templates, so that a template's time and memory are bounded whatever it does.
 
 There are as many as threads that tokenise, since each of these renders one template at a time. They stay alive between
-renderings. One that is too slow is ended; after that, or if one dies, the next rendering starts another.
+renderings. One that computes for too long is ended; after that, or if one dies, the next rendering starts another.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from typing import Any
 
 import jinja2
 
-from services.router.template_program import MOST_CHARACTERS, receive, send
+from services.router.template_program import MOST_CHARACTERS, STOPPED, receive, send
 from speculation.errors import ResourceExhausted
 
+# Of the processor's time: on a machine that is busy with other work a harmless template takes no more of it.
 MOST_SECONDS = 5.0
+# By the clock, until it is no use to wait longer for a machine's processors.
+_WAIT_S = 60.0
 # For a process to start, which takes a tenth of a second on a machine that has nothing else to do.
 _START_S = 60.0
 # A character is written as up to twelve bytes, in JSON.
@@ -63,7 +66,7 @@ class TemplateProcesses:
         Raises:
             jinja2.TemplateError: the template rejects them, fails on them, or does what the sandbox forbids.
             StoppedRendering: it takes too long.
-            ResourceExhausted: as ``variables``.
+            ResourceExhausted: as ``variables``, or the machine has no time for it.
         """
         with self._one() as process:
             process.compile(source)
@@ -107,7 +110,7 @@ class _Process:
             raise ResourceExhausted(
                 f"no process can be started for the chat template ({error.strerror}); try again"
             ) from error
-        self._socket = own
+        self._socket, self._child = own, child
         self._end = weakref.finalize(self, _end, child, own)
         self._started = False
         self._source: str | None = None
@@ -150,20 +153,24 @@ class _Process:
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if not self._started:
             self._wait_for_start()
-        self._socket.settimeout(MOST_SECONDS)
-        ends_at = time.monotonic() + MOST_SECONDS
+        ends_at = time.monotonic() + _WAIT_S
+        self._socket.settimeout(_WAIT_S)
         try:
-            send(self._socket, json.dumps(request).encode())
+            send(self._socket, json.dumps({**request, "seconds": MOST_SECONDS}).encode())
             self._socket.settimeout(max(0.001, ends_at - time.monotonic()))
             message = receive(self._socket, _MOST_ANSWER_BYTES)
         except TimeoutError:
             self._end()
-            raise StoppedRendering(f"it takes more than {MOST_SECONDS:g} seconds") from None
+            raise ResourceExhausted(
+                f"the machine is too busy: it has not rendered the chat template within {_WAIT_S:g} seconds; try again"
+            ) from None
         except OSError:
             message = None
         if message is None:
             self._end()
-            raise StoppedRendering("it has ended the process that renders it, by the time or the memory that it takes")
+            if self._child.returncode == -STOPPED:
+                raise StoppedRendering(f"it takes more than {MOST_SECONDS:g} seconds of the processor")
+            raise StoppedRendering("it has ended the process that renders it, by the memory that it takes")
         answer: dict[str, Any] = json.loads(message)
         return answer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import signal
 import socket
 from collections.abc import Mapping
 from datetime import datetime
@@ -27,8 +28,8 @@ from typing_extensions import override
 # Characters of a rendered text; twice what a request can hold.
 MOST_CHARACTERS = 8 << 20
 MOST_BYTES = 512 << 20
-# Processor seconds of a rendering. Whoever asked has given up by then; this ends a process that nobody watches any more.
-_MOST_CPU_S = 10
+# Ends a process that has computed for too long, by the processor's time: other work on the machine costs nothing.
+STOPPED = signal.SIGPROF
 _LENGTH_BYTES = 4
 
 
@@ -36,15 +37,19 @@ def serve(connection: socket.socket) -> None:
     """Say by an empty message that it has started, then answer requests until the other end closes the connection.
 
     A request is ``{"source": ...}``, which is compiled and becomes the current template, or ``{"given": ...}``, its
-    variables. The answer is ``{"variables": [...]}``, ``{"text": ...}``, or ``{"error": ..., "line": ...}``.
+    variables. ``seconds`` beside it are those that the processor may take.
+    The answer is ``{"variables": [...]}``, ``{"text": ...}``, or ``{"error": ..., "line": ...}``.
     """
     template: jinja2.Template | None = None
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    # Whoever started this process may have had it otherwise.
+    signal.signal(STOPPED, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [STOPPED])
     send(connection, b"")
     while (message := receive(connection, None)) is not None:
-        _allow_seconds()
         asked = json.loads(message)
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
         answer: dict[str, Any]
         try:
             if "source" in asked:
@@ -55,7 +60,9 @@ def serve(connection: socket.socket) -> None:
                 answer = {"text": rendered(template, asked["given"])}
         except Exception as error:  # a template is a program: it may divide by zero, or call itself for ever
             answer = {"error": _said_by(error), "line": getattr(error, "lineno", None)}
-        send(connection, json.dumps(answer).encode())
+        told = json.dumps(answer).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send(connection, told)
 
 
 def compiled(source: str) -> tuple[jinja2.Template, set[str]]:
@@ -95,12 +102,6 @@ def _exactly(connection: socket.socket, length: int) -> bytes | None:
             return None
         found += piece
     return bytes(found)
-
-
-def _allow_seconds() -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + _MOST_CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _said_by(error: Exception) -> str:

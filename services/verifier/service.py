@@ -92,7 +92,6 @@ class VerifierService:
         self._weights = target.weights
         drafts_itself = config.target.draft_adapter is not None
         self._registered = RegisteredModels(origins, target.check_layers, config.tokenizer, drafts_itself)
-        self._adapting = Adapting(target, config.target.lora_folders)
         named = partial(arithmetic_of, target, config.target)
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
@@ -102,7 +101,8 @@ class VerifierService:
             target, self._comparing.origins, budget, config.loop, worker,
             grammars=grammars, identity=identity, metrics=metrics, contest=self._contest,
         )  # fmt: skip
-        self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
+        reloads = self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
+        self._adapting = Adapting(target, config.target.lora_folders, reloads.reading, lambda: self._reloading.open)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
         metrics.follow("arithmetic_info", lambda: {(self.loop.identity.arithmetic,): 1.0})

@@ -66,6 +66,7 @@ LEFT_OUT: dict[str, str] = {
     "test_lora_in_stages": _THEMSELVES,
     "test_lora_is_lossless": _THEMSELVES,
     "test_lora_over_ranks": _THEMSELVES,
+    "test_new_weights_beside_adapters": _THEMSELVES,
     "test_new_weights_over_ranks": _THEMSELVES,
     "test_quantised_mixtures": _THEMSELVES,
     "test_quantised_refusals": _NO_TARGET,

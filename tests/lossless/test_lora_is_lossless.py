@@ -63,6 +63,8 @@ async def verifier(
     draft_deadline_s: float = 0.025,
     headroom: int = 64,
     kv_cache_dtype: KVCacheDtype = "auto",
+    weights_from: tuple[Path, ...] = (),
+    lora_folders: tuple[Path, ...] = (),
 ) -> AsyncIterator[VerifierService]:
     """A verifier with adapters, by name.
 
@@ -74,10 +76,10 @@ async def verifier(
     drafter = DrafterService(config, RandomRetriever(vocab=250))
     target = TargetConfig(
         model_path=str(folder), kv_cache_tokens=kv_cache_tokens, max_model_len=256, threads=1, lora_modules=adapters, stages=stages,
-        tensor_parallel_size=ranks, kv_cache_dtype=kv_cache_dtype,
+        tensor_parallel_size=ranks, kv_cache_dtype=kv_cache_dtype, lora_folders=lora_folders,
     )  # fmt: skip
     loop = LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s, headroom=headroom)
-    verifier_config = VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed")
+    verifier_config = VerifierConfig(model_name="tiny", target=target, loop=loop, budget="fixed", weights_from=weights_from)
     async with linked(drafter, link) as draft_link:
         running = VerifierService(verifier_config, [origin(draft_link)], launch_thread)
         await running.start()

@@ -104,11 +104,6 @@ class Component:
 class SimulatedReloading(Reloading):
     """As ``Reloading``, of weights that lie nowhere."""
 
-    @property
-    def open(self) -> bool:
-        """Whether a reload is under way."""
-        return self._open is not None
-
     @override
     def _loaded(self, named: str) -> Any:
         loop: Any = asyncio.get_event_loop()

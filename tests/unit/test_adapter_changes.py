@@ -51,7 +51,8 @@ class Verifier:
 
     def __init__(self, target: Adapters, folder: Path = ADAPTERS) -> None:
         self.target = target
-        self.adapting = Adapting(target, [folder])  # type: ignore[arg-type]
+        self.replacing = False
+        self.adapting = Adapting(target, [folder], asyncio.Lock(), lambda: self.replacing)  # type: ignore[arg-type]
         self.adapt = self.adapting.obey
 
     async def answer(self, adapter: str, until: asyncio.Event, *, committed: tuple[int, ...] = ()) -> list[object]:

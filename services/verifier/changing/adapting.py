@@ -25,11 +25,16 @@ class Adapting:
 
     Args:
         folders: those from which adapters may be loaded.
+        reading: held while files are read, adapters or weights: adapters are checked against the weights that serve.
+        replacing: whether weights have been read that may take the place of these.
     """
 
-    def __init__(self, target: TransformersTarget, folders: Sequence[Path]) -> None:
+    def __init__(
+        self, target: TransformersTarget, folders: Sequence[Path], reading: asyncio.Lock, replacing: Callable[[], bool]
+    ) -> None:
         self._target = target
         self._folders = folders
+        self._reading, self._replacing = reading, replacing
         self._under_way: Counter[str] = Counter()
         # By adapter: the order that has loaded it, and the one that has closed it.
         self._loaded_by: dict[str, str] = {}
@@ -37,7 +42,6 @@ class Adapting:
         # Until when its router may still say what becomes of it, in seconds of the event loop's clock.
         self._closed_until: dict[str, float] = {}
         self._ended = asyncio.Event()
-        self._one_load = asyncio.Lock()
 
     async def answering(
         self, request: GenerationRequest, answer: Answering, arithmetic: str
@@ -46,7 +50,7 @@ class Adapting:
 
         Args:
             answer: gives the events of a request that was not begun elsewhere, as far as it knows.
-            arithmetic: the target's without an adapter.
+            arithmetic: the target's without an adapter. Weights may be replaced before the first token.
 
         Raises:
             NotBegun: the adapter is not here, or is about to go; or the answer was begun by another arithmetic.
@@ -55,13 +59,14 @@ class Adapting:
         digest = self._target.adapters.get(name)
         if digest is None or (name in self._closed_by and not request.committed):
             raise NotBegun(f"the verifier has no adapter {name}")
-        own = with_adapter(arithmetic, digest)
-        check_begun(request, own)
+        check_begun(request, with_adapter(arithmetic, digest))
         self._under_way[name] += 1
         try:
             async with aclosing(answer(replace(request, arithmetic=""))) as events:
                 async for event in events:
-                    yield replace(event, arithmetic=own) if isinstance(event, Progress) and event.arithmetic else event
+                    if isinstance(event, Progress) and event.arithmetic:
+                        event = replace(event, arithmetic=with_adapter(event.arithmetic, digest))
+                    yield event
         finally:
             self._under_way[name] -= 1
             self._ended.set()
@@ -87,7 +92,9 @@ class Adapting:
     async def _load(self, order: AdapterOrder) -> str:
         folder = allowed_folder("lora_path", order.folder, "verifier.lora_folders", self._folders)
         # A thread of its own, since torch's threads in it go with it.
-        async with self._one_load:
+        async with self._reading:
+            if self._replacing():
+                raise Unavailable("the weights are being replaced at present; try again")
             if order.name not in self._target.adapters:
                 self._loaded_by[order.name] = order.order_id
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:

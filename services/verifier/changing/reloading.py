@@ -33,6 +33,9 @@ class Reloading:
         worker: the target's thread.
         allowed: folders that weights may be read from.
         arithmetic_of: gives the arithmetic of a target with other weights, from their digest.
+
+    Attributes:
+        reading: held while weights are read.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Reloading:
         self._allowed = allowed
         self._arithmetic_of = arithmetic_of
         self._one_step = asyncio.Lock()
+        self.reading = asyncio.Lock()
         self._open: _Reload | None = None
         self._settled = asyncio.Event()
         self._settled.set()
@@ -105,6 +109,11 @@ class Reloading:
             return found.weights.digest
 
     @property
+    def open(self) -> bool:
+        """Whether weights have been read that may take the place of those that serve."""
+        return self._open is not None
+
+    @property
     def paused(self) -> PauseMode | None:
         """How decoding was paused; None: it is not."""
         return self._mode if self._loop.hold.on else None
@@ -152,9 +161,10 @@ class Reloading:
                 f"decoding is paused with answers under way ({left} of them), and no answer is written by two versions: "
                 "resume first (replacing weights pauses by itself), or pause with mode wait"
             )
-        weights = await asyncio.to_thread(self._loaded, order.folder)
-        identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
-        self._open = _Reload(order, weights, identity, self._loop.identity)
+        async with self.reading:
+            weights = await asyncio.to_thread(self._loaded, order.folder)
+            identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
+            self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
         self._expect_more(order)
         return weights.digest

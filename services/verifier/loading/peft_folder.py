@@ -61,8 +61,8 @@ class StoredAdapter:
     products: Mapping[str, LowRank]
 
 
-def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path) -> StoredAdapter:
-    """The adapter in ``folder``, for the model in ``base``, which has these layers.
+def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path | None) -> StoredAdapter:
+    """The adapter in ``folder``, for the model in ``base``, which has these layers; None: it is known to be for that model.
 
     Raises:
         ConfigurationError: a file is missing or damaged, the adapter is for another model, or it asks for what is not
@@ -86,7 +86,8 @@ def read_adapter(folder: Path, layers: Mapping[str, AdaptableLayer], base: Path)
             raise _refused(folder, f"{module} holds infinite values or NaN: fetch the files again")
     if config.ties_embeddings:
         _check_tied(products, layers, folder)
-    _check_own_weights(held, layers, base, folder)
+    if base is not None:
+        _check_own_weights(held, layers, base, folder)
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with file.open("rb") as content:
         digest.update(hashlib.file_digest(content, "sha256").digest())

@@ -31,13 +31,8 @@ def check_supported(config: TargetConfig) -> None:
         raise ConfigurationError(
             field="drafter.models",
             value=config.draft_adapter,
-            allowed="without this adapter: weights that adapters add to are not replaced so far",
+            allowed="without this adapter: weights beside it are not replaced so far, since it is tried before it serves",
         )
-    for name, given in (("lora_modules", config.lora_modules), ("lora_folders", config.lora_folders)):
-        if given:
-            raise ConfigurationError(
-                field=f"verifier.{name}", value="set", allowed="unset: weights that adapters add to are not replaced so far"
-            )
 
 
 def check_replaceable(config: TargetConfig, served: TargetConfig, generation: GenerationConfig) -> None:

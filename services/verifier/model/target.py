@@ -272,6 +272,7 @@ class TransformersTarget:
             ConfigurationError: they cannot take the place of these; says why.
         """
         folder, own = Path(config.model_path), self._config
+        self._adapters.check(folder)
         read = partial(weights_of_part, own, self._part, own.stages - 1, self._means, folder, copies=own.processes_here)
         return self._earlier.load_weights(folder, read)
 
@@ -281,6 +282,7 @@ class TransformersTarget:
         served = self._config.model_path, self._files
         folder, self._files = weights.idle
         self._config, weights.idle = replace(self._config, model_path=folder), served
+        self._adapters.base = Path(folder)
         self.blocks.forget_all()
         if not self._earlier.exchange(weights):
             # The next pass finds them gone, and the target is rebuilt by the weights that serve now.

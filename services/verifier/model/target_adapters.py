@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 class TargetAdapters:
     """Loads and unloads adapters. An adapter has a name here once every process has it, so that no request comes before.
 
-    Args:
-        base: the folder of the model.
+    Attributes:
+        base: the folder of the model, whose weights may be replaced.
     """
 
     def __init__(self, base: Path) -> None:
-        self._base = base
+        self.base = base
         self._own: LoraAdapters | None = None
         self._earlier: EarlierStages
         # Held while an adapter is loaded, and while stages are replaced, which then load all adapters again.
@@ -49,7 +49,7 @@ class TargetAdapters:
         own = self._own
         if own is None:
             raise ConfigurationError("no folder is named there", field="verifier.lora_folders", value="[]")
-        stored = read_adapter(folder, own.layers, self._base)
+        stored = read_adapter(folder, own.layers, self.base)
         with self._loading:
             if own.digests.get(name, stored.digest) != stored.digest:
                 raise InvalidArgument("lora_name", name, "a name that no other adapter has: unload that one first")
@@ -70,10 +70,26 @@ class TargetAdapters:
             ConfigurationError, TargetLost: as ``load``.
         """
         assert self._own is not None
-        stored = read_adapter(folder, self._own.layers, self._base)
+        stored = read_adapter(folder, self._own.layers, self.base)
         self._earlier.draft_by(stored.where, stored.digest)
         self._own.draft_by(stored)
         log.info("rows of noise draft with the adapter at %s", folder)
+
+    def check(self, base: Path) -> None:
+        """Check that all adapters are for the model as it is in ``base``, too.
+
+        Raises:
+            ConfigurationError: one is not, or cannot be read any more, or has changed.
+        """
+        own = self._own
+        digests = {} if own is None else own.digests
+        for name, folder in ({} if own is None else own.folders).items():
+            assert own is not None
+            if read_adapter(Path(folder), own.layers, base).digest != digests.get(name):
+                raise ConfigurationError(
+                    f"the adapter {name} at {folder} has changed since it was loaded: unload it, or put its files back",
+                    about=folder,
+                )
 
     def unload(self, name: str) -> None:
         """As ``TransformersTarget.unload_adapter``."""

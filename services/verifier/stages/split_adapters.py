@@ -98,7 +98,8 @@ class StageAdapters:
             self._knows_all = True
         if folder not in self._named():
             allowed_folder("lora_path", folder, "verifier.lora_folders", self._config.lora_folders)
-        stored = read_adapter(Path(folder), self._adapters.layers, Path(self._config.model_path))
+        # What it holds of the model's own weights, which may have been replaced, the verifier has compared.
+        stored = read_adapter(Path(folder), self._adapters.layers, None)
         if stored.digest != told["digest"]:
             return refusal(f"it reads another adapter at {folder} than the verifier: both must reach the same files")
         self._adapters.add(str(number), stored)
