@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.bench.prompts import make_requests
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from benchmarks.papers.engine import PaperEngine
+from benchmarks.papers.trained_runs import TrainedRun
 from cluster.models.drafters import draft_models
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
@@ -31,6 +32,7 @@ class PaperConfig:
             ``other_indexes``: of documents that were kept in other ways.
         classifier: DISCO's; None: the draft model's own, see ``Workbench.classifier``.
         repeats: of comparisons that are repeated.
+        ablation: training runs of FSPAD's parts, which belong together.
     """
 
     settings: Settings
@@ -43,6 +45,7 @@ class PaperConfig:
     other_indexes: Sequence[Path] = ()
     classifier: Path | None = None
     repeats: int = 1
+    ablation: Sequence[TrainedRun] = ()
 
 
 class Workbench:
