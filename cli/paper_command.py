@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.paper_indexes import NamedIndexes
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -107,15 +108,10 @@ def spectra(
         as_json=as_json,
     )  # fmt: skip
     named = index is not None or unfiltered_index is not None
-    from cli.paper_indexes import NamedIndexes
-
-    _measure(
-        "spectra",
-        options,
-        NamedIndexes(
-            index=index, unfiltered_index=unfiltered_index, others=other_index or (), corpus=None if named else corpus or ()
-        ),
+    indexes = NamedIndexes(
+        index=index, unfiltered_index=unfiltered_index, others=other_index or (), corpus=None if named else corpus or ()
     )
+    _measure("spectra", options, indexes)
 
 
 @app.command()
@@ -244,7 +240,6 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     from benchmarks.papers.store import PaperFolder
     from benchmarks.papers.workbench import PaperConfig, Workbench
     from cli.paper_ablation import trained_runs
-    from cli.paper_indexes import NamedIndexes
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.config import load

@@ -112,12 +112,12 @@ def ablation_notes(runs: Sequence[TrainedRun]) -> list[str]:
     first, seeds = runs[0], sorted({run.recipe["seed"] for run in runs})
     learnt = sorted(run.predictions for run in runs)
     notes = [
-        f"Table 3's heads were trained here, for {first.recipe['steps']:,} steps of {first.recipe['batch_rows']:,} positions "
-        f"on {first.answers:,} answers of {first.tokens:,} tokens ({learnt[0]:,} to {learnt[-1]:,} predictions), with the "
-        f"seeds {', '.join(map(str, seeds))}. That is far less than the 68,000 conversations of the paper's.",
-        "Table 3 has means of the runs, and ± their standard deviation over seeds. `held out` is a chain's tokens per pass on "
-        "text that no run learnt from, and `1st draft` how often the first draft is accepted there (`outrider train evaluate` "
-        "measures it). The paper's figures are τ and speed-up on MT-bench, CNN/DM and GSM8K.",
+        f"Table 3's heads were trained here, for {first.recipe['steps']:,} steps of {first.recipe['batch_rows']:,} "
+        f"positions on {first.answers:,} answers of {first.tokens:,} tokens ({learnt[0]:,} to {learnt[-1]:,} predictions), "
+        f"with the seeds {', '.join(map(str, seeds))}. That is far less than the 68,000 conversations of the paper's.",
+        "Table 3 has means of the runs, and ± their standard deviation over seeds. `held out` is a chain's tokens per pass "
+        "on text that no run learnt from, and `1st draft` how often the first draft is accepted there (`outrider train "
+        "evaluate` measures it). The paper's figures are τ and speed-up on MT-bench, CNN/DM and GSM8K.",
         f"The token loss of Figure 3 is the recipes' divergence, {first.recipe['divergence']}; the paper's is a soft "
         "cross-entropy that weighs 0.1 or 0.02. Its accuracy is here the chance that the first draft is accepted.",
     ]
