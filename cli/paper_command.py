@@ -237,6 +237,7 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     from benchmarks.papers.engine import SETTINGS
     from benchmarks.papers.page import section_text
     from benchmarks.papers.run import changed_answers, measure_units
+    from benchmarks.papers.shared_streams import is_shared, shared_streams
     from benchmarks.papers.store import PaperFolder
     from benchmarks.papers.workbench import PaperConfig, Workbench
     from cli.paper_ablation import trained_runs
@@ -250,8 +251,10 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
     max_tokens = options.max_tokens or (32 if options.quick else 256)
     prompts = read_prompts(options.prompts, per_task)
     named = [] if options.model is None else [f"model={options.model}"]
-    if options.drafters:
-        named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
+    drafters = [folder.expanduser().resolve() for folder in options.drafters or ()]
+    tuned = [folder for folder in drafters if name == "streaming" and is_shared(folder)]
+    if served := [str(folder) for folder in drafters if folder not in tuned]:
+        named.append(f"drafter.models={json.dumps(served)}")
     settings = load(flags=[*SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
     looked_up = indexes or NamedIndexes()
@@ -260,6 +263,7 @@ def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, 
         settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
         repeats=1 if options.quick else 3, classifier=classifier, **looked_up.folders(model, settings.cache_dir),
         ablation=trained_runs(options.ablation, model, out / "heads"),
+        shared=shared_streams(tuned, model.path, out / "shared"),
     )  # fmt: skip
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
@@ -315,6 +319,7 @@ def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
         "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(bench.checkpoints.items())},
         **versions,
         **({"ablation": {run.name: run.weights for run in config.ablation}} if config.ablation else {}),
+        **({"shared": model_fingerprint(config.shared.folder)[:16]} if config.shared else {}),
     }
 
 

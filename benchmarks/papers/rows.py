@@ -171,7 +171,9 @@ def figure_table(title: str, rows: Iterable[str], results: Results, columns: Seq
         for column in columns:
             answers = [each for each in result["answers"] if column.task in (None, each["task"])]
             told.append(column.figure(answers) if answers else "–")
-        made.append((result["label"], *told, same(result["answers"]), result["paper"]))
+        # Of a target that was tuned, how many of its answers are the target's own.
+        equal = result.get("as_the_target") or same(result["answers"])
+        made.append((result["label"], *told, equal, result["paper"]))
     titles = [column.title for column in columns]
     return Table(title=title, columns=("method", *titles, "= plain", "in the paper"), rows=tuple(made), note=note)
 
