@@ -142,7 +142,7 @@ def _table(title: str, results: Results, *, sampled: bool) -> Table:
             (
                 runs[0]["label"],
                 f"{len(runs)}",
-                f"{_over_runs(runs, speed_up)}x",
+                _over_runs(runs, speed_up, unit="x"),
                 _over_runs(runs, tau),
                 _over_runs(runs, step_cost, ".1f"),
                 *(_over_runs(runs, tau, task=task) for task in tasks if len(tasks) > 1),
@@ -173,17 +173,21 @@ def _by_row(results: Results, *, sampled: bool) -> Iterator[list[Mapping[str, An
 
 
 def _over_runs(
-    runs: Sequence[Mapping[str, Any]], figure: Callable[[Answers], float], form: str = ".2f", task: str | None = None
+    runs: Sequence[Mapping[str, Any]],
+    figure: Callable[[Answers], float],
+    form: str = ".2f",
+    unit: str = "",
+    task: str | None = None,
 ) -> str:
-    return _mean([figure([each for each in run["answers"] if task in (None, each["task"])]) for run in runs], form)
+    return _mean([figure([each for each in run["answers"] if task in (None, each["task"])]) for run in runs], form, unit)
 
 
-def _mean(values: Sequence[float | None], form: str) -> str:
+def _mean(values: Sequence[float | None], form: str, unit: str = "") -> str:
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return "–"
     spread = f" ± {statistics.stdev(known):{form}}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):{form}}{spread}"
+    return f"{statistics.fmean(known):{form}}{unit}{spread}"
 
 
 def plot_losses(axes: Axes, results: Any) -> bool:

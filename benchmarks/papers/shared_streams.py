@@ -47,7 +47,7 @@ class SharedStreams:
 
     def settings(self, settings: Settings) -> Settings:
         """Settings of a target that has both."""
-        drafter = settings.drafter.model_copy(update={"models": [str(self.streams)], "streaming_form": "one_pass"})
+        drafter = settings.drafter.model_copy(update={"models": (self.streams,), "streaming_form": "one_pass"})
         verifier = settings.verifier.model_copy(update={"lora_modules": {ADAPTER: str(self.adapter)}})
         return settings.model_copy(update={"drafter": drafter, "verifier": verifier})
 

@@ -51,8 +51,8 @@ WITHOUT_SHARED = (
 )
 _ABOUT_SHARED = (
     "SS, shared (other tokens): the adapters of the last layers act on the target's own rows, too, and were trained on its "
-    "text with the streams. Speed-up and call reduction are against this tuned target, whose answers the drafts do not change; "
-    "`= plain` counts its answers that equal those of the target as it is. No verifier takes such streams."
+    "text with the streams. Speed-up and call reduction are against this tuned target, whose answers the drafts do not "
+    "change; `= plain` counts its answers that equal those of the target as it is. No verifier takes such streams."
 )
 _DEVIATIONS = (
     "The paper's figures are OPT-1.3b's on an A100: speed-up and call reduction on SqlContext, then on DialogSum, and extra "

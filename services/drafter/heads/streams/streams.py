@@ -3,8 +3,8 @@
 Stream j of position t starts from the state that the target's layer N - Ns - 1 made at t, plus a trained embedding P_j. It
 runs through the target's own last Ns layers at position t + j, sees the main rows up to t and t's own streams up to j, and
 predicts token t + 1 + j; the main row predicts token t + 1. Low-rank adapters on q, v, o and down act on streams alone. The
-paper trains adapters that act on main rows, too (``StreamsConfig.shared``): they change what the target says, and no verifier
-takes them.
+paper's adapters act on main rows, too (``StreamsConfig.shared``): they change what the target says, and no verifier takes
+them.
 """
 
 from __future__ import annotations
