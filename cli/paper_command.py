@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Rerun a paper's experiments: rows as the paper names them, each compared with plain decoding.",
+    help="Rerun a paper's experiments: rows as the paper names them, each compared with plain decoding. Training runs, "
+    "indexes and weights of your own make further rows (docs/how-to/papers.md).",
     epilog="Try: outrider paper blog --quick, then outrider paper page outrider-paper-blog-quick --out papers.md",
 )
 
@@ -178,7 +179,8 @@ def fspad(
 # Papers that need nothing else, and what their commands say of themselves.
 _OTHERS = {
     "streaming": "Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams "
-    "(gamma).",
+    "(gamma).\n\nStreams that were trained with the target (main_weight in their recipe) are a row that says other tokens, where "
+    "--drafter names them beside others.",
     "blog": "The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding.",
 }
 
