@@ -179,8 +179,8 @@ def fspad(
 # Papers that need nothing else, and what their commands say of themselves.
 _OTHERS = {
     "streaming": "Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams "
-    "(gamma).\n\nStreams that were trained with the target (main_weight in their recipe) are a row that says other tokens, where "
-    "--drafter names them beside others.",
+    "(gamma).\n\nStreams that were trained with the target (main_weight in their recipe) are a row that says other tokens, "
+    "where --drafter names them beside others.",
     "blog": "The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding.",
 }
 
