@@ -169,37 +169,45 @@ def _train(data: Path, target: Path, out: Path, recipe: str, **changed: object) 
     return out
 
 
-def test_the_ablation_of_fspad(data: Path, target: Path, small: list[str], drafters: list[str], tmp_path: Path) -> None:
+def test_the_ablation_of_fspad(data: Path, target: Path, small: list[str], tmp_path: Path) -> None:
+    head = ["--drafter", str(make_head(target, target.parent / "fspad", "fspad"))]
     runs = [
         _train(data, target, tmp_path / f"run {number}", recipe, seed=seed)
         for number, (recipe, seed) in enumerate(
-            [("eagle_matched", 1), ("fspad_alignment_only", 1), ("fspad_sampler_only", 1), ("fspad", 1), ("fspad", 2)]
+            [("eagle_matched", 1), ("fspad_alignment_only", 1), ("fspad_sampler_only", 1), ("fspad_sampler_only", 2)]
         )
     ]
     assert run_here("train", "evaluate", str(runs[0]), "--data", str(data), "--model", str(target), "--trees", "") == 0
     named = [part for run in runs for part in ("--ablation", str(run))]
     out = tmp_path / "out"
-    assert run_here("paper", "fspad", *small, *drafters, *named, "--out", str(out)) == 0
+    few = [*small, "--max-tokens", "10", *head]
+    assert run_here("paper", "fspad", *few, *named, "--out", str(out)) == 0
     for title in ("greedy", "temperature 1"):
         table = rows(out)[f"Table 3: the parts one by one, {title}"]
         assert [(row["method"], row["runs"], row["= plain"]) for row in table] == [
-            ("w/o both", "1", "2 of 2"), ("w/o FS", "1", "2 of 2"), ("w/o PAD", "1", "2 of 2"), ("FSPAD", "2", "4 of 4"),
+            ("w/o both", "1", "2 of 2"), ("w/o FS", "1", "2 of 2"), ("w/o PAD", "2", "4 of 4"),
         ]  # fmt: skip
-        assert [row["1st draft"] == "–" for row in table] == [False, True, True, True]
-        assert ["±" in row["τ"] for row in table] == [False, False, False, True]
+        assert [row["1st draft"] == "–" for row in table] == [False, True, True]
+        assert ["±" in row["τ"] for row in table] == [False, False, True]
     assert (out / "plots" / "fspad-ablation-losses.svg").is_file()
     # Other heads are another run.
-    assert run_here("paper", "fspad", *small, *drafters, *named[2:], "--out", str(out)) == 2
+    assert run_here("paper", "fspad", *few, *named[2:], "--out", str(out)) == 2
 
 
 def test_the_shared_form_of_streams(
     data: Path, target: Path, small: list[str], drafters: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is trained and exported, refused by whatever serves, and a row of its paper's table."""
-    changed: dict[str, object] = {"main_weight": 10.0, "learning_rate": 0.05, "stream_layers": 1, "steps": 20}
+    changed: dict[str, object] = {
+        "main_weight": 10.0,
+        "learning_rate": 0.02,
+        "stream_layers": 1,
+        "anchors": 1.0,
+        "steps": 30,
+    }
     run, folder = _train(data, target, tmp_path / "run", "streams", **changed), tmp_path / "shared"
-    first, *_, last = [json.loads(line)["losses"] for line in (run / "log.jsonl").read_text().splitlines()]
-    assert last["target's own"] < first["target's own"]
+    losses = [json.loads(line)["losses"]["target's own"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert run_here("train", "evaluate", str(run), "--data", str(data), "--model", str(target)) == 2
     assert "main_weight is 10.0" in capsys.readouterr().err
     assert run_here("train", "export", str(run), "--model", str(target), "--out", str(folder)) == 0
