@@ -162,7 +162,8 @@ def replay(
     """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds.
 
     Strategies that look up need --set retrieval.index=FOLDER. Without --model nothing computes the windows of lookahead and
-    spectra, which give fewer tokens per pass then.
+    spectra, which give fewer tokens per pass then, and no model drafts; with it those draft that come along for it, or that
+    --set 'drafter.models=[FOLDER, ...]' names.
     """
     from rich.progress import track
 

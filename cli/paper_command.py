@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.paper_indexes import NamedIndexes
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from benchmarks.papers.page import PaperSection
     from benchmarks.papers.workbench import Workbench
-    from cluster.models.target import ResolvedModel
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Rerun a paper's experiments: rows as the paper names them, each compared with plain decoding.",
+    help="Rerun a paper's experiments: rows as the paper names them, each compared with plain decoding. Training runs, "
+    "indexes and weights of your own make further rows (docs/how-to/papers.md).",
     epilog="Try: outrider paper blog --quick, then outrider paper page outrider-paper-blog-quick --out papers.md",
 )
 
@@ -75,6 +76,7 @@ class _Options:
     drafters: list[Path] | None = None
     # A task of DISCO needs a prompt for tuning, and one to be measured.
     quick_per_task: int = 1
+    ablation: Sequence[Path] = ()
 
 
 @app.command()
@@ -107,13 +109,10 @@ def spectra(
         as_json=as_json,
     )  # fmt: skip
     named = index is not None or unfiltered_index is not None
-    _measure(
-        "spectra",
-        options,
-        _Indexes(
-            index=index, unfiltered_index=unfiltered_index, others=other_index or (), corpus=None if named else corpus or ()
-        ),
+    indexes = NamedIndexes(
+        index=index, unfiltered_index=unfiltered_index, others=other_index or (), corpus=None if named else corpus or ()
     )
+    _measure("spectra", options, indexes)
 
 
 @app.command()
@@ -143,12 +142,45 @@ def disco(
     _measure("disco", options, classifier=classifier)
 
 
+@app.command()
+def fspad(
+    prompts: Prompts = "builtin",
+    model: Model = None,
+    quick: Quick = False,
+    per_task: PerTask = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 1,
+    out: Out = None,
+    as_json: Json = False,
+    drafter: Drafters = None,
+    ablation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of outrider train run, for Table 3 and Figure 3: of the recipes eagle_matched, "
+            "fspad_alignment_only, fspad_sampler_only and fspad, each with several seeds, on the same data for as many "
+            "steps. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """FSPAD: Table 1 with PLD, Lookahead, Medusa and EAGLE-2, Table 2 with half the tree; EAGLE-2's and best-first trees.
+
+    Rows of heads that are not there are left out; the page says how to train them. EAGLE-3 stands beside EAGLE-2 where
+    --drafter names weights of it. Table 3 (the parts one by one) and Figure 3 (the losses by step) are made of the training
+    runs that --ablation names: their heads are exported, and decode the same prompts.
+    """
+    options = _Options(
+        prompts=prompts, model=model, quick=quick, per_task=per_task, max_tokens=max_tokens, seed=seed, out=out,
+        as_json=as_json, drafters=drafter, ablation=ablation or (),
+    )  # fmt: skip
+    _measure("fspad", options)
+
+
 # Papers that need nothing else, and what their commands say of themselves.
 _OTHERS = {
-    "fspad": "FSPAD: Table 1 with PLD, Lookahead, Medusa and EAGLE-2, Table 2 with half the tree; EAGLE-2's and best-first "
-    "trees.\n\nRows of heads that are not there are left out; the page says how to train them.",
     "streaming": "Speculative Streaming: Table 1 with Medusa, Table 2 with a draft model beside it, and fewer streams "
-    "(gamma).",
+    "(gamma).\n\nStreams that were trained with the target (main_weight in their recipe) are a row that says other tokens, "
+    "where --drafter names them beside others.",
     "blog": "The blog: speculative sampling with a draft model, and n-gram decoding, against plain decoding.",
 }
 
@@ -200,53 +232,17 @@ def page(
     write_page(out, sections, [name for name in NAMES if name not in names], out.parent / "plots" / "papers")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Indexes:
-    """The indexes that rows look up in: those that are named, or those of a corpus, made once the model is known."""
-
-    index: Path | None = None
-    unfiltered_index: Path | None = None
-    others: Sequence[Path] = ()
-    corpus: Sequence[Path] | None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """What the page says of them."""
-        if self.corpus is None:
-            return []
-        told = " ".join(map(str, self.corpus)) or "the modules of Python's standard library"
-        return [f"Indexes that were not named hold {told}; the paper's hold conversations and code."]
-
-    def folders(self, model: ResolvedModel, cache: Path) -> dict[str, Any]:
-        """Their folders, by the fields of ``PaperConfig``. Those that are named are checked before any is made.
-
-        Raises:
-            ConfigurationError: a named one cannot be read, or is of another tokenizer.
-        """
-        from cli.paper_indexes import made_indexes
-        from retrieval_index.index import check_index
-        from retrieval_index.manifest import read_manifest
-        from services.model_files.folder import tokenizer_digest
-
-        for folder in (self.index, self.unfiltered_index, *self.others):
-            if folder is not None:
-                check_index(read_manifest(folder), tokenizer_digest(model.path), str(folder), semantic=False)
-        if self.corpus is None:
-            return {"index": self.index, "unfiltered_index": self.unfiltered_index, "other_indexes": self.others}
-        made = made_indexes(self.corpus, model, cache)
-        own = {"index": made.pop("filtered"), "unfiltered_index": made.pop("unfiltered")}
-        return {**own, "other_indexes": [*made.values(), *self.others]}
-
-
-def _measure(name: str, options: _Options, indexes: _Indexes | None = None, classifier: Path | None = None) -> None:
+def _measure(name: str, options: _Options, indexes: NamedIndexes | None = None, classifier: Path | None = None) -> None:
     from benchmarks.bench.plots import check_installed
     from benchmarks.bench.prompts import read_prompts
     from benchmarks.papers.catalogue import experiment_of
     from benchmarks.papers.engine import SETTINGS
     from benchmarks.papers.page import section_text
     from benchmarks.papers.run import changed_answers, measure_units
+    from benchmarks.papers.shared_streams import is_shared, shared_streams
     from benchmarks.papers.store import PaperFolder
     from benchmarks.papers.workbench import PaperConfig, Workbench
+    from cli.paper_ablation import trained_runs
     from cluster.models.target import resolve
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.config import load
@@ -257,14 +253,19 @@ def _measure(name: str, options: _Options, indexes: _Indexes | None = None, clas
     max_tokens = options.max_tokens or (32 if options.quick else 256)
     prompts = read_prompts(options.prompts, per_task)
     named = [] if options.model is None else [f"model={options.model}"]
-    if options.drafters:
-        named.append(f"drafter.models={json.dumps([str(folder.expanduser().resolve()) for folder in options.drafters])}")
+    drafters = [folder.expanduser().resolve() for folder in options.drafters or ()]
+    tuned = [folder for folder in drafters if name == "streaming" and is_shared(folder)]
+    if served := [str(folder) for folder in drafters if folder not in tuned]:
+        named.append(f"drafter.models={json.dumps(served)}")
     settings = load(flags=[*SETTINGS, *named])
     model = resolve(settings.model, settings.cache_dir, say=stderr().print)
-    looked_up = indexes or _Indexes()
+    looked_up = indexes or NamedIndexes()
+    out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
     config = PaperConfig(
         settings=settings, model=model, prompts=prompts, max_tokens=max_tokens, seed=options.seed,
         repeats=1 if options.quick else 3, classifier=classifier, **looked_up.folders(model, settings.cache_dir),
+        ablation=trained_runs(options.ablation, model, out / "heads"),
+        shared=shared_streams(tuned, model.path, out / "shared"),
     )  # fmt: skip
     bench = Workbench(config)
     experiment = experiment_of(name, bench)
@@ -274,7 +275,6 @@ def _measure(name: str, options: _Options, indexes: _Indexes | None = None, clas
         "units": [unit.name for unit in experiment.units],
         "deviations": (*experiment.deviations, *looked_up.notes),
     }
-    out = options.out or Path(f"outrider-paper-{name}{'-quick' if options.quick else ''}")
     folder = PaperFolder(out, _identity(name, options, bench), told)
     try:
         measure_units(experiment.units, folder, _progress)
@@ -320,6 +320,8 @@ def _identity(name: str, options: _Options, bench: Workbench) -> dict[str, Any]:
         "classifier": _digest(bench.classifier if name == "disco" else None),
         "drafters": {name: model_fingerprint(each.folder)[:16] for name, each in sorted(bench.checkpoints.items())},
         **versions,
+        **({"ablation": {run.name: run.weights for run in config.ablation}} if config.ablation else {}),
+        **({"shared": model_fingerprint(config.shared.folder)[:16]} if config.shared else {}),
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,3 +68,40 @@ def _digest(documents: Sequence[Document], fingerprint: str) -> str:
     for document in documents:
         of_all.update(document.digest.encode())
     return of_all.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedIndexes:
+    """The indexes that rows look up in: those that are named, or those of a corpus, made once the model is known."""
+
+    index: Path | None = None
+    unfiltered_index: Path | None = None
+    others: Sequence[Path] = ()
+    corpus: Sequence[Path] | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the page says of them."""
+        if self.corpus is None:
+            return []
+        told = " ".join(map(str, self.corpus)) or "the modules of Python's standard library"
+        return [f"Indexes that were not named hold {told}; the paper's hold conversations and code."]
+
+    def folders(self, model: ResolvedModel, cache: Path) -> dict[str, Any]:
+        """Their folders, by the fields of ``PaperConfig``. Those that are named are checked before any is made.
+
+        Raises:
+            ConfigurationError: a named one cannot be read, or is of another tokenizer.
+        """
+        from retrieval_index.index import check_index
+        from retrieval_index.manifest import read_manifest
+        from services.model_files.folder import tokenizer_digest
+
+        for folder in (self.index, self.unfiltered_index, *self.others):
+            if folder is not None:
+                check_index(read_manifest(folder), tokenizer_digest(model.path), str(folder), semantic=False)
+        if self.corpus is None:
+            return {"index": self.index, "unfiltered_index": self.unfiltered_index, "other_indexes": self.others}
+        made = made_indexes(self.corpus, model, cache)
+        own = {"index": made.pop("filtered"), "unfiltered_index": made.pop("unfiltered")}
+        return {**own, "other_indexes": [*made.values(), *self.others]}

@@ -1,10 +1,10 @@
-"""What a run's loss was made of, step by step: from its log to a record that is short enough for training.json."""
+"""What a run's loss was made of, and its acceptance, step by step: from its log to a record that is short enough to keep."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,18 @@ def loss_curves(run: Path, last: int) -> dict[str, list[float]] | None:
         by name of the loss one mean for each stretch of steps, and under ``step`` the last step of each; None: the log is
         gone, or the run's loss is one thing.
     """
-    by_step = {step: losses for step, losses in _logged(run / LOG) if step <= last}
-    names = sorted({name for losses in by_step.values() for name in losses})
-    steps = sorted(step for step, losses in by_step.items() if losses.keys() == set(names))
+    return _curves(run, last, lambda entry: entry.get("losses", {}))
+
+
+def acceptance_curve(run: Path, last: int) -> dict[str, list[float]] | None:
+    """The chance that the first drafted token is accepted, under ``acceptance``; otherwise as ``loss_curves``."""
+    return _curves(run, last, lambda entry: {"acceptance": entry["acceptance"]})
+
+
+def _curves(run: Path, last: int, read: Callable[[Any], Mapping[str, Any]]) -> dict[str, list[float]] | None:
+    by_step = {step: values for step, values in _logged(run / LOG, read) if step <= last}
+    names = sorted({name for values in by_step.values() for name in values})
+    steps = sorted(step for step, values in by_step.items() if values.keys() == set(names))
     if not names or not steps:
         return None
     size = -(-len(steps) // _POINTS)
@@ -33,8 +42,9 @@ def loss_curves(run: Path, last: int) -> dict[str, list[float]] | None:
     return curves
 
 
-def _logged(log: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Step and losses of each line. A run that went on from an earlier step logs steps again: the last lines count."""
+def _logged(log: Path, read: Callable[[Any], Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Step of each line, and what ``read`` finds there. A run that went on from an earlier step logs steps again: the last
+    lines count."""
     try:
         lines = log.read_text().splitlines()
     except OSError:
@@ -42,7 +52,7 @@ def _logged(log: Path) -> Iterator[tuple[int, dict[str, float]]]:
     for line in lines:
         try:
             entry: Any = json.loads(line)
-            yield int(entry["step"]), {str(name): float(value) for name, value in entry.get("losses", {}).items()}
+            yield int(entry["step"]), {str(name): float(value) for name, value in read(entry).items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             # A line that a crash has cut off.
             continue

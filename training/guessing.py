@@ -15,7 +15,7 @@ from services.drafter.heads.medusa.config import MedusaConfig
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams
-from services.drafter.heads.streams.whole_texts import at, streams_of
+from services.drafter.heads.streams.whole_texts import at, main_and_streams
 from services.model_files.folder import reading
 from training.levels_learner import EARLY, Guesses
 from training.padded_text import PaddedText
@@ -45,7 +45,8 @@ class GuessingHeads:
 
 
 class GuessingStreams:
-    """Implements ``Guessing``: streams. Main rows are computed once for each batch, without a gradient.
+    """Implements ``Guessing``: streams, and the target's own rows where adapters act on these, too. Main rows are computed
+    once for each batch.
 
     With ``kept_states``, the first numbers of the text's states are what the layers read that streams run through.
 
@@ -68,6 +69,7 @@ class GuessingStreams:
             rank=recipe.rank,
             alpha=float(recipe.rank),
             pruning_rank=recipe.pruning_rank,
+            shared=recipe.main_weight > 0,
         )
         self.module = new_streams(config, folder, shape, output, torch.Generator().manual_seed(recipe.seed))
         self._below = None if recipe.kept_states else _lower_layers(floats(), shape.num_layers - recipe.stream_layers)
@@ -82,7 +84,10 @@ class GuessingStreams:
         states = text.states[..., : self.module.config.hidden_size] if read is None else read(text.tokens)
         early = self.module.early(at(states, anchors))
         found = {} if early is None else {EARLY: early}
-        return found if self._alone else found | by_level(streams_of(self.module, states, anchors))
+        if self._alone:
+            return found
+        main, streams = main_and_streams(self.module, states, anchors)
+        return found | ({EARLY: main} if self.module.config.shared else {}) | by_level(streams)
 
     @torch.no_grad()
     def _states(self, tokens: torch.Tensor) -> torch.Tensor:

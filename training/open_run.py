@@ -87,7 +87,11 @@ class OpenedModel:
     vocabulary: ChosenVocabulary
 
     def source(self) -> ModelSource:
-        """The model as the drafter serves it; a draft model is no longer in training then."""
+        """The model as the drafter serves it; a draft model is no longer in training then.
+
+        Raises:
+            ConfigurationError: it never serves: its target says other things than the text that it learnt from.
+        """
         module, window = self.learner.module, self.recipe.max_rows
         if isinstance(module, PreTrainedModel):
             ids = self.vocabulary.ids
@@ -105,6 +109,13 @@ class OpenedModel:
         if isinstance(module, MedusaHeads):
             return MedusaSource(module)
         assert isinstance(module, Streams)
+        if module.config.shared:
+            raise ConfigurationError(
+                "the target is tuned with the streams, so that they draft for no target that is served: replay no trees "
+                "(--trees '')",
+                field="the recipe's main_weight",
+                value=self.recipe.model_dump()["main_weight"],
+            )
         return StreamSource(module, window=window)
 
     @property

@@ -155,6 +155,11 @@ class LevelsRecipe(RecipeBase):
     level_decay: float = Field(1.0, gt=0, le=1, description="weight of each further token ahead")
     anchors: float = Field(1.0, gt=0, le=1, description="share of an answer's positions that a step guesses from")
 
+    @property
+    def text_loss(self) -> float:
+        """Weight of a loss on the target's own guess of the next token, against the text; 0: it stays as it is."""
+        return 0.0
+
 
 class StreamsRecipe(LevelsRecipe):
     """Speculative streams through the target's last layers, which stay as they are."""
@@ -178,12 +183,27 @@ class StreamsRecipe(LevelsRecipe):
     pruning_alone: bool = Field(
         False, description="train the early exit and leave the streams as they are, those of --start-from"
     )
+    main_weight: float = Field(
+        0.0,
+        ge=0,
+        description="of the target's own cross-entropy on the text, over that of a stream: above 0 the adapters act on its "
+        "rows, too, as in the paper, which takes 10. That changes what it says, so such streams are for the paper's table "
+        "alone, and every verifier refuses them; 0: the target stays as it is",
+    )
     anchors: float = Field(0.125, gt=0, le=1, description="share of an answer's positions that a step guesses from")
 
+    @property
+    @override
+    def text_loss(self) -> float:
+        return self.main_weight
+
     @model_validator(mode="after")
-    def _early_exit(self) -> StreamsRecipe:
+    def _possible(self) -> StreamsRecipe:
         if self.pruning_alone and not self.pruning_rank:
             raise ValueError("pruning_alone is true, but pruning_rank is 0: must be above 0")
+        for field in ("pruning_rank", "fitted"):
+            if self.main_weight and (value := getattr(self, field)):
+                raise ValueError(f"{field} is {value}, but main_weight is {self.main_weight}: must be 0 with it")
         return self
 
 

@@ -126,10 +126,10 @@ class PaperEngine:
         """
         self._runner.run(self._change(drafting))
 
-    def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False) -> Decoded:
-        """Decode a request, with the row's drafts or ``plainly``."""
+    def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False, adapter: str = "") -> Decoded:
+        """Decode a request, with the row's drafts or ``plainly``, by the target or with one of its LoRA adapters."""
         plan = self._plan(PLAIN if plainly else self._drafting)
-        return self._runner.run(self._decode(request, params, plan))
+        return self._runner.run(self._decode(request, params, plan, adapter))
 
     def close(self) -> None:
         """Release the target and its threads."""
@@ -176,10 +176,10 @@ class PaperEngine:
             effort="paper",
         )
 
-    async def _decode(self, request: Request, params: SamplingParams, plan: Plan) -> Decoded:
+    async def _decode(self, request: Request, params: SamplingParams, plan: Plan, adapter: str) -> Decoded:
         self._number += 1
         message = GenerationRequest(
-            request_id=f"{request.id} {self._number}", prompt=request.prompt, sampling=params, plan=plan
+            request_id=f"{request.id} {self._number}", prompt=request.prompt, sampling=params, plan=plan, adapter=adapter
         )
         drafted, taken = self._counts()
         tokens: list[int] = []

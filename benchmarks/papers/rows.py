@@ -171,7 +171,9 @@ def figure_table(title: str, rows: Iterable[str], results: Results, columns: Seq
         for column in columns:
             answers = [each for each in result["answers"] if column.task in (None, each["task"])]
             told.append(column.figure(answers) if answers else "–")
-        made.append((result["label"], *told, same(result["answers"]), result["paper"]))
+        # Of a target that was tuned, how many of its answers are the target's own.
+        equal = result.get("as_the_target") or same(result["answers"])
+        made.append((result["label"], *told, equal, result["paper"]))
     titles = [column.title for column in columns]
     return Table(title=title, columns=("method", *titles, "= plain", "in the paper"), rows=tuple(made), note=note)
 
@@ -208,16 +210,18 @@ def training_losses(folder: Path) -> Mapping[str, Any]:
     return {"losses": curves} if isinstance(curves, dict) and curves.get("step") else {}
 
 
-def draw_losses(axes: Axes, units: Results, names: Sequence[str]) -> bool:
-    """The losses of the rows ``names`` by the steps of their training; each loss has a style, each row a colour."""
-    styles = ("-", "--", ":", "-.")
-    rows = [(units[name]["label"], units[name]["losses"]) for name in names if "losses" in units.get(name, {})]
-    for number, (label, curves) in enumerate(rows):
-        for loss, style in zip([each for each in curves if each != "step"], styles, strict=False):
-            axes.plot(curves["step"], curves[loss], style, color=f"C{number}", label=f"{label}: {loss}")
+def draw_curves(axes: Axes, curves: Sequence[tuple[str, Mapping[str, Sequence[float]]]], what: str) -> bool:
+    """Curves by ``step``, each with what it is called; those that are called alike have one colour, each part a style."""
+    labels = list(dict.fromkeys(label for label, _ in curves))
+    told = set()
+    for label, parts in curves:
+        for part, style in zip([each for each in parts if each != "step"], ("-", "--", ":", "-."), strict=False):
+            name = None if (label, part) in told else f"{label}: {part}"
+            axes.plot(parts["step"], parts[part], style, color=f"C{labels.index(label)}", linewidth=1, label=name)
+            told.add((label, part))
     axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss, mean over predictions")
-    if rows:
-        axes.legend(frameon=False)
-    return bool(rows)
+    axes.set_ylabel(what)
+    if curves:
+        axes.figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    return bool(curves)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.bench.tables import Table
 from benchmarks.papers.drafter_weights import left_out, needed, parameters
 from benchmarks.papers.engine import RowDrafting, with_trained
 from benchmarks.papers.rows import SPEED_UP, STEP_COST, Answers, Column, DecodedRow, draw_rows, figure_table, passes
+from benchmarks.papers.shared_streams import SharedStreams, TunedDecoder
 from benchmarks.papers.units import Experiment, Paper, Results
 from benchmarks.papers.workbench import Workbench
 from services.drafter.config import StopConfig
@@ -41,10 +43,22 @@ _TABLE_1 = (
 )
 _TWO_MODELS = _Row(name="two-models", label="Two-model SD", source="draft_model", paper="6.59; 22.35; 269 ms")
 _SS_IN_TABLE_2 = "7.79; 0; 133 ms"
+# The row of a target that was tuned with its streams.
+_SHARED = "ss-shared"
+WITHOUT_SHARED = (
+    "There is no row of the shared form, a target tuned with its streams: train one with `main_weight: 10` in a recipe of "
+    "streams, and name its export with `--drafter` beside the others."
+)
+_ABOUT_SHARED = (
+    "SS, shared (other tokens): the adapters of the last layers act on the target's own rows, too, and were trained on its "
+    "text with the streams. Speed-up and call reduction are against this tuned target, whose answers the drafts do not "
+    "change; `= plain` counts its answers that equal those of the target as it is. No verifier takes such streams."
+)
 _DEVIATIONS = (
     "The paper's figures are OPT-1.3b's on an A100: speed-up and call reduction on SqlContext, then on DialogSum, and extra "
     "parameters (Table 1); target calls, draft calls and latency on SqlContext (Table 2).",
-    "The paper tunes the base model together with the streams, which changes its answers. Here the target is frozen. The "
+    "The paper tunes the base model together with the streams, which changes its answers. Here the target is frozen, but "
+    "for the row that says so. The "
     "parameters of our streams include their adapters; the paper's number leaves its LoRA out.",
     "The streams and heads are those that come along for the target, or that `--drafter` names; their records say how long "
     "they were trained. Those that come along have seen some 1,500 answers.",
@@ -68,7 +82,37 @@ def streaming(bench: Workbench) -> Experiment:
     lacking = [source for source in ("medusa", "draft_model") if source not in bench.checkpoints]
     # The target is loaded once without streams of its own, and once with them.
     rows.sort(key=lambda row: row.form == "one_pass")
-    return Experiment(units=[_unit(bench, row) for row in rows], deviations=(*_DEVIATIONS, *map(left_out, lacking)))
+    units = [_unit(bench, row) for row in rows]
+    shared = bench.config.shared
+    units += [] if shared is None else [_shared_unit(bench, shared)]
+    notes = (*_DEVIATIONS, WITHOUT_SHARED if shared is None else _ABOUT_SHARED, *map(left_out, lacking))
+    return Experiment(units=units, deviations=notes)
+
+
+def _shared_unit(bench: Workbench, shared: SharedStreams) -> DecodedRow:
+    @cache
+    def decoder() -> TunedDecoder:
+        return TunedDecoder(bench.tuned_engine(shared))
+
+    def drafting() -> RowDrafting:
+        config = with_trained(bench.tuned_engine(shared).config, num_steps=None)
+        return RowDrafting(sources=("streaming",), nodes=_NODES, config=config)
+
+    def told() -> dict[str, Any]:
+        equal = decoder().equal
+        return {"parameters": parameters(shared.folder), "as_the_target": f"{sum(equal)} of {len(equal)}"}
+
+    return DecodedRow(
+        name=_SHARED,
+        label="SS, shared (other tokens)",
+        paper=_TABLE_1[1].paper,
+        decoder=decoder,
+        drafting=drafting,
+        requests=lambda: bench.requests,
+        answers=bench.answers,
+        max_tokens=bench.config.max_tokens,
+        extra=told,
+    )
 
 
 def _unit(bench: Workbench, row: _Row) -> DecodedRow:
@@ -96,12 +140,11 @@ def _unit(bench: Workbench, row: _Row) -> DecodedRow:
 
 
 def _tables(results: Results) -> list[Table]:
-    first = [row.name for row in _TABLE_1]
+    first = [*(row.name for row in _TABLE_1), _SHARED]
     gamma = _by_streams(results)
-    both = {_TWO_MODELS.name: results.get(_TWO_MODELS.name), "ss": results.get("ss")}
-    second = {name: result for name, result in both.items() if result is not None}
-    if "ss" in second:
-        second["ss"] = {**second["ss"], "paper": _SS_IN_TABLE_2}
+    second = {name: dict(results[name]) for name in (_TWO_MODELS.name, "ss", _SHARED) if name in results}
+    for name in {"ss", _SHARED} & second.keys():
+        second[name]["paper"] = _SS_IN_TABLE_2
     own = {name: results[name] for name in first if name in results}
     tables = [
         figure_table("Table 1: speed-up, call reduction, parameters", own, own, _USUAL, _parameters(own)),

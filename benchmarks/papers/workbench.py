@@ -10,6 +10,8 @@ from pathlib import Path
 from benchmarks.bench.prompts import make_requests
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from benchmarks.papers.engine import PaperEngine
+from benchmarks.papers.shared_streams import SharedStreams
+from benchmarks.papers.trained_runs import TrainedRun
 from cluster.models.drafters import draft_models
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
@@ -31,6 +33,8 @@ class PaperConfig:
             ``other_indexes``: of documents that were kept in other ways.
         classifier: DISCO's; None: the draft model's own, see ``Workbench.classifier``.
         repeats: of comparisons that are repeated.
+        ablation: training runs of FSPAD's parts, which belong together.
+        shared: streams with which the target itself was tuned; None: there are none.
     """
 
     settings: Settings
@@ -43,6 +47,8 @@ class PaperConfig:
     other_indexes: Sequence[Path] = ()
     classifier: Path | None = None
     repeats: int = 1
+    ablation: Sequence[TrainedRun] = ()
+    shared: SharedStreams | None = None
 
 
 class Workbench:
@@ -74,13 +80,23 @@ class Workbench:
         Raises:
             ConfigurationError: it cannot be loaded.
         """
-        if self._engine is not None and self._engine[0] != streaming_form:
+        settings = self.config.settings
+        drafter = settings.drafter.model_copy(update={"streaming_form": streaming_form})
+        return self._opened(streaming_form, settings.model_copy(update={"drafter": drafter}))
+
+    def tuned_engine(self, shared: SharedStreams) -> PaperEngine:
+        """The target with an adapter that requests may ask for, and the streams that were trained with it in its passes.
+
+        Raises:
+            ConfigurationError: it cannot be loaded.
+        """
+        return self._opened("shared", shared.settings(self.config.settings))
+
+    def _opened(self, what: str, settings: Settings) -> PaperEngine:
+        if self._engine is not None and self._engine[0] != what:
             self.close()
         if self._engine is None:
-            settings = self.config.settings
-            drafter = settings.drafter.model_copy(update={"streaming_form": streaming_form})
-            engine = PaperEngine(settings.model_copy(update={"drafter": drafter}), self.config.model)
-            self._engine = streaming_form, engine
+            self._engine = what, PaperEngine(settings, self.config.model)
         return self._engine[1]
 
     @cached_property

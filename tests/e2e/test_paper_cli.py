@@ -19,6 +19,7 @@ from tests.e2e.command_line import run_here
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_head, make_medusa, make_streams
 from tests.training_data import make_tiny_data
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.exhaustive
 
@@ -103,8 +104,13 @@ def drafters(target: Path) -> list[str]:
         make_streams(target, beside / "streams"),
         make_head(target, beside / "fspad", "fspad"),
         make_head(target, beside / "eagle", "eagle"),
+        make_head(target, beside / "eagle3", "eagle3"),
     ]
     return [part for folder in made for part in ("--drafter", str(folder))]
+
+
+# Each with EAGLE-2's tree, and with the best-first one.
+HEADS = [f"{name}{tree}" for name in ("EAGLE-2", "EAGLE-3", "FSPAD") for tree in ("", ", best-first tree")]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +119,9 @@ def drafters(target: Path) -> list[str]:
         (
             "fspad",
             {
-                "Table 1, greedy": ["PLD", "Lookahead", "Medusa", "EAGLE-2", "FSPAD", "FSPAD, best-first tree"],
-                "Table 1, temperature 1": ["EAGLE-2", "FSPAD", "FSPAD, best-first tree"],
-                "Table 2: half the tree, greedy": ["EAGLE-2", "FSPAD", "FSPAD, best-first tree"],
+                "Table 1, greedy": ["PLD", "Lookahead", "Medusa", *HEADS],
+                "Table 1, temperature 1": HEADS,
+                "Table 2: half the tree, greedy": HEADS,
             },
         ),
         (
@@ -142,6 +148,83 @@ def test_papers_of_trained_drafters(
     tables = rows(tmp_path / "run")
     assert {title: [row["method"] for row in found] for title, found in tables.items()} == methods
     assert {row["= plain"] for found in tables.values() for row in found} == {"2 of 2"}
+
+
+@pytest.fixture(scope="module")
+def data(target: Path) -> Path:
+    folder = target.parent / "data"
+    make_tiny_data(target, folder, sequences=24)
+    assert run_here("train", "vocabulary", "--data", str(folder), "--size", "200") == 0
+    return folder
+
+
+def _train(data: Path, target: Path, out: Path, recipe: str, **changed: object) -> Path:
+    """A run of a few steps of a recipe with some values changed."""
+    values = load_recipe(recipe, **{"batch_rows": 200, "micro_rows": 100, "steps": 4, **changed}).model_dump(mode="json")
+    file = out.parent / f"{out.name}.json"
+    # JSON is YAML.
+    file.write_text(json.dumps(values))
+    made = ["--data", str(data), "--vocabulary", str(data), "--model", str(target), "--out", str(out)]
+    assert run_here("train", "run", "--recipe", str(file), *made) == 0
+    return out
+
+
+def test_the_ablation_of_fspad(data: Path, target: Path, small: list[str], tmp_path: Path) -> None:
+    head = ["--drafter", str(make_head(target, target.parent / "fspad", "fspad"))]
+    runs = [
+        _train(data, target, tmp_path / f"run {number}", recipe, seed=seed)
+        for number, (recipe, seed) in enumerate(
+            [("eagle_matched", 1), ("fspad_alignment_only", 1), ("fspad_sampler_only", 1), ("fspad_sampler_only", 2)]
+        )
+    ]
+    assert run_here("train", "evaluate", str(runs[0]), "--data", str(data), "--model", str(target), "--trees", "") == 0
+    named = [part for run in runs for part in ("--ablation", str(run))]
+    out = tmp_path / "out"
+    few = [*small, "--max-tokens", "10", *head]
+    assert run_here("paper", "fspad", *few, *named, "--out", str(out)) == 0
+    for title in ("greedy", "temperature 1"):
+        table = rows(out)[f"Table 3: the parts one by one, {title}"]
+        assert [(row["method"], row["runs"], row["= plain"]) for row in table] == [
+            ("w/o both", "1", "2 of 2"), ("w/o FS", "1", "2 of 2"), ("w/o PAD", "2", "4 of 4"),
+        ]  # fmt: skip
+        assert [row["1st draft"] == "–" for row in table] == [False, True, True]
+        assert ["±" in row["τ"] for row in table] == [False, False, True]
+    assert (out / "plots" / "fspad-ablation-losses.svg").is_file()
+    # Other heads are another run.
+    assert run_here("paper", "fspad", *few, *named[2:], "--out", str(out)) == 2
+
+
+def test_the_shared_form_of_streams(
+    data: Path, target: Path, small: list[str], drafters: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is trained and exported, refused by whatever serves, and a row of its paper's table."""
+    changed: dict[str, object] = {
+        "main_weight": 10.0,
+        "learning_rate": 0.02,
+        "stream_layers": 1,
+        "anchors": 1.0,
+        "steps": 30,
+    }
+    run, folder = _train(data, target, tmp_path / "run", "streams", **changed), tmp_path / "shared"
+    losses = [json.loads(line)["losses"]["target's own"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert run_here("train", "evaluate", str(run), "--data", str(data), "--model", str(target)) == 2
+    assert "main_weight is 10.0" in capsys.readouterr().err
+    assert run_here("train", "export", str(run), "--model", str(target), "--out", str(folder)) == 0
+    for command in (["paper", "fspad", *small, *drafters], ["plan", "--model", str(target), "--set"]):
+        named = ["--drafter", str(folder)] if command[0] == "paper" else [f"drafter.models=[{folder}]"]
+        assert run_here(*command, *named) == 2
+        assert "mode is shared: must be frozen" in capsys.readouterr().err
+    out = tmp_path / "out"
+    assert run_here("paper", "streaming", *small, *drafters, "--drafter", str(folder), "--out", str(out)) == 0
+    for title in ("Table 1: speed-up, call reduction, parameters", "Table 2: calls and latency per answer"):
+        found = {row["method"]: row for row in rows(out)[title]}
+        assert found["SS"]["= plain"] == "2 of 2"
+        # Of a target that was tuned at such a rate nothing is left.
+        assert found["SS, shared (other tokens)"]["= plain"] == "0 of 2"
+    twice = ["--drafter", str(folder), "--drafter", str(folder)]
+    assert run_here("paper", "streaming", *small, *drafters, *twice, "--out", str(out)) == 2
+    assert "the streams of one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("paper", "source"), [("fspad", "fspad"), ("streaming", "streams")])

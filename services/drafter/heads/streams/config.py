@@ -14,6 +14,8 @@ from services.drafter.heads.streams.last_layers import LastLayers, last_layers
 
 # ``model_type`` of their config.json.
 KIND = "speculative_streaming"
+# ``mode`` there: adapters act on streams alone, or on the target's own rows as well.
+FROZEN, SHARED = "frozen", "shared"
 STREAM_EMBEDDINGS = "stream_embeddings"
 # The adapter of the early exit, which prunes trees.
 PRUNING = "pruning"
@@ -32,6 +34,7 @@ class StreamsConfig:
         target_layers: the target's layers, N.
         alpha: adapters add alpha / rank * B A x.
         pruning_rank: of the early exit's adapter, o_theta in section 3.2.3; 0: there is none.
+        shared: adapters act on the target's own rows, too, as in the paper. They can be trained, and never serve.
     """
 
     hidden_size: int
@@ -43,6 +46,7 @@ class StreamsConfig:
     rank: int
     alpha: float
     pruning_rank: int = 0
+    shared: bool = False
 
     @property
     def state_layer(self) -> int:
@@ -69,8 +73,8 @@ def parse_streams(
         ConfigurationError: it cannot draft for the target; names the field or tensor, its value and what is allowed.
     """
     fields = HeadFields.of(config, where)
-    if (mode := fields.fields.get("mode", "frozen")) != "frozen":
-        raise fields.refuse("mode", mode, "frozen: adapters that act on the target's own rows change what it says")
+    if (mode := fields.fields.get("mode", FROZEN)) != FROZEN:
+        raise fields.refuse("mode", mode, f"{FROZEN}: adapters that act on the target's own rows change what it says")
     check_sizes(fields, target)
     layers, streams = fields.number("num_stream_layers"), fields.number("num_streams")
     if layers >= target.num_layers:

@@ -20,7 +20,16 @@ from services.drafter.heads.files.head_files import CONFIG
 from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
-from services.drafter.heads.streams.config import ADAPTED, KIND, PRUNING, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
+from services.drafter.heads.streams.config import (
+    ADAPTED,
+    FROZEN,
+    KIND,
+    PRUNING,
+    SHARED,
+    STREAM_EMBEDDINGS,
+    StreamsConfig,
+    parse_streams,
+)
 from services.drafter.heads.streams.last_layers import LastLayers, last_layers
 from services.drafter.heads.streams.own_layers import read_own_layers
 from services.drafter.heads.streams.streams import Streams
@@ -140,7 +149,7 @@ def save_streams(module: Streams, folder: Path, training: Mapping[str, Any], *, 
     config = module.config
     fields = {
         "model_type": KIND,
-        "mode": "frozen",
+        "mode": SHARED if config.shared else FROZEN,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "num_hidden_layers": config.target_layers,

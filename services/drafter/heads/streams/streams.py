@@ -3,7 +3,8 @@
 Stream j of position t starts from the state that the target's layer N - Ns - 1 made at t, plus a trained embedding P_j. It
 runs through the target's own last Ns layers at position t + j, sees the main rows up to t and t's own streams up to j, and
 predicts token t + 1 + j; the main row predicts token t + 1. Low-rank adapters on q, v, o and down act on streams alone. The
-paper trains adapters that act on main rows, too: they change what the target says, and are refused.
+paper's adapters act on main rows, too (``StreamsConfig.shared``): they change what the target says, and no verifier takes
+them.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class _Pass:
     """The pass under way.
 
     Attributes:
-        streams: how many of its rows, the last ones, are streams.
+        adapted: how many of its rows, the last ones, adapters act on.
     """
 
-    streams: int = 0
+    adapted: int = 0
 
 
 class AdaptedLinear(nn.Module):
@@ -47,7 +48,7 @@ class AdaptedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., R, in] to [..., R, out]."""
         made: torch.Tensor = self.base(rows)
-        first = rows.shape[-2] - self._pass.streams
+        first = rows.shape[-2] - self._pass.adapted
         if first == rows.shape[-2]:
             return made
         added = self.lora_B(self.lora_A(rows[..., first:, :])) * self._scale
@@ -141,7 +142,7 @@ class Streams(nn.Module):
         Returns:
             [B, R, h], what the output layer reads.
         """
-        self._pass.streams = streams
+        self._pass.adapted = rows.shape[1] if self.config.shared else streams
         hidden: torch.Tensor = self.own(rows, positions, attend)
         return hidden
 
@@ -149,5 +150,5 @@ class Streams(nn.Module):
         self, number: int, rows: torch.Tensor, positions: torch.Tensor, attend: Attend, *, streams: int
     ) -> torch.Tensor:
         """What one of the layers alone makes of rows [B, R, h], as in ``forward``."""
-        self._pass.streams = streams
+        self._pass.adapted = rows.shape[1] if self.config.shared else streams
         return self.own.layer(number, rows, positions, attend)

@@ -12,24 +12,29 @@ _ANCHORS = 32
 
 
 def streams_of(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """What the output layer reads of the streams of some positions.
+    """What the output layer reads of the streams of some positions, see ``main_and_streams``: [B, A, gamma, h]."""
+    return main_and_streams(module, states, anchors)[1]
 
-    Main rows are computed once, without a gradient: nothing about them is trained.
+
+def main_and_streams(module: Streams, states: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the output layer reads of the target's own rows at some positions, and of their streams.
+
+    Main rows are computed once, and without a gradient where nothing about them is trained.
 
     Args:
         states: [B, T, h], the target's, of ``module.config.state_layer``. Padding may stand behind a text.
         anchors: int64 [B, A], positions.
 
     Returns:
-        [B, A, gamma, h].
+        [B, A, h], and [B, A, gamma, h].
     """
     kept = MainRows()
-    with torch.no_grad():
+    with torch.set_grad_enabled(torch.is_grad_enabled() and module.config.shared):
         everywhere = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
-        module(states, everywhere, kept, streams=0)
+        main: torch.Tensor = module(states, everywhere, kept, streams=0)
     few = anchors.shape[1] if torch.is_grad_enabled() else _ANCHORS
     parts = [anchors[:, begin : begin + few] for begin in range(0, anchors.shape[1], few)]
-    return torch.cat([_streams(module, states, part, kept) for part in parts], dim=1)
+    return at(main, anchors), torch.cat([_streams(module, states, part, kept) for part in parts], dim=1)
 
 
 def at(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
