@@ -191,8 +191,22 @@ def _hidden_size(model: Path) -> int:
     return width
 
 
-def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
-    """The verifier's part of ``settings``.
+def states_stay(settings: Settings, *, in_process: bool) -> bool:
+    """Whether all that read the target's states do so in the verifier's process and on its device.
+
+    Args:
+        in_process: all components share that process.
+    """
+    drafter, verifier = settings.drafter, settings.verifier
+    # States also ask a semantic index, which is not there.
+    if drafter.address is not None or settings.retrieval.semantic or verifier.stages * verifier.tensor_parallel_size > 1:
+        return False
+    devices = {"cuda:0" if each == "cuda" else each for each in (drafter.device, verifier.device)}
+    return len(devices) == 1 and (in_process or drafter.models_in == "verifier")
+
+
+def verifier_config(settings: Settings, model: ResolvedModel, *, in_process: bool = False) -> VerifierConfig:
+    """The verifier's part of ``settings``; ``in_process`` as in ``states_stay``.
 
     Raises:
         ConfigurationError: stages, ranks, stage_host, kernels, attention_backend or drafter.models cannot be as they are.
@@ -214,6 +228,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         pass_requests=verifier.max_num_seqs,
         draft_adapter=uno_folder(settings, model),
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
+        states_stay=states_stay(settings, in_process=in_process),
     )
     check_backends(target)
     return filled(

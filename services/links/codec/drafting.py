@@ -40,7 +40,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.types import Observation, SamplingParams
+from speculation.types import HeldNumbers, Observation, SamplingParams
 
 _Kind = TypeVar("_Kind")
 
@@ -189,11 +189,11 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(forget=_FORGET.encode(message))
 
 
-def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
+def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | HeldNumbers | None = None) -> DraftingCall:
     """Decode a message from verifier to drafter.
 
     Args:
-        data: bytes of the hidden states if they are not in the message.
+        data: the hidden states' numbers if they are not in the message.
 
     Raises:
         InvalidArgument: no event, or one that breaks a limit.
