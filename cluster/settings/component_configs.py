@@ -93,9 +93,11 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
             given=f"but drafter.device is {config.trained.device}",
             allowed="float32, bfloat16 or float16 on a GPU",
         )
+    on_gpu, kernels = config.trained.device != "cpu", settings.verifier.kernels
     trained = replace(
         config.trained,
         target=model.path,
+        captures=kernels if on_gpu and kernels in ("triton", "cublaslt") else "",
         draft_kernels=functools.partial(by_kernels, dtype="int8") if rounded else by_kernels,
         linear_kernels=linear_kernels,
     )
