@@ -202,7 +202,7 @@ def test_too_little_memory_names_the_settings() -> None:
     def full(_: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
-    with pytest.raises(ConfigurationError, match="lower drafter.draft_window, drafter.speculative_eagle_topk"):
+    with pytest.raises(ConfigurationError, match=r"lower drafter\.draft_window, drafter\.speculative_eagle_topk"):
         source(EAGLE, form=FORM, graphs=Graphs(full))
 
 

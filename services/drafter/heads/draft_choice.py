@@ -67,7 +67,7 @@ class DraftChoice:
 
         Args:
             hidden: [rows, h], what the output layer reads, of the rows ``asked``, one after the other.
-            known: [rows, V_d] float32, their logits of the model's own vocabulary, which may be changed; None: not yet there.
+            known: [rows, V_d] float32, their logits of the model's own vocabulary, which may change; None: not yet there.
 
         Returns:
             [rows, count] ids, likeliest first, and their log-probabilities; -inf where a token cannot come.
