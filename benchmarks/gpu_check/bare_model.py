@@ -109,6 +109,7 @@ class BareModel:
     def _run(self, running: Running) -> torch.Tensor:
         given = running.laid_out
         assert isinstance(given, TritonPass)
+        given.enter()
         with answering(running):
             found = self._model(input_ids=given.tokens[None], position_ids=given.positions[None], use_cache=False)
         made: torch.Tensor = found.logits[0]

@@ -133,18 +133,22 @@ class Graphs:
         return partial(self._replay, bucket, sum(len(request.tokens) for request in batch))
 
     def _replay(self, bucket: _Captured, rows: int, hidden: torch.Tensor | None) -> Made:
-        if hidden is None:
-            # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
-            bucket.given.copy_(bucket.laid_out.tokens)
-        else:
+        if hidden is not None:
             bucket.given[:rows].copy_(hidden)
         if bucket.graph is not None:
             bucket.graph.replay()
             assert bucket.made is not None
             made = bucket.made
         else:
-            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            made = self._launched(bucket)
         return Made(made.rows[:rows], made.seen, None if made.likeliest is None else made.likeliest[:rows])
+
+    def _launched(self, bucket: _Captured) -> Made:
+        bucket.laid_out.enter()
+        if self._given.dim() == 1:
+            # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
+            bucket.given.copy_(bucket.laid_out.tokens)
+        return self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
 
     def _captured(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
         laid_out = self._kind.make(key)
@@ -159,7 +163,7 @@ class Graphs:
         bucket.laid_out.fill([])
 
         def run() -> Made:
-            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            made = self._launched(bucket)
             likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
             return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
