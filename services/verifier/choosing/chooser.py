@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from services.verifier.model.target_port import (
     SingleRows,
     ids_of,
 )
-from services.verifier.model.to_device import to_device
+from services.verifier.model.to_device import on_the_way, to_device
 from speculation.choose import choose
 from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
@@ -130,11 +131,13 @@ class Chooser:
             first = end + len(rows.scored)
             walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
             end = first + choices
+        # On a device it is found behind the pass, before anybody waits for the choices.
+        tops_of_all = self._likeliest(walks, logits)
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
+        top_ids, made = tops_of_all(), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
@@ -220,19 +223,30 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
-        """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
-        # Most passes ask for none.
-        found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
-        if not any(walk.rows.top_k for walk in walks):
-            return found
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
+        """Gives the likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number.
+
+        They are on their way from a device by now.
+        """
+        sent: list[tuple[list[int], Callable[[], list[list[int]]]]] = []
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
             own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
-            ids = iter(likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)
-            for at in asking:
-                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
+            if own is None:
+                sent.append((asking, on_the_way(likeliest(rows_of(logits, rows), k, self._reader))))
+            else:
+                sent.append((asking, partial(list, own)))
+
+        def found() -> list[tuple[tuple[int, ...], ...]]:
+            # Most passes ask for none.
+            tops: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
+            for asking, come in sent:
+                ids = iter(come())
+                for at in asking:
+                    tops[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
+            return tops
+
         return found
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
