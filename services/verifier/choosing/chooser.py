@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.best_of_shards import FoundInParts
-from services.verifier.choosing.candidates import likeliest, rows_of
+from services.verifier.choosing.candidates import rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
+from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.reading import READER, LogitsReader
@@ -38,7 +38,7 @@ from services.verifier.model.target_port import (
     SingleRows,
     ids_of,
 )
-from services.verifier.model.to_device import on_the_way, to_device
+from services.verifier.model.to_device import to_device
 from speculation.choose import choose
 from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
@@ -223,31 +223,8 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
-        """Gives the likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number.
-
-        They are on their way from a device by now.
-        """
-        sent: list[tuple[list[int], Callable[[], list[list[int]]]]] = []
-        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
-            asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
-            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
-            if own is None:
-                sent.append((asking, on_the_way(likeliest(rows_of(logits, rows), k, self._reader))))
-            else:
-                sent.append((asking, partial(list, own)))
-
-        def found() -> list[tuple[tuple[int, ...], ...]]:
-            # Most passes ask for none.
-            tops: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
-            for asking, come in sent:
-                ids = iter(come())
-                for at in asking:
-                    tops[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
-            return tops
-
-        return found
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], Tops]:
+        return send_likeliest(walks, logits, self._finder, self._reader)
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.
