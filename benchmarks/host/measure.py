@@ -42,22 +42,27 @@ _DEADLINE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWindow:
-    """Passes that followed each other: seconds of one, on the clock and of the processors, and its tokens and nodes."""
+    """Passes that followed each other: seconds of one, on the clock and of the processors, and its tokens and nodes.
+
+    Attributes:
+        thread_s: as in ``PassMark``, of a pass.
+    """
 
     wall_s: float
     cpu_s: float
     tokens: float
     nodes: float
+    thread_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BesideGpu:
-    """Mean seconds of a step on the clock.
+    """Seconds of a step in the best of all windows.
 
     Attributes:
-        host_s: of the target's thread between two passes: choices and verdicts once the ids are there, rows that are kept,
-            and the layout and launch of the next pass.
-        idle_s: in which the GPU has nothing to do: these, and the loop's own, with drafts that are waited for.
+        host_s: of a processor, of the target's thread: it lays passes out and launches them, makes choices and verdicts of
+            their ids, and keeps rows.
+        idle_s: on the clock, in which the GPU has nothing to do: these, and the loop's own, with drafts that are waited for.
     """
 
     host_s: float
@@ -257,7 +262,8 @@ async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str]
                 spent, layout_s, step_s, {"done while the graph runs": early_s, "wait for the graph": waited_s}
             )
             found.beside = BesideGpu(
-                host_s=layout_s + spent.get("choose", 0.0) + spent.get("keep", 0.0), idle_s=step_s - pass_s
+                host_s=min(window.thread_s for window in found.windows),
+                idle_s=min(window.wall_s for window in found.windows) - pass_s,
             )
         told(f"{load.name}: under a profiler")
         found.parts = await _profiled(run, found.best.cpu_s)
@@ -281,6 +287,7 @@ def _window(before: PassMark, after: PassMark) -> StepWindow:
         wall_s=(after.wall_s - before.wall_s) / passes,
         cpu_s=(after.cpu_s - before.cpu_s) / passes,
         tokens=(after.tokens - before.tokens) / passes,
+        thread_s=(after.thread_s - before.thread_s) / passes,
         nodes=(after.nodes - before.nodes) / passes,
     )
 

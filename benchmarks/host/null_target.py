@@ -42,24 +42,41 @@ _LARGEST = VOCAB_SIZE - 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassMark:
-    """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were."""
+    """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were.
+
+    Attributes:
+        thread_s: of a processor, those of the target's thread alone, without what only the benchmark does there.
+    """
 
     passes: int
     wall_s: float
     cpu_s: float
+    thread_s: float
     tokens: int
     nodes: int
 
 
 class _ScriptedChooser(Chooser):
-    """A chooser whose likeliest ids are there already, as a GPU has found them."""
+    """A chooser whose likeliest ids are there already, as a GPU has found them.
+
+    Attributes:
+        own_s: of the thread's processor, what this took.
+    """
+
+    own_s = 0.0
 
     @override
     def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
-        return lambda: [
-            tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
-            for walk in walks
-        ]
+        def found() -> list[tuple[tuple[int, ...], ...]]:
+            start = time.thread_time()
+            tops = [
+                tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
+                for walk in walks
+            ]
+            self.own_s += time.thread_time() - start
+            return tops
+
+        return found
 
 
 class NullTarget:
@@ -152,7 +169,9 @@ class NullTarget:
             self._describer.describe(batch, rows_up(rows) if rows <= MOST_ROWS else rows, _BLOCK_ROWS, True)
         self.layout_s += time.perf_counter() - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.
+        began = time.thread_time()
         ids = self._choices(batch)
+        self._chooser.own_s += time.thread_time() - began
         said = arrived = time.perf_counter()
 
         def likeliest() -> list[int]:
@@ -192,6 +211,7 @@ class NullTarget:
                     passes=self._passes,
                     wall_s=time.perf_counter(),
                     cpu_s=time.process_time(),
+                    thread_s=time.thread_time() - self._chooser.own_s,
                     tokens=self._tokens,
                     nodes=self._nodes,
                 )

@@ -32,7 +32,7 @@ def host_tables(measured: Sequence[HostCost]) -> list[Table]:
 def beside_table(measured: Sequence[HostCost]) -> Table:
     """What the host does beside a GPU's passes."""
     return Table(
-        title="Beside a GPU's captured passes, milliseconds a step on the clock",
+        title="Beside a GPU's captured passes, milliseconds a step",
         columns=("load", "target's thread", "goal", "the GPU waits"),
         rows=tuple(
             (
@@ -42,7 +42,8 @@ def beside_table(measured: Sequence[HostCost]) -> Table:
             for each in measured
             if each.beside is not None
         ),
-        note="target's thread: from the ids to the next launch, without the loop between; the mean of all rounds",
+        note="target's thread: processor time of layout, launch, choices, verdicts and rows that are kept, without the loop "
+        "between; the best of all rounds",
     )  # fmt: skip
 
 
