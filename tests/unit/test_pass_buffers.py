@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
-from services.verifier.attention.calls import Call
+from services.verifier.attention.calls import Call, Pass
+from services.verifier.attention.fixed import Largest
 from services.verifier.kernels.triton.pass_buffers import PassBuffers
 from services.verifier.kernels.triton.pass_describer import PassDescriber
-from services.verifier.kernels.triton.pass_meta import describe
+from services.verifier.kernels.triton.pass_meta import describe, positions_of
 from services.verifier.kv_cache.pool import KVPool
+from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.target_port import Rows
+from tests.recorded_graphs import recorded
 
 CPU = torch.device("cpu")
 CALL = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
@@ -82,3 +87,25 @@ def test_a_captured_pass_is_filled_and_then_entered() -> None:
     assert fixed.tokens.tolist() == [9] + [0] * 7
     launched = buckets.launched([TREE, CHAIN], 3)
     assert launched.positions.tolist() == [70, 71, 72, 71, 3, 0, 0, 0]
+
+
+def test_a_replay_takes_what_was_laid_out_last() -> None:
+    """With a stand-in for CUDA graphs that runs no Python again: what a graph reads must lie where it was captured."""
+    pytest.importorskip("triton")
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
+
+    pool = KVPool([CALL], rows=640, dtype=torch.bfloat16, device=CPU, whole_rows=True)
+    pool.assign("a", [4, 2], 0)
+    pool.assign("b", [1], 0)
+
+    def run(laid_out: Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
+        return Made(torch.stack((given, laid_out.positions), 1), {})
+
+    graphs = Graphs(TritonBuckets(pool), run, torch.empty(0, dtype=torch.int64), capture=recorded)
+    assert graphs.capture(Largest(rows=8, requests=2, positions=200), [()]) > 3
+    for batch in ([TREE, CHAIN], [CHAIN], [TREE], [CHAIN, TREE], [CHAIN]):
+        replay = graphs.lay_out(batch)
+        assert replay is not None
+        tokens = [token for rows in batch for token in rows.tokens]
+        positions = [position for rows in batch for position in positions_of(rows)]
+        assert replay(None).rows.T.tolist() == [tokens, positions]
