@@ -23,7 +23,7 @@ from cluster.models.named_models import held_models, router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
-from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.model_files.folder import known_tokenizer, read_json, text_config
 from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
@@ -203,7 +203,8 @@ def states_stay(settings: Settings, *, in_process: bool) -> bool:
     # States also ask a semantic index, which is not there.
     if drafter.address is not None or settings.retrieval.semantic or verifier.stages * verifier.tensor_parallel_size > 1:
         return False
-    devices = {"cuda:0" if each == "cuda" else each for each in (drafter.device, verifier.device)}
+    device = filled(TrainedConfig, drafter).device
+    devices = {"cuda:0" if each == "cuda" else each for each in (device, verifier.device)}
     return len(devices) == 1 and (in_process or drafter.models_in == "verifier")
 
 

@@ -54,8 +54,8 @@ class LaneRows:
         self.lanes, self._width = lanes, width
         rows = lanes.count * width
         self._numbers = torch.zeros(3 * rows + lanes.count, dtype=torch.int64, device=lanes.device)
-        self.tokens, self.positions, slots, self._ends = self._numbers.split([rows, rows, rows, lanes.count])
-        self._slots = slots.view(lanes.count, width)
+        self.tokens, self.positions = self._numbers[:rows], self._numbers[rows : 2 * rows]
+        self._slots, self._ends = self._numbers[2 * rows : 3 * rows].view(lanes.count, width), self._numbers[3 * rows :]
         # Of the tree, and of the row that padding writes.
         self._seen = torch.zeros(lanes.count, width, lanes.tree_length + 1, dtype=torch.bool, device=lanes.device)
         self.lay_out(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), {}, [])
@@ -100,18 +100,19 @@ class LaneRows:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """Keep keys and values, and attend; queries, keys and values are [1, heads, rows, width]."""
-        count, rows = self.lanes.count, self._width
+        count, rows, width = self.lanes.count, self._width, query.shape[-1]
         keys, values = self.lanes.rows[layer]
         lane = torch.arange(count, device=self.lanes.device)[:, None]
         heads, groups = query.shape[1], key.shape[1]
         for held, new in ((keys, key), (values, value)):
-            held[lane, :, self._slots] = new[0].unflatten(1, (count, rows)).permute(1, 2, 0, 3)
+            held[lane, :, self._slots] = new.reshape(groups, count, rows, width).permute(1, 2, 0, 3)
         share = heads // groups
         # Heads that share keys are rows of one product: keys are read once.
-        asked = query[0].unflatten(1, (count, rows)).unflatten(0, (groups, share)).permute(2, 0, 1, 3, 4).flatten(2, 3)
+        asked = query.reshape(groups, share, count, rows, width).permute(2, 0, 1, 3, 4).flatten(2, 3)
         sees = mask[:, None, None].expand(-1, 1, share, -1, -1).flatten(2, 3)
         found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=sees)
-        return found.unflatten(2, (share, rows)).permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1, 2)[None]
+        of_heads = found.reshape(count, groups, share, rows, width).permute(1, 2, 0, 3, 4)
+        return of_heads.reshape(1, heads, count * rows, width)
 
 
 class LevelAttention:

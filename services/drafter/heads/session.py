@@ -184,7 +184,11 @@ def state_numbers(run: Features, layers: Sequence[int], like: torch.Tensor) -> t
         ValueError: a state is not as wide as the model reads it.
     """
     data = run.data
-    packed = data.numbers if isinstance(data, DeviceStates) else torch.frombuffer(bytearray(data), dtype=_DTYPES[run.dtype])
+    packed = (
+        data.numbers
+        if isinstance(data, DeviceStates)
+        else torch.frombuffer(bytearray(bytes(data)), dtype=_DTYPES[run.dtype])
+    )
     numbers = packed.view(run.rows, len(run.layers), -1)
     if tuple(layers) != run.layers:
         numbers = numbers[:, [run.layers.index(layer) for layer in layers]]

@@ -236,8 +236,8 @@ class HiddenStates:
         made = [self._states(some, layers) for layers, some in alike.items()]
         if self._stay:
             for some, states in zip(alike.values(), made, strict=True):
-                for (own, rows), numbers in zip(some, apart(states, [len(rows) for _, rows in some]), strict=True):
-                    self._fetched[own.request_id] = _Fetched(places=_places(rows), numbers=numbers, dtype=states.dtype)
+                for (own, rows), kept in zip(some, apart(states, [len(rows) for _, rows in some]), strict=True):
+                    self._fetched[own.request_id] = _Fetched(places=_places(rows), numbers=kept, dtype=states.dtype)
             return
         together = made[0].flatten() if len(made) == 1 else torch.cat([states.flatten() for states in made])
         numbers: NDArray[np.int16] = together.cpu().view(torch.int16).numpy()
