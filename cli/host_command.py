@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,13 +14,16 @@ themselves, so that drafters find something, and every answer is compared with i
 
 How to read it: a GPU waits for the host between two passes, so "clock" is what a step would take at least however fast the
 GPU is. "processors" is the time of all threads, and says most on a machine that does other work; the last line repeats it.
-Times are the best of all rounds. Drafts are waited for, and every node that was drafted is checked.
+Times are the best of all rounds. Drafts are waited for, and every node that was drafted is checked. With --layout gpu what
+is done while a pass runs is told apart from what the GPU waits for.
 
 Examples:
 
 outrider bench host
 
 outrider bench host --loads 16,16x8:prompt_lookup --rounds 5
+
+outrider bench host --layout gpu --loads 64x4:blend
 
 outrider bench host --soak 100000 --loads 16x4:blend
 """
@@ -38,6 +41,16 @@ def host(
             min=100, help="Instead, run so many steps of each load, with requests that end and begin: is memory flat?"
         ),
     ] = None,
+    layout: Annotated[
+        Literal["described", "gpu"],
+        typer.Option(
+            help="described: a pass is described for a GPU, and takes no time. gpu: it is laid out in a captured graph's "
+            "buffers, on a device that computes nothing and takes --pass-ms."
+        ),
+    ] = "described",
+    pass_ms: Annotated[
+        float, typer.Option(min=0, max=1000, help="With --layout gpu, milliseconds of a pass on the device.")
+    ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure the host's part of a decoding step: everything but the target's arithmetic, in microseconds by phase.
@@ -48,7 +61,7 @@ def host(
     from benchmarks.bench.tables import render
     from benchmarks.host.loads import read_load
     from benchmarks.host.measure import measure
-    from benchmarks.host.report import as_object, figures_line, host_tables
+    from benchmarks.host.report import as_object, beside_line, beside_table, figures_line, host_tables
     from cluster.process.terminal import stderr, stdout
 
     wanted = [read_load(each.strip()) for each in loads.split(",")]
@@ -57,13 +70,15 @@ def host(
         return
     notes = stderr()
     with notes.status("host") as status:
-        measured = [measure(load, rounds=rounds, steps=steps, told=status.update) for load in wanted]
+        pass_s = pass_ms / 1e3 if layout == "gpu" else None
+        measured = [measure(load, rounds=rounds, steps=steps, told=status.update, pass_s=pass_s) for load in wanted]
     if as_json:
         typer.echo(json.dumps(as_object(measured)))
         return
-    for table in host_tables(measured):
+    for table in [*host_tables(measured), *([] if pass_s is None else [beside_table(measured)])]:
         stdout().print(render(table))
-    stdout().print(figures_line(measured), highlight=False, soft_wrap=True)
+    line = figures_line(measured) if pass_s is None else beside_line(measured)
+    stdout().print(line, highlight=False, soft_wrap=True)
 
 
 def _soak(loads: list[str], passes: int, *, as_json: bool) -> None:

@@ -82,7 +82,7 @@ async def in_process(
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
     verifier = VerifierService(
-        verifier_config(settings, model),
+        verifier_config(settings, model, in_process=True),
         drafts,
         launch_child,
         metrics,

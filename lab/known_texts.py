@@ -52,7 +52,7 @@ def read_states(target: TransformersTarget, trace: Trace, layers: Sequence[int])
             chunk = tokens[begin : begin + _CHUNK]
             target.forward([Rows(request_id=_SESSION, context=begin, tokens=chunk, logits=0, layers=tuple(layers))])
             data = target.features(_SESSION, range(len(chunk)))
-            parts.append(np.frombuffer(data.data, np.float16).reshape(data.rows, len(layers), -1))
+            parts.append(np.frombuffer(bytes(data.data), np.float16).reshape(data.rows, len(layers), -1))
             target.keep(_SESSION, begin, range(len(chunk)))
     finally:
         target.close(_SESSION)
@@ -132,7 +132,7 @@ def tree_states(
                 [Rows(request_id=_SESSION, context=begin, tokens=rows, parents=step.tree.parents, logits=1, layers=(layer,))]
             )
             data = target.features(_SESSION, range(len(rows)))
-            found.append(torch.frombuffer(bytearray(data.data), dtype=torch.float16).view(len(rows), -1).float())
+            found.append(torch.frombuffer(bytearray(bytes(data.data)), dtype=torch.float16).view(len(rows), -1).float())
             # The next chunk is written over the tree.
             target.keep(_SESSION, begin, [])
     finally:

@@ -58,8 +58,8 @@ class Index:
 def _numbers(state: Features) -> NDArray[np.float32]:
     if state.dtype == "bfloat16":
         # The upper half of a float32.
-        return (np.frombuffer(state.data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(state.data, dtype="<f2").astype(np.float32)
+        return (np.frombuffer(bytes(state.data), dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(bytes(state.data), dtype="<f2").astype(np.float32)
 
 
 def _map_states(folder: Path, width: int) -> StateIndex:

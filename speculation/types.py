@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -212,18 +212,39 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
+class HeldNumbers(Protocol):
+    """Rows of numbers that stay where they were made, such as on a GPU; ``bytes`` fetches them, ``len`` says how many."""
+
+    def __len__(self) -> int: ...
+
+    def __bytes__(self) -> bytes: ...
+
+    def rows(self, begin: int, end: int) -> HeldNumbers:
+        """Rows ``begin`` to before ``end``."""
+        ...
+
+    def columns(self, parts: Sequence[range]) -> HeldNumbers:
+        """These numbers of each row, one part after the other."""
+        ...
+
+    def followed_by(self, others: Sequence[HeldNumbers]) -> HeldNumbers:
+        """These rows and the others', which are of the same kind."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
     """Hidden states, packed row-major little-endian: ``rows`` x ``width`` numbers of ``dtype``.
 
     Attributes:
+        data: held elsewhere only within one process; links between processes carry bytes.
         dtype: "float32", "float16" or "bfloat16".
         start: position of the first row, counted from the start of the prompt; the others follow.
         layers: the decoder layers whose outputs are concatenated in a row; negative ones count from the end, except -1, the
             input of the output layer. From the number of layers on: what it reads of the row's streams; 0: not computed.
     """
 
-    data: bytes
+    data: bytes | HeldNumbers
     rows: int
     width: int
     dtype: str
@@ -232,8 +253,41 @@ class Features:
 
     def part(self, begin: int, end: int) -> Features:
         """Rows ``begin`` to before ``end``."""
-        row = len(self.data) // self.rows
-        return replace(self, data=self.data[begin * row : end * row], rows=end - begin, start=self.start + begin)
+        data, row = self.data, len(self.data) // self.rows
+        own = data[begin * row : end * row] if isinstance(data, bytes) else data.rows(begin, end)
+        return replace(self, data=own, rows=end - begin, start=self.start + begin)
+
+    def of_layers(self, layers: Sequence[int]) -> Features:
+        """The same rows of these of its layers, in this order."""
+        if tuple(layers) == self.layers:
+            return self
+        size = self.width // len(self.layers)
+        parts = [range(at * size, (at + 1) * size) for at in map(self.layers.index, layers)]
+        data = self.data
+        if isinstance(data, bytes):
+            row = len(data) // self.rows
+            unit = row // self.width
+            data = b"".join(
+                data[first + part.start * unit : first + part.stop * unit]
+                for first in range(0, len(data), row)
+                for part in parts
+            )
+        else:
+            data = data.columns(parts)
+        return replace(self, data=data, width=size * len(layers), layers=tuple(layers))
+
+    def followed_by(self, others: Sequence[Features]) -> Features:
+        """One with the rows of the ``others`` behind, which are those of the next positions."""
+        if not others:
+            return self
+        data = self.data
+        if isinstance(data, bytes):
+            data = b"".join([data, *(bytes(other.data) for other in others)])
+        elif any(isinstance(other.data, bytes) for other in others):
+            data = b"".join([bytes(data), *(bytes(other.data) for other in others)])
+        else:
+            data = data.followed_by([other.data for other in others if not isinstance(other.data, bytes)])
+        return replace(self, data=data, rows=self.rows + sum(other.rows for other in others))
 
 
 @quickly_made

@@ -52,8 +52,8 @@ class ObservedTarget(TransformersTarget):
 def _as_float16(features: Features) -> NDArray[np.float16]:
     """[rows, width]. bfloat16 becomes the nearest float16; numbers beyond its range are clamped."""
     if features.dtype == "float16":
-        return np.frombuffer(features.data, dtype="<f2").reshape(features.rows, features.width)
-    wide = (np.frombuffer(features.data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(bytes(features.data), dtype="<f2").reshape(features.rows, features.width)
+    wide = (np.frombuffer(bytes(features.data), dtype="<u2").astype(np.uint32) << 16).view(np.float32)
     return wide.clip(-_FLOAT16_MOST, _FLOAT16_MOST).astype(np.float16).reshape(features.rows, features.width)
 
 

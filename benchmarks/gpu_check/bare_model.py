@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.inflate import Size
+from services.machine.captured import captured
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
@@ -20,7 +21,6 @@ from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.row_products import RowLinear
 from services.verifier.kernels.triton.tree_pass import TritonBuckets, TritonPass
 from services.verifier.kv_cache.pool import BLOCK, KVPool
-from services.verifier.model.graphs import captured
 from services.verifier.model.target_port import Rows
 
 
@@ -109,6 +109,7 @@ class BareModel:
     def _run(self, running: Running) -> torch.Tensor:
         given = running.laid_out
         assert isinstance(given, TritonPass)
+        given.enter()
         with answering(running):
             found = self._model(input_ids=given.tokens[None], position_ids=given.positions[None], use_cache=False)
         made: torch.Tensor = found.logits[0]

@@ -9,9 +9,9 @@ import torch
 from benchmarks.gpu_check.gpu import milliseconds
 from benchmarks.gpu_check.verdicts import GateVerdict
 from benchmarks.inflate import Size
+from services.machine.captured import captured
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.kernels.triton.row_products import RowLinear
-from services.verifier.model.graphs import captured
 
 Route = Callable[[torch.Tensor], torch.Tensor]
 MakeRoutes = Callable[[torch.Tensor], dict[str, Route]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +19,8 @@ from cluster.process.starting import begin_serving, end_serving
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
+from services.verifier.attention.calls import MAX_NODES
+from services.verifier.attention.fixed import Largest
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.native.node_choice import measured_budget
@@ -40,12 +42,31 @@ _DEADLINE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWindow:
-    """Passes that followed each other: seconds of one, on the clock and of the processors, and its tokens and nodes."""
+    """Passes that followed each other: seconds of one, on the clock and of the processors, and its tokens and nodes.
+
+    Attributes:
+        thread_s: as in ``PassMark``, of a pass.
+    """
 
     wall_s: float
     cpu_s: float
     tokens: float
     nodes: float
+    thread_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesideGpu:
+    """Seconds of a step in the best of all windows.
+
+    Attributes:
+        host_s: of a processor, of the target's thread: it lays passes out and launches them, makes choices and verdicts of
+            their ids, and keeps rows.
+        idle_s: on the clock, in which the GPU has nothing to do: these, and the loop's own, with drafts that are waited for.
+    """
+
+    host_s: float
+    idle_s: float
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,6 +74,7 @@ class HostCost:
     """What was found for one load.
 
     Attributes:
+        beside: only where passes were laid out for a GPU.
         windows: all measured ones, in their order.
         phases: mean seconds of a step by phase of the loop, on the clock.
         parts: mean seconds of a step by part of the code, of the processors; measured apart, under a profiler.
@@ -64,6 +86,7 @@ class HostCost:
     phases: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     memory: list[tuple[int, int]] = field(default_factory=list)
+    beside: BesideGpu | None = None
 
     @property
     def best(self) -> StepWindow:
@@ -90,7 +113,7 @@ class _AllChecked(FixedBudget):
 class _Run:
     """One loop with its requests, and what its target marks."""
 
-    def __init__(self, load: HostLoad, every: int, answer: int) -> None:
+    def __init__(self, load: HostLoad, every: int, answer: int, pass_s: float | None = None) -> None:
         self._load, self._answer = load, answer
         self._texts: dict[str, list[int]] = {}
         self._marks: asyncio.Queue[PassMark] = asyncio.Queue()
@@ -102,6 +125,8 @@ class _Run:
             max_model_len=length,
             every=every,
             marked=lambda mark: _tell(event_loop, self._marks, mark),
+            largest=None if pass_s is None else _largest(load, length),
+            pass_s=pass_s or 0.0,
         )
         self.worker = ThreadPoolExecutor(1)
         self.drafter = DrafterService(DrafterConfig())
@@ -173,6 +198,10 @@ class _Run:
             turn += 1
 
 
+def _largest(load: HostLoad, length: int) -> Largest:
+    return Largest(rows=load.requests * (1 + load.nodes), requests=load.requests, positions=length + MAX_NODES)
+
+
 def _tell(event_loop: asyncio.AbstractEventLoop, marks: asyncio.Queue[PassMark], mark: PassMark) -> None:
     event_loop.call_soon_threadsafe(marks.put_nowait, mark)
 
@@ -188,20 +217,24 @@ def _silent(_: str) -> None:
     """Hears nothing."""
 
 
-def measure(load: HostLoad, *, rounds: int, steps: int, told: Callable[[str], None] = _silent) -> HostCost:
+def measure(
+    load: HostLoad, *, rounds: int, steps: int, told: Callable[[str], None] = _silent, pass_s: float | None = None
+) -> HostCost:
     """Measure ``rounds`` windows of ``steps`` passes each, then one more under a profiler.
 
     Args:
         told: hears what is going on.
+        pass_s: seconds of a pass on a device that computes nothing, for whose graphs passes are laid out; None: they take
+            no time.
     """
-    return asyncio.run(_measure(load, rounds, steps, told))
+    return asyncio.run(_measure(load, rounds, steps, told, pass_s))
 
 
-async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str], None]) -> HostCost:
+async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str], None], pass_s: float | None) -> HostCost:
     found = HostCost(load=load)
     # Every pass may commit a whole path.
     answer = (load.nodes + 1) * (rounds + 4) * max(steps, _WARM_UP) + load.requests * 4
-    run = _Run(load, steps, answer)
+    run = _Run(load, steps, answer, pass_s)
     told(f"{load.name}: reading the prompts")
     try:
         await run.start(again=False)
@@ -209,7 +242,8 @@ async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str]
         await run.mark()
         begin_serving()
         before, times = await run.mark(), run.loop.stats.times
-        seconds, laid_out, first = dict(times.seconds), run.target.layout_s, before
+        target, first = run.target, before
+        seconds, laid_out, beside = dict(times.seconds), target.layout_s, (target.early_s, target.waited_s)
         for number in range(rounds):
             told(f"{load.name}: round {number + 1} of {rounds}")
             after = await run.mark()
@@ -217,7 +251,20 @@ async def _measure(load: HostLoad, rounds: int, steps: int, told: Callable[[str]
             before = after
         passes = before.passes - first.passes
         spent = {name: (value - seconds.get(name, 0.0)) / passes for name, value in times.seconds.items()}
-        found.phases = _phases(spent, (run.target.layout_s - laid_out) / passes, (before.wall_s - first.wall_s) / passes)
+        layout_s, step_s = (target.layout_s - laid_out) / passes, (before.wall_s - first.wall_s) / passes
+        if pass_s is None:
+            found.phases = _phases(spent, layout_s, step_s)
+        else:
+            early_s, waited_s = (
+                (now - then) / passes for now, then in zip((target.early_s, target.waited_s), beside, strict=True)
+            )
+            found.phases = _phases(
+                spent, layout_s, step_s, {"done while the graph runs": early_s, "wait for the graph": waited_s}
+            )
+            found.beside = BesideGpu(
+                host_s=min(window.thread_s for window in found.windows),
+                idle_s=min(window.wall_s for window in found.windows) - pass_s,
+            )
         told(f"{load.name}: under a profiler")
         found.parts = await _profiled(run, found.best.cpu_s)
     finally:
@@ -240,17 +287,25 @@ def _window(before: PassMark, after: PassMark) -> StepWindow:
         wall_s=(after.wall_s - before.wall_s) / passes,
         cpu_s=(after.cpu_s - before.cpu_s) / passes,
         tokens=(after.tokens - before.tokens) / passes,
+        thread_s=(after.thread_s - before.thread_s) / passes,
         nodes=(after.nodes - before.nodes) / passes,
     )
 
 
-def _phases(spent: dict[str, float], layout_s: float, step_s: float) -> dict[str, float]:
-    """The phases of a step, in their order; the last one is what none of them holds."""
+def _phases(
+    spent: dict[str, float], layout_s: float, step_s: float, running: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The phases of a step, in their order; the last one is what none of them holds.
+
+    Args:
+        running: what there is between the launch of a graph and its end.
+    """
     inner = sum(spent.get(name, 0.0) for name in ("begin", "forward", "choose", "keep"))
     phases = {
         "wait for drafts": spent.get("draft_wait", 0.0),
         "plan the pass": spent.get("schedule", 0.0),
         "lay it out": layout_s,
+        **(running or {}),
         "choose and verify": spent.get("choose", 0.0),
         "keep rows": spent.get("keep", 0.0),
         "hand over to the target's thread, and to clients": spent.get("pass_and_verify", 0.0) - inner,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
+from benchmarks.host.gpu_layout import GpuLayout
 from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import MOST_ROWS, rows_up
+from services.verifier.attention.fixed import MOST_ROWS, Largest, rows_up
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
@@ -41,24 +42,41 @@ _LARGEST = VOCAB_SIZE - 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassMark:
-    """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were."""
+    """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were.
+
+    Attributes:
+        thread_s: of a processor, those of the target's thread alone, without what only the benchmark does there.
+    """
 
     passes: int
     wall_s: float
     cpu_s: float
+    thread_s: float
     tokens: int
     nodes: int
 
 
 class _ScriptedChooser(Chooser):
-    """A chooser whose likeliest ids are there already, as a GPU has found them."""
+    """A chooser whose likeliest ids are there already, as a GPU has found them.
+
+    Attributes:
+        own_s: of the thread's processor, what this took.
+    """
+
+    own_s = 0.0
 
     @override
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
-        return [
-            tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
-            for walk in walks
-        ]
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
+        def found() -> list[tuple[tuple[int, ...], ...]]:
+            start = time.thread_time()
+            tops = [
+                tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
+                for walk in walks
+            ]
+            self.own_s += time.thread_time() - start
+            return tops
+
+        return found
 
 
 class NullTarget:
@@ -68,9 +86,12 @@ class NullTarget:
         texts: what it says after each request's prompt, by request id: prompt and answer.
         rows: rows of the key-value cache.
         marked: called after every ``every`` passes, in the target's thread.
+        largest: the largest passes, and ``pass_s`` the seconds that each takes: passes are laid out for captured graphs, see
+            ``GpuLayout``; None: they are described, and take no time.
 
     Attributes:
-        layout_s: seconds spent on laying passes out.
+        layout_s: seconds spent on laying passes out, and launching them.
+        early_s, waited_s: on what is done for a pass while it runs, and on waiting for it then.
     """
 
     vocab_size = VOCAB_SIZE
@@ -85,13 +106,16 @@ class NullTarget:
         max_model_len: int,
         every: int,
         marked: Callable[[PassMark], None],
+        largest: Largest | None = None,
+        pass_s: float = 0.0,
     ) -> None:
         self.max_model_len = max_model_len
-        self.choosing_s = self.layout_s = 0.0
+        self.choosing_s = self.layout_s = self.early_s = self.waited_s = 0.0
         self._texts = texts
         call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
         self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
         self._describer = PassDescriber(self._pool)
+        self._gpu = None if largest is None else GpuLayout(self._pool, largest, pass_s)
         self._blocks = BlockAllocator(self._pool.total_blocks)
         self._chooser = _ScriptedChooser(self.eos_token_ids)
         self._computed: dict[str, list[int]] = {}
@@ -138,17 +162,32 @@ class NullTarget:
         batch = self._under_way.popleft()
         start = time.perf_counter()
         self._pool.settle()
-        rows = len(tokens_of(batch))
-        self._describer.describe(batch, rows_up(rows) if rows <= MOST_ROWS else rows, _BLOCK_ROWS, True)
-        laid_out = time.perf_counter()
-        self.layout_s += laid_out - start
+        if self._gpu is not None:
+            self._gpu.launch(batch)
+        else:
+            rows = len(tokens_of(batch))
+            self._describer.describe(batch, rows_up(rows) if rows <= MOST_ROWS else rows, _BLOCK_ROWS, True)
+        self.layout_s += time.perf_counter() - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.
+        began = time.thread_time()
         ids = self._choices(batch)
-        said = time.perf_counter()
+        self._chooser.own_s += time.thread_time() - began
+        said = arrived = time.perf_counter()
+
+        def likeliest() -> list[int]:
+            nonlocal arrived
+            asked = time.perf_counter()
+            if self._gpu is not None:
+                self._gpu.device.wait()
+            arrived = time.perf_counter()
+            self.early_s += asked - said
+            self.waited_s += arrived - asked
+            return ids
+
         try:
-            return self._chooser.outcomes(batch, torch.empty(len(ids), 1, device="meta"), lambda: ids)
+            return self._chooser.outcomes(batch, torch.empty(len(ids), 1, device="meta", dtype=torch.float32), likeliest)
         finally:
-            self.choosing_s = time.perf_counter() - said
+            self.choosing_s = time.perf_counter() - (said if self._gpu is None else arrived)
             self._count(batch)
 
     def _choices(self, batch: Sequence[Rows]) -> list[int]:
@@ -172,6 +211,7 @@ class NullTarget:
                     passes=self._passes,
                     wall_s=time.perf_counter(),
                     cpu_s=time.process_time(),
+                    thread_s=time.thread_time() - self._chooser.own_s,
                     tokens=self._tokens,
                     nodes=self._nodes,
                 )

@@ -7,8 +7,10 @@ from typing import Any
 
 from benchmarks.bench.tables import Table
 from benchmarks.host.loads import HostLoad
-from benchmarks.host.measure import HostCost
+from benchmarks.host.measure import BesideGpu, HostCost
 
+# What the target's thread may take between two passes of a GPU, of 64 requests with four nodes.
+BESIDE_GOAL_S = 0.001
 # Memory that grows by more than this between the middle and the end of a soak is not flat.
 _FLAT_MIB = 8.0
 
@@ -25,6 +27,35 @@ def host_tables(measured: Sequence[HostCost]) -> list[Table]:
         _by_name("By phase of the loop, microseconds a step on the clock, mean of all rounds", measured, "phases"),
         _by_name("By part of the code, microseconds a step of the processors", measured, "parts"),
     ]
+
+
+def beside_table(measured: Sequence[HostCost]) -> Table:
+    """What the host does beside a GPU's passes."""
+    return Table(
+        title="Beside a GPU's captured passes, milliseconds a step",
+        columns=("load", "target's thread", "goal", "the GPU waits"),
+        rows=tuple(
+            (
+                _told(each.load), f"{1e3 * each.beside.host_s:.2f}", f"{1e3 * BESIDE_GOAL_S:.2f}",
+                f"{1e3 * each.beside.idle_s:.2f}",
+            )
+            for each in measured
+            if each.beside is not None
+        ),
+        note="target's thread: processor time of layout, launch, choices, verdicts and rows that are kept, without the loop "
+        "between; the best of all rounds",
+    )  # fmt: skip
+
+
+def beside_line(measured: Sequence[HostCost]) -> str:
+    """The last line of ``--layout gpu``."""
+    told = [
+        f"{_told(each.load)} {1e3 * each.beside.host_s:.2f} (goal {1e3 * BESIDE_GOAL_S:.1f}), the GPU waits "
+        f"{1e3 * each.beside.idle_s:.2f}"
+        for each in measured
+        if each.beside is not None
+    ]
+    return f"host ms a step beside the GPU: {', '.join(told)}"
 
 
 def memory_table(found: HostCost) -> Table:
@@ -75,9 +106,16 @@ def as_object(measured: Sequence[HostCost]) -> dict[str, Any]:
             "checked_nodes": each.best.nodes,
             "phases_ms": {name: round(1e3 * value, 4) for name, value in each.phases.items()},
             "parts_ms": {name: round(1e3 * value, 4) for name, value in each.parts.items()},
+            **_beside(each.beside),
         }
         for each in measured
     }
+
+
+def _beside(found: BesideGpu | None) -> dict[str, float]:
+    if found is None:
+        return {}
+    return {"beside_gpu_ms": round(1e3 * found.host_s, 4), "gpu_waits_ms": round(1e3 * found.idle_s, 4)}
 
 
 def _step_row(found: HostCost) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from cluster.models.named_models import held_models, router_drafters
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, StoredResponses, TlsFiles
-from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig, TrainedConfig
 from services.model_files.folder import known_tokenizer, read_json, text_config
 from services.retrieval.config import AnswersConfig, RetrievalConfig
 from services.router.config import RouterConfig
@@ -93,9 +93,11 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
             given=f"but drafter.device is {config.trained.device}",
             allowed="float32, bfloat16 or float16 on a GPU",
         )
+    on_gpu, kernels = config.trained.device != "cpu", settings.verifier.kernels
     trained = replace(
         config.trained,
         target=model.path,
+        captures=kernels if on_gpu and kernels in ("triton", "cublaslt") else "",
         draft_kernels=functools.partial(by_kernels, dtype="int8") if rounded else by_kernels,
         linear_kernels=linear_kernels,
     )
@@ -191,8 +193,23 @@ def _hidden_size(model: Path) -> int:
     return width
 
 
-def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
-    """The verifier's part of ``settings``.
+def states_stay(settings: Settings, *, in_process: bool) -> bool:
+    """Whether all that read the target's states do so in the verifier's process and on its device.
+
+    Args:
+        in_process: all components share that process.
+    """
+    drafter, verifier = settings.drafter, settings.verifier
+    # States also ask a semantic index, which is not there.
+    if drafter.address is not None or settings.retrieval.semantic or verifier.stages * verifier.tensor_parallel_size > 1:
+        return False
+    device = filled(TrainedConfig, drafter).device
+    devices = {"cuda:0" if each == "cuda" else each for each in (device, verifier.device)}
+    return len(devices) == 1 and (in_process or drafter.models_in == "verifier")
+
+
+def verifier_config(settings: Settings, model: ResolvedModel, *, in_process: bool = False) -> VerifierConfig:
+    """The verifier's part of ``settings``; ``in_process`` as in ``states_stay``.
 
     Raises:
         ConfigurationError: stages, ranks, stage_host, kernels, attention_backend or drafter.models cannot be as they are.
@@ -214,6 +231,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         pass_requests=verifier.max_num_seqs,
         draft_adapter=uno_folder(settings, model),
         observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
+        states_stay=states_stay(settings, in_process=in_process),
     )
     check_backends(target)
     return filled(

@@ -220,6 +220,8 @@ class TrainedConfig:
         default_strategy: of requests that name none.
         target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
         stop: when a draft model's chain ends.
+        captures: the kernels that the settings name, with which a head on a GPU whose passes cannot be captured is refused;
+            empty: they are launched.
         draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
             the given tokens' output rows (None: all); refuses with a ConfigurationError what these do not compute. None:
             torch computes it.
@@ -283,6 +285,7 @@ class TrainedConfig:
         ),
     ] = 2048
     stop: StopConfig = field(default_factory=StopConfig)
+    captures: str = ""
     # It gives a LanguageModel, whose module needs torch, which settings do without.
     draft_kernels: Callable[[Path, Path, Sequence[int] | None], Any] | None = None
     linear_kernels: Callable[[], Callable[[Any, Any], Any] | None] | None = None

@@ -37,6 +37,7 @@ class TargetConfig:
         draft_adapter: folder of the adapter of noise rows, by which the target drafts (Uno); None: it has no such rows.
         pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
         observed_layers: layers whose hidden states drafters ask for; passes that keep them are captured, too.
+        states_stay: these states are read on the target's device alone, and are not copied to the host.
         generation_config, override_generation_config: see ``read_generation_config``.
     """
 
@@ -138,6 +139,7 @@ class TargetConfig:
     pass_rows: int = 256
     pass_requests: int = 16
     observed_layers: Sequence[int] = ()
+    states_stay: bool = False
     # Generous, because a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion
     # parameters take most of a minute on two cores. A stage that dies is noticed at once.
     pass_timeout_s: Annotated[

@@ -19,6 +19,7 @@ from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.products import HeadProducts
 from services.drafter.sources.interfaces import DraftWanted
+from services.machine.device_states import DeviceStates
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from services.verifier.service import VerifierService
@@ -77,6 +78,24 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
         for name in ("fspad", "mtp", "medusa"):
             blended = plan_of(("suffix", "recycling", name))
             assert await drafted(running, blended, sampling) == expected, name
+
+
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}], ids=str)
+async def test_states_stay_where_the_target_made_them(
+    tiny_model: Path, sampling: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter in the verifier's process and on its device: nothing fetches them, and heads draft as ever."""
+
+    fetched, of_device = [], DeviceStates.__bytes__
+    monkeypatch.setattr(DeviceStates, "__bytes__", lambda self: fetched.append(len(self)) or of_device(self))
+    expected = [tokens[:ANSWER] for tokens in await plain_answers(tiny_model, sampling)]
+    async with verifier(tiny_model, "real", "in_process", "fixed", draft_deadline_s=5.0, states_stay=True) as running:
+        for name in MODELS:
+            assert await drafted(running, plan_of((name,)), sampling) == expected, name
+        blended = plan_of(("suffix", "recycling", "fspad"))
+        assert await drafted(running, blended, sampling) == expected
+    assert not fetched, "states were copied to the host"
 
 
 @pytest.mark.exhaustive

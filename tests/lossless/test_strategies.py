@@ -75,12 +75,14 @@ async def verifier(
     dtype: Literal["float32", "int8"] = "float32",
     max_batched_tokens: int = 50,
     max_nodes: int = 64,
+    states_stay: bool = False,
 ) -> AsyncIterator[VerifierService]:
     """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same.
 
     Args:
         instead: by source, other weights than the usual ones.
         dtype: what models that draft compute with.
+        states_stay: see ``TargetConfig``.
     """
     heads = heads_beside(drafting_for := drafting_for or folder)
     config = DrafterConfig(
@@ -108,6 +110,7 @@ async def verifier(
             kv_cache_tokens=2048,
             max_model_len=512,
             threads=1,
+            states_stay=states_stay,
             # It is computed by our kernels alone.
             draft_adapter=heads_beside(folder)["uno"] if library("auto") is not None else None,
         ),

@@ -2,17 +2,25 @@
 
 import gc
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from benchmarks.host.gpu_layout import GpuLayout
 from benchmarks.host.loads import STANDING, HostLoad, read_load
-from benchmarks.host.measure import HostCost, StepWindow, measure, soak
+from benchmarks.host.measure import BesideGpu, HostCost, StepWindow, measure, soak
 from benchmarks.host.null_target import choices_of, scripted_text
-from benchmarks.host.report import figures_line, memory_verdict
+from benchmarks.host.report import beside_line, figures_line, memory_verdict
 from cli.main import app
+from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import Largest
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 
 
 def test_a_load_is_read_from_its_name() -> None:
@@ -48,6 +56,43 @@ def test_a_load_is_measured_and_every_answer_is_the_text(name: str) -> None:
     if load.nodes:
         assert found.best.nodes > 0
         assert found.best.tokens > load.requests
+
+
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("name", ["2x4:blend", "3"])
+def test_passes_are_laid_out_for_captured_graphs(name: str) -> None:
+    pytest.importorskip("triton")
+    load = read_load(name)
+    short = HostLoad(requests=load.requests, nodes=load.nodes, strategy=load.strategy, prompt=120)
+    found = measure(short, rounds=2, steps=4, pass_s=0.003)
+    assert found.beside is not None and found.beside.host_s > 0 and found.beside.idle_s > 0
+    assert all(window.wall_s > 0.003 and window.thread_s > 0 for window in found.windows)
+    # The graph's time is waited for, and is none of the host's.
+    assert found.phases["wait for the graph"] > 0.001 and found.phases["lay it out"] < 0.5
+    assert found.phases["done while the graph runs"] > 0
+
+
+def test_a_pass_that_no_graph_holds_is_launched() -> None:
+    pytest.importorskip("triton")
+    call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
+    pool = KVPool([call], rows=640, dtype=torch.bfloat16, device=torch.device("cpu"), whole_rows=True)
+    pool.assign("a", [0, 1, 2], 0)
+    layout = GpuLayout(pool, Largest(rows=10, requests=2, positions=190), 0.0)
+    fits = Rows(request_id="a", context=70, tokens=(1,) * 5, parents=(-1, 0, 1, 2), logits=5)
+    assert layout.launch([fits])
+    assert not layout.launch([Rows(request_id="a", context=0, tokens=(1,) * 40, logits=1)])
+    assert layout.device.launches == 2
+
+
+def test_without_triton_passes_cannot_be_laid_out_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "services.verifier.kernels.triton.tree_pass", None)
+    with refuses(ConfigurationError, "--layout", "gpu"):
+        measure(HostLoad(requests=1, prompt=40), rounds=1, steps=1, pass_s=0.001)
+
+
+def test_the_last_line_of_a_gpu_has_its_goal() -> None:
+    found = HostCost(load=STANDING[2], beside=BesideGpu(host_s=0.0009, idle_s=0.004))
+    assert beside_line([found]) == ("host ms a step beside the GPU: 64 x 4 nodes blend 0.90 (goal 1.0), the GPU waits 4.00")
 
 
 @pytest.mark.exhaustive
@@ -102,3 +147,13 @@ def test_the_command_prints_one_object() -> None:
     assert found["requests"] == 2
     assert found["processors_ms"] > 0
     assert "plan the pass" in found["phases_ms"]
+    assert "beside_gpu_ms" not in found
+
+
+def test_the_command_prints_what_the_gpu_waits_for() -> None:
+    pytest.importorskip("triton")
+    options = ["--loads", "2", "--rounds", "1", "--steps", "2", "--layout", "gpu", "--pass-ms", "1"]
+    ran = CliRunner().invoke(app, ["bench", "host", *options, "--json"])
+    assert ran.exit_code == 0
+    found = json.loads(ran.stdout.splitlines()[-1])["2"]
+    assert found["beside_gpu_ms"] > 0 and found["gpu_waits_ms"] > 0

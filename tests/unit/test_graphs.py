@@ -83,6 +83,9 @@ class Laid:
         tokens = [token for rows in batch for token in rows.tokens]
         self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
 
+    def enter(self) -> None:
+        pass
+
 
 def graphs(kind: OneRow, **how: Any) -> Graphs:
     def run(laid_out: Any, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Any:

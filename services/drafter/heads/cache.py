@@ -102,6 +102,16 @@ class RowCache:
         begins = self._shape.begins
         return max(0, begins[layer] - self.first) if begins else 0
 
+    def seen_by_trees(self) -> torch.Tensor:
+        """[layers, 2, heads, rows, width], keys and values of the committed rows that rows of a tree see."""
+        committed = self.end - self.first
+        return self._rows[:, :, :, max(0, committed - self._shape.window) : committed]
+
+    def tree_rows(self, count: int) -> torch.Tensor:
+        """[layers, 2, heads, count, width], keys and values of the first rows of the tree under way."""
+        committed = self.end - self.first
+        return self._rows[:, :, :, committed : committed + count]
+
     def handed(self, number: int) -> torch.Tensor:
         """[capacity, width], the states of one kind that rows hand on."""
         return self._handed[number]

@@ -61,17 +61,18 @@ class DraftChoice:
         self._ids = self._vocabulary.ids.cpu().numpy()
 
     def likeliest(
-        self, hidden: torch.Tensor, asked: Sequence[AskedRows], count: int
+        self, hidden: torch.Tensor, asked: Sequence[AskedRows], count: int, known: torch.Tensor | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The likeliest tokens after each row.
 
         Args:
             hidden: [rows, h], what the output layer reads, of the rows ``asked``, one after the other.
+            known: [rows, V_d] float32, their logits of the model's own vocabulary, which may change; None: not yet there.
 
         Returns:
             [rows, count] ids, likeliest first, and their log-probabilities; -inf where a token cannot come.
         """
-        return self.of(self.logits(hidden, asked), asked, count)
+        return self.of(self.logits(hidden, asked, known), asked, count)
 
     def of(
         self, logits: torch.Tensor, asked: Sequence[AskedRows], count: int
@@ -91,9 +92,13 @@ class DraftChoice:
         logs = (values - torch.logsumexp(logits, dim=-1, keepdim=True)).double().cpu().numpy()
         return self._tokens(columns.cpu().numpy(), asked), logs
 
-    def logits(self, hidden: torch.Tensor, asked: Sequence[AskedRows]) -> torch.Tensor:
-        """As the model says them: [rows, V_d + most extra tokens of a session], float32; -inf where a session has fewer."""
-        logits = self._head.logits(hidden, self._vocabulary).float()
+    def logits(self, hidden: torch.Tensor, asked: Sequence[AskedRows], known: torch.Tensor | None = None) -> torch.Tensor:
+        """As the model says them: [rows, V_d + most extra tokens of a session], float32; -inf where a session has fewer.
+
+        Args:
+            known: as for ``likeliest``.
+        """
+        logits = self._head.logits(hidden, self._vocabulary).float() if known is None else known
         most = max((len(each.session.extra) for each in asked if each.session.extra is not None), default=0)
         if not most:
             return logits

@@ -61,13 +61,17 @@ class GrowingDraft:
 
     def part(self, nodes: NDArray[np.int64]) -> PassRows:
         """The part of a pass that runs ``nodes``."""
+        return self.session.cache.tree(self.enter(nodes))
+
+    def enter(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Note ``nodes`` as the next rows; [nodes, all rows], which of these each one sees, itself included."""
         first, end = len(self._row), len(self._row) + len(nodes)
         for row, (node, parent) in enumerate(zip(nodes.tolist(), self.growth.parents(nodes).tolist(), strict=True), first):
             if parent != ROOT:
                 self._ancestors[row] = self._ancestors[self._row[parent]]
             self._ancestors[row, row] = True
             self._row[node] = row
-        return self.session.cache.tree(self._ancestors[first:end, :end])
+        return self._ancestors[first:end, :end]
 
     def read(self, nodes: NDArray[np.int64]) -> list[int]:
         """Which rows fed back the passes over ``nodes`` read: those of their parents."""

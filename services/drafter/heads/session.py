@@ -15,6 +15,7 @@ from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.sources.interfaces import DraftWanted
+from services.machine.device_states import DeviceStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features
 
@@ -182,7 +183,13 @@ def state_numbers(run: Features, layers: Sequence[int], like: torch.Tensor) -> t
     Raises:
         ValueError: a state is not as wide as the model reads it.
     """
-    numbers = torch.frombuffer(bytearray(run.data), dtype=_DTYPES[run.dtype]).view(run.rows, len(run.layers), -1)
+    data = run.data
+    packed = (
+        data.numbers
+        if isinstance(data, DeviceStates)
+        else torch.frombuffer(bytearray(bytes(data)), dtype=_DTYPES[run.dtype])
+    )
+    numbers = packed.view(run.rows, len(run.layers), -1)
     if tuple(layers) != run.layers:
         numbers = numbers[:, [run.layers.index(layer) for layer in layers]]
     if numbers.shape[1] * numbers.shape[2] != len(like):

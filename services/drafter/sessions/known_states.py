@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from speculation.types import Features
 
@@ -99,12 +98,4 @@ class BoundedStates:
 
 def row_of(features: Features, row: int, layers: Sequence[int]) -> Features | None:
     """One row of ``features``, its ``layers`` concatenated in this order; None if one of them is missing."""
-    held, own = features.layers, features.part(row, row + 1)
-    if not set(layers) <= set(held):
-        return None
-    if tuple(layers) == held:
-        return own
-    size = len(own.data) // len(held)
-    at = {layer: index * size for index, layer in enumerate(held)}
-    data = b"".join(own.data[at[layer] : at[layer] + size] for layer in layers)
-    return replace(own, data=data, width=own.width // len(held) * len(layers), layers=tuple(layers))
+    return features.part(row, row + 1).of_layers(layers) if set(layers) <= set(features.layers) else None

@@ -40,7 +40,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.types import Observation, SamplingParams
+from speculation.types import HeldNumbers, Observation, SamplingParams
 
 _Kind = TypeVar("_Kind")
 
@@ -189,11 +189,11 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(forget=_FORGET.encode(message))
 
 
-def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
+def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | HeldNumbers | None = None) -> DraftingCall:
     """Decode a message from verifier to drafter.
 
     Args:
-        data: bytes of the hidden states if they are not in the message.
+        data: the hidden states' numbers if they are not in the message.
 
     Raises:
         InvalidArgument: no event, or one that breaks a limit.
@@ -226,7 +226,7 @@ def _decode_noise(wire: drafting_pb2.DraftNoise) -> DraftNoise:
     return _NOISE.decode(wire)
 
 
-def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
+def _decode_step(wire: drafting_pb2.StepReport, data: bytes | HeldNumbers | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     return _STEP.decode(
@@ -245,7 +245,7 @@ def _write_observation(observation: Observation, made: drafting_pb2.Observation)
         made.features.CopyFrom(encode_features(observation.features))
 
 
-def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> Observation:
+def _decode_observation(wire: drafting_pb2.Observation, data: bytes | HeldNumbers | None) -> Observation:
     features = decode_features(wire.features, data) if wire.HasField("features") else None
     return Observation(
         tree=decode_tree(wire.tree),

@@ -12,22 +12,22 @@ from speculation import limits
 from speculation.columns import ReportColumns, SentReports
 from speculation.errors import InvalidArgument
 from speculation.messages import DraftingCall, FeatureChunk, StepReport
-from speculation.types import Features
+from speculation.types import Features, HeldNumbers
 
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _FEATURES = SameFields(Features, drafting_pb2.Features, by_hand=("data",))
 
 
 def encode_features(features: Features) -> drafting_pb2.Features:
-    """The message for hidden states."""
-    return _FEATURES.encode(features, data=features.data)
+    """The message for hidden states. Those that another device holds are fetched."""
+    return _FEATURES.encode(features, data=bytes(features.data))
 
 
-def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> Features:
+def decode_features(wire: drafting_pb2.Features, data: bytes | HeldNumbers | None = None) -> Features:
     """Decode hidden states and check all limits.
 
     Args:
-        data: their bytes if they are not in the message: within one process they are passed by reference.
+        data: the numbers if they are not in the message: within one process they are passed by reference.
 
     Raises:
         InvalidArgument: the number of bytes does not match the shape, or a limit is broken; names the field.
@@ -70,8 +70,8 @@ def with_features(step: StepReport, features: Features | None) -> StepReport:
     return replace(step, observation=replace(step.observation, features=features))
 
 
-def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
-    """``call`` without the bytes of its hidden states, and those bytes (None: it has none)."""
+def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | HeldNumbers | None]:
+    """``call`` without the numbers of its hidden states, and those numbers (None: it has none)."""
     features = features_of(call)
     match call:
         case StepReport() if features is not None:

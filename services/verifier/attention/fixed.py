@@ -25,7 +25,11 @@ class FixedPass(Pass, Protocol):
         ...
 
     def fill(self, batch: Sequence[Rows]) -> None:
-        """Lay out ``batch``, which must fit the bucket; the remaining rows are padding."""
+        """Lay out ``batch``, which must fit the bucket; the remaining rows are padding. It waits for nothing."""
+        ...
+
+    def enter(self) -> None:
+        """Take from there what the pass is: launched before everything else, and captured with it."""
         ...
 
 

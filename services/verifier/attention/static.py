@@ -105,6 +105,9 @@ class StaticPass:
         self._slot_positions.copy_(slot_positions)
         self._sees.copy_(sees)
 
+    def enter(self) -> None:
+        """``fill`` has put all where it is read."""
+
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         keys[self._own_block, :, :, self._own_offset] = key.transpose(0, 1)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.best_of_shards import FoundInParts
-from services.verifier.choosing.candidates import likeliest, rows_of
+from services.verifier.choosing.candidates import rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
+from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.reading import READER, LogitsReader
@@ -130,11 +131,13 @@ class Chooser:
             first = end + len(rows.scored)
             walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
             end = first + choices
+        # On a device it is found behind the pass, before anybody waits for the choices.
+        tops_of_all = self._likeliest(walks, logits)
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
+        top_ids, made = tops_of_all(), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
@@ -220,20 +223,8 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
-        """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
-        # Most passes ask for none.
-        found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
-        if not any(walk.rows.top_k for walk in walks):
-            return found
-        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
-            asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
-            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
-            ids = iter(likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)
-            for at in asking:
-                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
-        return found
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], Tops]:
+        return send_likeliest(walks, logits, self._finder, self._reader)
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.

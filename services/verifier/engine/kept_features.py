@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from speculation.types import Features
 
@@ -81,8 +80,7 @@ def _adjoin(first: Features, second: Features) -> bool:
 def _cut(joined: list[Features], most_bytes: int) -> Iterator[Features]:
     if not joined:
         return
-    data, rows = b"".join(each.data for each in joined), sum(each.rows for each in joined)
-    whole = replace(joined[0], data=data, rows=rows)
-    each_time = max(1, most_bytes * rows // max(1, len(data)))
-    for begin in range(0, rows, each_time):
-        yield whole.part(begin, min(rows, begin + each_time))
+    whole = joined[0].followed_by(joined[1:])
+    each_time = max(1, most_bytes * whole.rows // max(1, len(whole.data)))
+    for begin in range(0, whole.rows, each_time):
+        yield whole.part(begin, min(whole.rows, begin + each_time))

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.machine.captured import captured
 from services.model_files.weights.rounded_inputs import InputRounding, round_by
 from services.verifier.checks.kept_measurements import Kept, digest_of
 from services.verifier.config import Dtype, TargetConfig
@@ -33,7 +34,6 @@ from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_s
 from services.verifier.kernels.shard_check import MakeLayer, compared_rows, sharded_products, unequal_shard
 from services.verifier.kernels.shared_products import joint_layer, replace_by
 from services.verifier.kernels.tied_layers import TiedLayers
-from services.verifier.model.graphs import captured
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -5,23 +5,18 @@ Where capturing fails, ``Graphs`` launches the kernels itself, or refuses to.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
+from services.machine.captured import Capture, Capturing, Graph, captured, is_memory
 from services.verifier.attention.calls import Pass
 from services.verifier.attention.fixed import Buckets, FixedPass, Largest
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
-
-_WARM_UP = 2
-Result = TypeVar("Result")
 
 # Hidden states of all rows, by layer.
 Seen = Mapping[int, torch.Tensor]
@@ -49,8 +44,6 @@ RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], Made]
 # Runs a pass that is laid out, over the rows of the stage before, [rows, hidden size]; None: over its tokens. The next pass
 # may overwrite what it makes.
 Replay = Callable[[torch.Tensor | None], Made]
-# As ``captured``.
-Capture = Callable[[Callable[[], Made]], tuple[torch.cuda.CUDAGraph, Made]]
 # Not layers: what the model makes, and the likeliest tokens.
 _OUTPUT, _LIKELIEST = -1, -2
 
@@ -63,7 +56,7 @@ class _Captured:
     given: torch.Tensor
     layers: tuple[int, ...]
     made: Made | None = None
-    graph: torch.cuda.CUDAGraph | None = None
+    graph: Graph | None = None
 
 
 class Graphs:
@@ -79,19 +72,24 @@ class Graphs:
     """
 
     def __init__(
-        self, buckets: Buckets, run: RunModel, given: torch.Tensor, *, required: str = "", capture: Capture | None = None
+        self,
+        buckets: Buckets,
+        run: RunModel,
+        given: torch.Tensor,
+        *,
+        required: str = "",
+        capture: Capture[Made] | None = None,
     ) -> None:
         self._kind = buckets
         self._run = run
-        self._given, self._required = given, required
+        self._given = given
         self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
         # The sets of layers that were captured, the smallest first.
         self._layers: list[tuple[int, ...]] = []
         if capture is None and given.device.type == "cuda":
             # Only one graph runs at a time, so all share the memory of intermediate results.
             capture = partial(captured, memory=torch.cuda.graph_pool_handle())
-        # None as well once capturing has failed.
-        self._capture_by = capture
+        self._capturing = Capturing(capture, "passes of this model", required)
         # What graphs make, and hidden states by layer: they share that, too, and the largest is captured first.
         self._made: dict[int, torch.Tensor] = {}
 
@@ -110,7 +108,7 @@ class Graphs:
             try:
                 self._buckets[key, own] = self._captured(key, own)
             except Exception as error:
-                if not _is_memory(error):
+                if not is_memory(error):
                     raise
                 raise ConfigurationError(
                     f"not enough GPU memory to capture passes of up to {largest.rows} rows, {largest.requests} requests and "
@@ -135,56 +133,42 @@ class Graphs:
         return partial(self._replay, bucket, sum(len(request.tokens) for request in batch))
 
     def _replay(self, bucket: _Captured, rows: int, hidden: torch.Tensor | None) -> Made:
-        if hidden is None:
-            # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
-            bucket.given.copy_(bucket.laid_out.tokens)
-        else:
+        if hidden is not None:
             bucket.given[:rows].copy_(hidden)
         if bucket.graph is not None:
             bucket.graph.replay()
             assert bucket.made is not None
             made = bucket.made
         else:
-            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            made = self._launched(bucket)
         return Made(made.rows[:rows], made.seen, None if made.likeliest is None else made.likeliest[:rows])
+
+    def _launched(self, bucket: _Captured) -> Made:
+        bucket.laid_out.enter()
+        if self._given.dim() == 1:
+            # With its padding, whose rows are all alike then: in a mixture they choose the same few experts.
+            bucket.given.copy_(bucket.laid_out.tokens)
+        return self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
 
     def _captured(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
         laid_out = self._kind.make(key)
         given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
         made = _Captured(laid_out=laid_out, given=given, layers=layers)
-        if self._capture_by is not None:
-            self._capture(made, self._capture_by)
+        if self._capturing.on:
+            self._capture(made)
         return made
 
-    def _capture(self, bucket: _Captured, capture: Capture) -> None:
-        """Capture a pass; where that fails, but for want of memory, this one and the next ones are launched."""
-        try:
-            self._record(bucket, capture)
-        except Exception as error:
-            # Models, compilers and drivers may fail in any way: Triton's own errors are no RuntimeErrors.
-            if _is_memory(error):
-                raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if self._required:
-                raise ConfigurationError(
-                    f"passes of this model cannot be captured, so each would take longer ({said}); use auto, without ranks, "
-                    "to serve it so",
-                    field="verifier.kernels",
-                    value=self._required,
-                ) from error
-            log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
-            self._capture_by = None
-
-    def _record(self, bucket: _Captured, capture: Capture) -> None:
+    def _capture(self, bucket: _Captured) -> None:
         """Capture an empty pass."""
         bucket.laid_out.fill([])
 
         def run() -> Made:
-            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            made = self._launched(bucket)
             likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
             return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
-        bucket.graph, bucket.made = capture(run)
+        if (found := self._capturing.of(run)) is not None:
+            bucket.graph, bucket.made = found
 
     def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
@@ -192,35 +176,3 @@ class Graphs:
         if own is None or len(own) < len(rows):
             own = self._made[number] = torch.empty_like(rows)
         return own[: len(rows)].copy_(rows)
-
-
-def captured(run: Callable[[], Result], memory: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Run something until it is warm, then capture it; returns the graph, and what each replay makes anew.
-
-    Args:
-        run: what it launches must not depend on what tensors hold.
-        memory: a pool that graphs share which take turns; None: the graph's own.
-    """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # On a stream of its own: torch's own for captures belongs to the GPU of the first one in this process.
-    with torch.cuda.graph(graph, pool=memory, stream=stream):
-        made = run()
-    return graph, made
-
-
-def _is_memory(error: BaseException | None) -> bool:
-    """Whether memory did not suffice, which CUDA and Triton say in other errors than torch's own, as well.
-
-    The end of a capture that has failed raises an error of its own, whose context is the first.
-    """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.machine.device_states import DeviceStates, apart
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.model.graphs import Keep
 from services.verifier.model.stream_rows import StreamRows
@@ -32,16 +33,26 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fetched:
-    """A request's hidden states on the host.
+    """A request's hidden states, where they are read.
 
     Attributes:
         places: by row of the request, its place in ``numbers``.
-        numbers: [rows, numbers of a row], the bits of ``dtype``.
+        numbers: [rows, numbers of a row] of ``dtype``; on the host its bits.
     """
 
     places: Mapping[int, int]
-    numbers: NDArray[np.int16]
+    numbers: NDArray[np.int16] | torch.Tensor
     dtype: torch.dtype
+
+    def of(self, rows: Sequence[int]) -> bytes | DeviceStates:
+        """The numbers of these rows."""
+        at, numbers = [self.places[row] for row in rows], self.numbers
+        if not isinstance(numbers, torch.Tensor):
+            return numbers[at].astype("<i2").tobytes()
+        first = at[0] if at else 0
+        if at == list(range(first, first + len(at))):
+            return DeviceStates(numbers[first : first + len(at)])
+        return DeviceStates(numbers[to_device(at, numbers.device, torch.int64)])
 
 
 class HiddenStates:
@@ -51,15 +62,23 @@ class HiddenStates:
         layers: the stage's layers, counted from the model's first.
         total: number of layers of the model.
         head: the output layer, if it is in this stage.
+        stay: they are read on ``device``, and never copied from it.
 
     Attributes:
         stream_rows: computes streams, which count as further layers of the row that they belong to; None: there are none.
     """
 
     def __init__(
-        self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None, device: torch.device
+        self,
+        model: PreTrainedModel,
+        layers: range,
+        total: int,
+        head: nn.Module | None,
+        device: torch.device,
+        *,
+        stay: bool = False,
     ) -> None:
-        self._name, self._device = type(model).__name__, device
+        self._name, self._device, self._stay = type(model).__name__, device, stay
         self._layers = layers
         self._total = total
         self._head = head
@@ -207,7 +226,7 @@ class HiddenStates:
         return torch.stack([self._kept[number] for number in numbers]) if numbers else None
 
     def fetch(self, asked: Sequence[tuple[Rows, Sequence[int]]]) -> None:
-        """Copy the hidden states of these rows of the last pass's requests to the host, with a single wait for all of them.
+        """Take the hidden states of these rows of the last pass's requests: to the host, with a single wait for all of them.
 
         bfloat16 if the model computes in it, else float16; numbers beyond the range of float16 are clamped to it.
         """
@@ -215,15 +234,19 @@ class HiddenStates:
         for own, rows in asked:
             alike.setdefault(own.layers, []).append((own, rows))
         made = [self._states(some, layers) for layers, some in alike.items()]
+        if self._stay:
+            for some, states in zip(alike.values(), made, strict=True):
+                for (own, rows), kept in zip(some, apart(states, [len(rows) for _, rows in some]), strict=True):
+                    self._fetched[own.request_id] = _Fetched(places=_places(rows), numbers=kept, dtype=states.dtype)
+            return
         together = made[0].flatten() if len(made) == 1 else torch.cat([states.flatten() for states in made])
         numbers: NDArray[np.int16] = together.cpu().view(torch.int16).numpy()
         for some, states in zip(alike.values(), made, strict=True):
             own_numbers, numbers = numbers[: states.numel()].reshape(states.shape), numbers[states.numel() :]
             begin = 0
             for own, rows in some:
-                places = {row: place for place, row in enumerate(rows)}
                 part = own_numbers[begin : begin + len(rows)]
-                self._fetched[own.request_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
+                self._fetched[own.request_id] = _Fetched(places=_places(rows), numbers=part, dtype=states.dtype)
                 begin += len(rows)
 
     def features(self, own: Rows, rows: Sequence[int]) -> Features:
@@ -233,7 +256,7 @@ class HiddenStates:
             self.fetch([(own, rows)])
             found = self._fetched[own.request_id]
         return Features(
-            data=found.numbers[[found.places[row] for row in rows]].astype("<i2").tobytes(),
+            data=found.of(rows),
             rows=len(rows),
             width=found.numbers.shape[1],
             dtype="bfloat16" if found.dtype == torch.bfloat16 else "float16",
@@ -291,6 +314,10 @@ class HiddenStates:
             return (read[:, :needed], *given[1:])
 
         return hook
+
+
+def _places(rows: Sequence[int]) -> dict[int, int]:
+    return {row: place for place, row in enumerate(rows)}
 
 
 def _number(layer: int, total: int) -> int:

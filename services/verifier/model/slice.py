@@ -119,7 +119,7 @@ class ModelSlice:
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         self.embedded = embedded_rows(self.model, layers)
         head = self.model.get_output_embeddings() if self.is_last else None
-        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
+        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device, stay=config.states_stay)
         with noting_layers(self.model, _TRIAL_ROWS) as adaptable:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]

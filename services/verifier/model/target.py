@@ -36,6 +36,7 @@ from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
+from services.verifier.model.to_device import Timed
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
@@ -330,12 +331,15 @@ class TransformersTarget:
         batch, _ = self._under_way[0]
         logits = self.end_pass()
         start = time.perf_counter()
+        sent = None if self._part.likeliest is None else Timed(self._part.likeliest)
         try:
             if self._part.best is not None and (found := self._part.best.found) is not None:
                 return self._chooser.outcomes_of_parts(batch, found)
-            return self._chooser.outcomes(batch, logits, self._part.likeliest)
+            return self._chooser.outcomes(batch, logits, sent)
         finally:
-            self.choosing_s = time.perf_counter() - start
+            # What is waited for is the pass itself. One that was launched on a device is not told from its choices.
+            waits = self.device.type == "cuda" and sent is None and self._part.best is None
+            self.choosing_s = 0.0 if waits else time.perf_counter() - start - (sent.seconds if sent else 0.0)
 
     def end_pass(self) -> torch.Tensor:
         """The oldest pass's logits, on the last stage's device: [rows read, vocabulary], float32.

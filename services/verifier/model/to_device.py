@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,21 @@ def to_device(
     if device.type != "cuda" or not len(made):
         return made.to(device)
     return made.pin_memory().to(device, non_blocking=True)
+
+
+class Timed:
+    """What gives numbers that are waited for, and the seconds that this took."""
+
+    def __init__(self, gives: Callable[[], list[Any]]) -> None:
+        self._gives = gives
+        self.seconds = 0.0
+
+    def __call__(self) -> list[Any]:
+        start = time.perf_counter()
+        try:
+            return self._gives()
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 def on_the_way(numbers: torch.Tensor, rows: Sequence[int] | None = None) -> Callable[[], list[Any]]:

@@ -133,6 +133,9 @@ class SteppedPass:
         self.inner.fill(batch)
         self.steps.fill(batch)
 
+    def enter(self) -> None:
+        self.inner.enter()
+
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return self.inner.attend(call, query, key, value)
 

@@ -7,8 +7,9 @@ the batch. (Li et al., EAGLE, 2401.15077, section 4; EAGLE-2, 2406.16858, sectio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.draft_choice import DraftChoice
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.growing_draft import GrowingDraft, LastDraft
+from services.drafter.heads.level_graphs import LevelGraphs, LevelOutput, LevelPasses, LevelSizes
 from services.drafter.heads.outcome_trees import OutcomeTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
@@ -62,6 +64,11 @@ class TreeForm:
             dynamic=config.num_draft_tokens,
         )
 
+    @property
+    def sizes(self) -> LevelSizes:
+        """Of the trees' levels."""
+        return LevelSizes(width=self.width, rows=self.steps * self.width)
+
     def within(self, levels: int | None) -> TreeForm:
         """The same of a model that guesses ``levels`` tokens at most; None: any number."""
         return self if levels is None else replace(self, steps=min(self.steps, levels - 1))
@@ -97,11 +104,20 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
         )
     multiply_by_kernels(head, trained)
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
-    return FeatureSource(name, head, window=trained.window, form=TreeForm.of(trained), ahead=config.draft_ahead > 0)
+    return FeatureSource(
+        name,
+        head,
+        window=trained.window,
+        form=TreeForm.of(trained),
+        ahead=config.draft_ahead > 0,
+        graphs=partial(LevelGraphs, required=trained.captures),
+    )
 
 
 # Drafts under way, and the nodes of each that run next.
 _Level = Sequence[tuple[GrowingDraft, NDArray[np.int64]]]
+# A pass over a level: tokens, what the nodes' parents fed back, and positions.
+_RunLevel = Callable[[_Level, NDArray[np.int64], torch.Tensor, NDArray[np.int64]], LevelOutput]
 
 
 class FeatureSource:
@@ -114,6 +130,10 @@ class FeatureSource:
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
         ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
+        graphs: captures passes over levels, see ``LevelGraphs``; None: on a GPU, and where that fails they are launched.
+
+    Raises:
+        ConfigurationError: they cannot be captured, and must be; or there is not enough memory for them.
     """
 
     def __init__(
@@ -126,6 +146,7 @@ class FeatureSource:
         draw: Draw | None = None,
         most_bytes: int = MOST_BYTES,
         ahead: bool = False,
+        graphs: Callable[..., LevelGraphs] = LevelGraphs,
     ) -> None:
         self._name = name
         # Behind the last level there is nothing to go on with.
@@ -138,6 +159,8 @@ class FeatureSource:
         self._room = CacheRoom(most_bytes)
         self._missing = head.missing_state.detach()
         self._shape = head.cache_shape(window)
+        self._graphs = graphs(name, head, self._shape, self._form.sizes)
+        self._graphs.capture()
 
     def open(self, message: OpenSession) -> FeatureSession:
         extra = self._head.beyond(message.tokens[: message.prompt_length])
@@ -188,7 +211,8 @@ class FeatureSource:
             growths.append((place, growth))
             going.append(each)
         if going:
-            self._levels([(each, nodes) for each in going if len(nodes := each.growth.grow())], torch.cat(fed), go_on)
+            level = [(each, nodes) for each in going if len(nodes := each.growth.grow())]
+            self._levels(level, torch.cat(fed), self._launched, go_on)
         for place, growth in growths:
             found[place] = growth.found(self._name)
         return found
@@ -238,38 +262,59 @@ class FeatureSource:
         root = np.array([ROOT])
         for at, each in enumerate(growing):
             each.feed(root, at)
-        return self._levels(self._add(ends.hidden, [(each, root) for each in growing]), ends.state)
-
-    def _levels(self, level: _Level, fed: torch.Tensor, go_on: Callable[[], bool] = lambda: True) -> torch.Tensor:
-        """Run ``level`` and what grows from it; [rows, h], what has been fed back before and by it."""
-        while level and go_on():
-            output = self._run(level, fed)
-            fed = torch.cat((fed, output.state))
-            level = self._add(output.hidden, level)
+        level = self._add(LevelOutput(hidden=ends.hidden, state=ends.state), [(each, root) for each in growing])
+        lanes = {each: lane for lane, each in enumerate(growing)}
+        passes = self._graphs.begin([each.session.cache for each in lanes], max(each.growth.rows for each in lanes))
+        if passes is None:
+            return self._levels(level, ends.state, self._launched)
+        fed = self._levels(level, ends.state, partial(self._replayed, passes, lanes))
+        if self._ahead:
+            for each, lane in lanes.items():
+                passes.give_back(lane, each.session.cache, len(each.run))
         return fed
 
-    def _add(self, hidden: torch.Tensor, level: _Level) -> _Level:
-        """Let trees have what follows the nodes of a level, of which the head gave [nodes, h]; the next level."""
+    def _levels(
+        self, level: _Level, fed: torch.Tensor, run: _RunLevel, go_on: Callable[[], bool] = lambda: True
+    ) -> torch.Tensor:
+        """Run ``level`` and what grows from it; [rows, h], what has been fed back before and by it."""
+        while level and go_on():
+            states = fed[[row for each, nodes in level for row in each.read(nodes)]]
+            tokens = np.concatenate([each.growth.tokens(nodes) for each, nodes in level])
+            # A node's row is where its parent is; the token after it is its own.
+            positions = np.concatenate([each.after(nodes).positions - 2 for each, nodes in level])
+            output = run(level, tokens, states, positions)
+            first = len(fed)
+            for each, nodes in level:
+                each.feed(nodes, first)
+                first += len(nodes)
+            fed = torch.cat((fed, output.state))
+            level = self._add(output, level)
+        return fed
+
+    def _add(self, output: LevelOutput, level: _Level) -> _Level:
+        """Let trees have what follows the nodes of a level, of which the head gave ``output``; the next level."""
         count = max(each.growth.children for each, _ in level)
-        tokens, logs = self._choice.likeliest(hidden, [each.after(nodes) for each, nodes in level], count)
+        asked = [each.after(nodes) for each, nodes in level]
+        tokens, logs = self._choice.likeliest(output.hidden, asked, count, output.logits)
         begin = 0
         for each, nodes in level:
             each.growth.add(tokens[begin : begin + len(nodes)], logs[begin : begin + len(nodes)])
             begin += len(nodes)
         return [(each, nodes) for each, _ in level if len(nodes := each.growth.grow())]
 
-    def _run(self, level: _Level, fed: torch.Tensor) -> HeadOutput:
-        """One pass over the nodes of all sessions, which read what their parents ``fed`` [rows, h] back."""
-        states = fed[[row for each, nodes in level for row in each.read(nodes)]]
-        tokens = np.concatenate([each.growth.tokens(nodes) for each, nodes in level])
-        # A node's row is where its parent is; the token after it is its own.
-        positions = np.concatenate([each.after(nodes).positions - 2 for each, nodes in level])
-        output = self._pass(tokens, states, positions, [each.part(nodes) for each, nodes in level])
-        first = len(fed)
-        for each, nodes in level:
-            each.feed(nodes, first)
-            first += len(nodes)
-        return output
+    def _launched(
+        self, level: _Level, tokens: NDArray[np.int64], states: torch.Tensor, positions: NDArray[np.int64]
+    ) -> LevelOutput:
+        """One pass over the nodes of all sessions, whose parents fed ``states`` back."""
+        made = self._pass(tokens, states, positions, [each.part(nodes) for each, nodes in level])
+        return LevelOutput(hidden=made.hidden, state=made.state)
+
+    def _replayed(
+        self, passes: LevelPasses, lanes: Mapping[GrowingDraft, int], level: _Level, tokens: NDArray[np.int64],
+        states: torch.Tensor, positions: NDArray[np.int64],
+    ) -> LevelOutput:  # fmt: skip
+        """The same, captured."""
+        return passes.run(tokens, states, positions, {lanes[each]: each.enter(nodes) for each, nodes in level})
 
     def _pass(
         self, tokens: NDArray[np.int64], states: torch.Tensor, positions: NDArray[np.int64], parts: Sequence[PassRows]

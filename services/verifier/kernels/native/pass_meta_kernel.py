@@ -35,7 +35,6 @@ class PassMetaKernel:
         ]
         self._describe.restype = ctypes.c_int64
         self._numbers = np.empty(0, dtype=np.int32)
-        self._address = self._numbers.ctypes.data
 
     def describe(
         self,
@@ -58,13 +57,6 @@ class PassMetaKernel:
             IndexError: a request does not own blocks for its rows.
         """
         contexts = contexts_of(batch)
-        # As in ``struct pass_entry``.
-        entries = np.empty((len(batch), 5), dtype=np.int64)
-        entries[:, :2], entries[:, 2], entries[:, 3], entries[:, 4] = tables, contexts, 1, 0
-        parents = array("i")
-        if not isinstance(batch, SingleRows):
-            entries[:, 3], entries[:, 4] = [each.chain for each in batch], [len(each.parents) for each in batch]
-            parents.extend(chain.from_iterable([each.parents for each in batch]))
         reached = sum(contexts) // TILE + 2 * len(batch)
         if split:
             # Two numbers for each segment of a block, of which there are no more than rows.
@@ -73,15 +65,35 @@ class PassMetaKernel:
             room = per_row * rows + reached
             if len(self._numbers) < room:
                 self._numbers = np.empty(room, dtype=np.int32)
-                self._address = self._numbers.ctypes.data
-            count = self._describe(
-                entries.ctypes.data, len(batch), parents.buffer_info()[0], rows, block_rows, split, padding_block,
-                self._address, len(self._numbers),
-            )  # fmt: skip
-            if count >= 0:
+            count = self.describe_into(batch, tables, padding_block, rows, block_rows, split, self._numbers)
+            if count is not None:
                 return self._numbers[:count]
-            if count < -1:
-                request, owned = batch[-2 - count], int(tables[-2 - count, 1])
-                needed = request.context + len(request.tokens)
-                raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {needed} rows")
         return None
+
+    def describe_into(
+        self,
+        batch: Sequence[Rows],
+        tables: NDArray[np.int64],
+        padding_block: int,
+        rows: int,
+        block_rows: int,
+        split: bool,
+        numbers: NDArray[np.int32],
+    ) -> int | None:
+        """As ``describe``, into ``numbers``; returns how many they are, None also where they are more than fit."""
+        # As in ``struct pass_entry``.
+        entries = np.empty((len(batch), 5), dtype=np.int64)
+        entries[:, :2], entries[:, 2], entries[:, 3], entries[:, 4] = tables, contexts_of(batch), 1, 0
+        parents = array("i")
+        if not isinstance(batch, SingleRows):
+            entries[:, 3], entries[:, 4] = [each.chain for each in batch], [len(each.parents) for each in batch]
+            parents.extend(chain.from_iterable([each.parents for each in batch]))
+        count: int = self._describe(
+            entries.ctypes.data, len(batch), parents.buffer_info()[0], rows, block_rows, split, padding_block,
+            numbers.ctypes.data, len(numbers),
+        )  # fmt: skip
+        if count < -1:
+            request, owned = batch[-2 - count], int(tables[-2 - count, 1])
+            needed = request.context + len(request.tokens)
+            raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {needed} rows")
+        return count if count >= 0 else None

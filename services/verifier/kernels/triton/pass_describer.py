@@ -37,6 +37,23 @@ class PassDescriber:
         tokens = tokens_of(batch)
         return PassMeta(numbers=numbers, tokens=tokens + [0] * (rows - len(tokens)))
 
+    def describe_into(
+        self, batch: Sequence[Rows], rows: int, block_rows: int, split: bool, numbers: NDArray[np.int32]
+    ) -> int:
+        """The same, the description in ``numbers``; returns how many they are.
+
+        Raises:
+            ValueError: there is no room for so many.
+        """
+        if self._kernel is not None:
+            tables = self._pool.tables_of(ids_of(batch))
+            count = self._kernel.describe_into(batch, tables, self._pool.padding_block, rows, block_rows, split, numbers)
+            if count is not None:
+                return count
+        made = self.describe(batch, rows, block_rows, split).numbers
+        numbers[: len(made)] = made
+        return len(made)
+
     def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int, split: bool) -> NDArray[np.int32] | None:
         if self._kernel is None:
             return None

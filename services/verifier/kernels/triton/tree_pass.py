@@ -16,6 +16,7 @@ from services.verifier.kernels.triton.compile_options import COMPILED
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
+from services.verifier.kernels.triton.pass_buffers import PassBuffers, PassPlace
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kernels.triton.pass_meta import SEGMENT, blocks_at, slots_at, sums_at, work_at
 from services.verifier.kernels.triton.pass_shape import (
@@ -31,7 +32,7 @@ from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms,
 from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.gpu_here import OLDEST
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, tokens_of
 from services.verifier.model.to_device import to_device
 
 # Programs of attention for each that a GPU runs at a time: it may run more of some kinds. They share the work.
@@ -137,23 +138,21 @@ class TritonBuckets:
 
 
 class Scratch:
-    """Memory for the sums of segments, and for what describes a captured pass. Passes, and layers, take turns."""
+    """Memory for the sums of segments, and for what describes a captured pass. Passes, and layers, take turns.
+
+    Attributes:
+        buffers: of captured passes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.empty(0, dtype=torch.float32, device=device)
-        self._meta = torch.empty(0, dtype=torch.int32, device=device)
+        self.buffers = PassBuffers(device)
 
     def sums(self, numbers: int) -> torch.Tensor:
         """So many float32. Whoever captures it must keep it: a larger one takes its place."""
         if len(self._sums) < numbers:
             self._sums = self._sums.new_empty(numbers)
         return self._sums
-
-    def meta(self, numbers: int) -> torch.Tensor:
-        """The same, int32."""
-        if len(self._meta) < numbers:
-            self._meta = self._meta.new_zeros(numbers)
-        return self._meta
 
 
 class TritonPass:
@@ -164,7 +163,7 @@ class TritonPass:
         pack: puts the nodes of a tree into groups.
 
     Attributes:
-        tokens, positions: [rows], int64; set by ``fill``, like everything else.
+        tokens, positions: [rows], int64; set by ``enter``, which a pass that is not reserved does by itself.
     """
 
     def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None, pack: Pack = pack) -> None:
@@ -176,24 +175,40 @@ class TritonPass:
         self._meta = torch.zeros(0, dtype=torch.int32, device=device)
         self._scratch = Scratch(device) if scratch is None else scratch
         self._sums_at: torch.Tensor | None = None
-        self._captured = False
+        # Of a captured pass.
+        self._place: PassPlace | None = None
 
     def reserve(self) -> None:
         """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
-        self._meta = self._scratch.meta(self._shape.ints())
-        self._captured = True
+        self._place = self._scratch.buffers.reserve(self._shape.rows, self._shape.ints())
+        self._meta = self._place.description
         if self._shape.split:
             self._sums_at = self._scratch.sums(max(_apart(call, self._shape.parts)[-1] for call in self._pool.calls))
 
     def fill(self, batch: Sequence[Rows]) -> None:
+        if self._place is not None:
+            self._stage(batch, self._place)
+            return
         shape = self._shape
         found = self._describer.describe(batch, shape.rows, shape.block_rows, shape.split)
         if len(found.numbers) > len(self._meta):
-            assert not self._captured, "a captured pass reads its description where it was at first"
             self._meta = self._meta.new_zeros(len(found.numbers))
         self._meta[: len(found.numbers)].copy_(to_device(found.numbers, self._pool.device))
         self.tokens.copy_(to_device(found.tokens, self._pool.device))
         self.positions.copy_(self._meta[: shape.rows])
+
+    def _stage(self, batch: Sequence[Rows], place: PassPlace) -> None:
+        shape, buffers = self._shape, self._scratch.buffers
+        tokens, numbers = buffers.next(place)
+        count = self._describer.describe_into(batch, shape.rows, shape.block_rows, shape.split, numbers)
+        given = tokens_of(batch)
+        tokens[: len(given)], tokens[len(given) :] = given, 0
+        buffers.send(place, count)
+
+    def enter(self) -> None:
+        if self._place is not None:
+            self.tokens.copy_(self._place.tokens)
+            self.positions.copy_(self._meta[: self._shape.rows])
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values, *scales = self._held(call)
@@ -277,7 +292,7 @@ class TritonPass:
         """Scratch for the segments' maxima, sums of weights and weighted sums."""
         first, second, size = _apart(call, self._shape.parts)
         if self._sums_at is None or len(self._sums_at) < size:
-            assert not self._captured, "a captured pass has its sums where they were at first"
+            assert self._place is None, "a captured pass has its sums where they were at first"
             self._sums_at = self._scratch.sums(size)
         own = self._sums_at
         return own[:first], own[first:second], own[second:size]
