@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.model_files.folder import model_fingerprint, reading, weights_digest
@@ -22,6 +23,32 @@ def files_told(folder: Path) -> str:
             about = file.stat()
             told.append(f"{file.name}:{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilesRead:
+    """The files that weights were read from.
+
+    Attributes:
+        told: their ``files_told``, as they were read; empty: none have been read.
+        digest: of every byte of them; empty: not known.
+    """
+
+    told: str = ""
+    digest: str = ""
+
+    def same_in(self, folder: Path, told: str) -> bool:
+        """Whether the files in a folder, which ``told`` tells now, have the same bytes: touched ones have.
+
+        Raises:
+            ConfigurationError: as ``files_told``.
+        """
+        if self.told in ("", told):
+            return True
+        return bool(self.digest) and weights_digest(folder) == self.digest
+
+
+NOTHING_READ = FilesRead()
 
 
 def weights_told(folder: Path, theirs: str) -> str:

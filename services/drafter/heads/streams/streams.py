@@ -82,7 +82,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamsConfig, own: OwnLayers, output: SharedOutput) -> None:
         super().__init__()
         self.config = config
-        self.stream_embeddings = nn.Parameter(torch.zeros(config.num_streams, config.hidden_size))
+        self.stream_embeddings = nn.Parameter(torch.zeros(config.num_streams, config.hidden_size, dtype=torch.float32))
         self._pass = _Pass()
         for layer in own.layers:
             for name in ADAPTED:
