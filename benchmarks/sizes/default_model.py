@@ -79,8 +79,8 @@ def decode_drafted(
 ) -> DraftedAnswers:
     """A row for n-grams, each drafter, and both together, at each budget.
 
-    All drafts are waited for, and all of them are checked. Speeds are over plain decoding's in the same minute: each request is
-    answered with and without drafts by turns, so that a machine whose speed drifts favours neither.
+    All drafts are waited for, and all of them are checked. Speeds are over plain decoding's of the same minute: each request
+    is answered with and without drafts by turns, so that a machine whose speed drifts favours neither.
     """
     rows, changed, beside_all = list[DraftedRow](), list[str](), list[Decoded]()
     text_s = {budget: _text_seconds(engine, plain, budget) for budget in budgets}
