@@ -25,6 +25,7 @@ from cli import (
     train_run_commands,
 )
 from cli.bench_options import read_names
+from cli.examples import epilog
 from cli.options import (
     Address,
     ApiKey,
@@ -48,6 +49,7 @@ from cli.options import (
     credentials,
     default_address,
 )
+from cli.other_servers import SettingsCommand
 from cli.printed_answer import print_answer
 from cluster.process.starting import begin_starting
 from cluster.process.terminal import end_with, prepare_streams, stderr
@@ -96,7 +98,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the compone
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
 
 
-@app.command(rich_help_panel=_SERVE)
+@app.command(rich_help_panel=_SERVE, cls=SettingsCommand, epilog=epilog("serve"))
 def serve(
     config: ConfigFile = None,
     model: ModelName = None,
@@ -128,7 +130,7 @@ def serve(
         wait_for_interrupt(ready)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=_ASK, epilog=epilog("generate"))
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue, without a chat template (see outrider chat).")],
     strategy: Strategy = None,
@@ -168,7 +170,7 @@ def generate(
         print_answer(client.stream(prompt, **options), as_json, sources=sources)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=_ASK, epilog=epilog("chat"))
 def chat(
     message: Annotated[
         str | None, typer.Argument(help="The user's message, for the model's chat template. Without it: a conversation.")
@@ -220,7 +222,7 @@ def chat(
             print_answer(client.stream(messages=asked, **options), as_json, sources=sources)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=_ASK, epilog=epilog("models"))
 def models(
     address: Address = None,
     config: ConfigFile = None,
@@ -250,7 +252,7 @@ def models(
     print_models(where, served, loaded, verbose=verbose, as_json=as_json)
 
 
-@app.command(rich_help_panel=_ASK)
+@app.command(rich_help_panel=_ASK, epilog=epilog("forget"))
 def forget(
     address: Address = None,
     config: ConfigFile = None,
@@ -275,7 +277,8 @@ for _panel, _commands in (
     (_MEASURE, (bench_commands.replay,)),
 ):
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
+        _kind, _epilog = SettingsCommand if _panel == _SERVE else None, epilog(_command.__name__.replace("_", "-"))
+        app.command(rich_help_panel=_panel, cls=_kind, epilog=_epilog)(_command)
 app.add_typer(bench_commands.app, name="bench", rich_help_panel=_MEASURE)
 app.add_typer(paper_command.app, name="paper", rich_help_panel=_MEASURE)
 app.add_typer(index_commands.app, name="index", rich_help_panel=_BUILD)

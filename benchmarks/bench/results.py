@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.bench.records import Cell, Request, TimedAnswer
+from services.model_files.folder import one_line
 from speculation.errors import ConfigurationError
 
 FORMAT = 2
@@ -84,7 +85,7 @@ def read_results(path: Path) -> dict[str, Any]:
         results = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"cannot read {file}: {error}; give the --out folder of an outrider bench run", about=file
+            f"cannot read {file}: {one_line(error, file)}; give the --out folder of an outrider bench run", about=file
         ) from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ConfigurationError(f"{file} is not a result of this version of outrider bench (format {FORMAT})", about=file)
@@ -115,7 +116,7 @@ def read_recorded(file: Path, read_line: Callable[[Path, int, str], _Entry], *, 
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {file}: {error}; {made_by}", about=file) from error
+        raise ConfigurationError(f"cannot read {file}: {one_line(error, file)}; {made_by}", about=file) from error
     entries = [read_line(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not entries:
         raise ConfigurationError(f"there is no {what} in it", field=file)

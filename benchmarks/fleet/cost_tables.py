@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.model_files.folder import one_line
 from speculation.costs import CostTable
 from speculation.errors import ConfigurationError
 
@@ -155,6 +156,6 @@ def hardware_of(name: str) -> Hardware:
         raise ConfigurationError(
             field="--costs",
             value=name,
-            allowed=f"one of {', '.join(KNOWN)}, or a file with a verifier's cost table ({error})",
+            allowed=f"one of {', '.join(KNOWN)}, or a file with a verifier's cost table ({one_line(error, path)})",
         ) from error
     return Hardware(name=path.stem, costs=costs, source=f"measured: {path}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.traffic import Arrival
+from services.model_files.folder import one_line
 from speculation.errors import ConfigurationError
 
 # Columns of AzureLLMInferenceTrace_*.csv (Splitwise, https://arxiv.org/abs/2311.18677, and later ones).
@@ -33,7 +34,7 @@ def read_arrivals(path: Path) -> list[Arrival]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}", about=path) from error
+        raise ConfigurationError(f"cannot read {path}: {one_line(error, path)}", about=path) from error
     found = list((_of_csv if path.suffix.lower() == ".csv" else _of_json)(path, lines))
     if not found:
         raise ConfigurationError("there is no request in it", field=path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.bench.results import RESULTS
 from benchmarks.never_slower.cells import LoadTurn
+from services.model_files.folder import one_line
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
@@ -41,7 +42,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"--resume: cannot read {file}: {error}; give the --out folder of an earlier run", about="--resume"
+            f"--resume: cannot read {file}: {one_line(error, file)}; give the --out folder of an earlier run",
+            about="--resume",
         ) from error
     if not isinstance(record, dict) or (record.get("kind"), record.get("format")) != (KIND, FORMAT):
         raise ConfigurationError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.model_files.folder import one_line
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
@@ -82,9 +83,13 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "there is none: name the --out folder of a run of outrider paper", field=str(file)
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"cannot be read ({error}): delete it, and what it held is measured again", field=str(file)
+            f"cannot be read ({one_line(error, file)}): delete it, and what it held is measured again", field=str(file)
         ) from error
     if not isinstance(content, dict):
         raise ConfigurationError("holds no JSON object: delete it, and what it held is measured again", field=str(file))

@@ -16,6 +16,22 @@ from speculation.types import SamplingParams
 
 # What ``blend`` takes without a model.
 TEXTS = ("suffix", "recycling")
+# Most tokens of a plain answer that is measured beside a drafted one: enough for a median of steps.
+_BESIDE_TOKENS = 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftedAnswers:
+    """What drafts brought.
+
+    Attributes:
+        changed: answers that differ from plain ones.
+        plain_step_s: seconds of plain decoding's step, as it was between them.
+    """
+
+    rows: Sequence[DraftedRow]
+    changed: Sequence[str]
+    plain_step_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +76,13 @@ def decode_drafted(
     budgets: Sequence[int],
     max_tokens: int,
     told: Callable[[str], None],
-) -> tuple[list[DraftedRow], list[str]]:
-    """A row for n-grams, each drafter, and both together, at each budget; and the answers that differ from plain ones.
+) -> DraftedAnswers:
+    """A row for n-grams, each drafter, and both together, at each budget.
 
-    All drafts are waited for, and all of them are checked.
+    All drafts are waited for, and all of them are checked. Speeds are over plain decoding's of the same minute: each request
+    is answered with and without drafts by turns, so that a machine whose speed drifts favours neither.
     """
-    rows, changed = list[DraftedRow](), list[str]()
+    rows, changed, beside_all = list[DraftedRow](), list[str](), list[Decoded]()
     text_s = {budget: _text_seconds(engine, plain, budget) for budget in budgets}
     kinds = [("", False), *((name, beside) for name in drafters for beside in (False, True))]
     for drafter, beside in kinds:
@@ -76,12 +93,23 @@ def decode_drafted(
             # Weights that nobody has asked for are warned of where they look useless, and measured all the same.
             config = with_trained(engine.config, asked_for=False)
             engine.draft(RowDrafting(sources=sources, nodes=budget, config=config))
-            answers = [engine.answer(each, _params(each, max_tokens)) for each in plain.requests]
-            row = _row(drafter, budget, answers, plain, text_s[budget] if texts else 0.0, beside=beside)
+            answers, plainly = _by_turns(engine, plain.requests, max_tokens)
+            beside_all += plainly
+            row = _row(drafter, budget, answers, plainly, text_s[budget] if texts else 0.0, beside=beside)
             rows.append(row)
             pairs = zip(plain.requests, answers, plain.answers, strict=True)
             changed += [f"{row.name}: {r.id}" for r, a, p in pairs if differs_at(a.tokens, p.tokens) is not None]
-    return rows, changed
+    return DraftedAnswers(rows=rows, changed=changed, plain_step_s=steady(beside_all)[0] or plain.step_s)
+
+
+def _by_turns(engine: PaperEngine, requests: Sequence[Request], max_tokens: int) -> tuple[list[Decoded], list[Decoded]]:
+    """Answers with drafts, and beginnings of them without; each goes first with every second request."""
+    drafted, plainly = list[Decoded](), list[Decoded]()
+    for number, each in enumerate(requests):
+        for own in (True, False) if number % 2 else (False, True):
+            tokens = min(max_tokens, _BESIDE_TOKENS) if own else max_tokens
+            (plainly if own else drafted).append(engine.answer(each, _params(each, tokens), plainly=own))
+    return drafted, plainly
 
 
 def _params(request: Request, max_tokens: int) -> SamplingParams:
@@ -89,11 +117,11 @@ def _params(request: Request, max_tokens: int) -> SamplingParams:
 
 
 def _row(
-    drafter: str, budget: int, answers: Sequence[Decoded], plain: PlainAnswers, text_s: float, *, beside: bool
+    drafter: str, budget: int, answers: Sequence[Decoded], plainly: Sequence[Decoded], text_s: float, *, beside: bool
 ) -> DraftedRow:
     passes = max(1, sum(len(each.arrivals) - 1 for each in answers))
     tokens = sum(count for each in answers for _, count in each.arrivals[1:])
-    step_s, brought = steady(answers)
+    (step_s, brought), (plain_s, _) = steady(answers), steady(plainly)
     return DraftedRow(
         drafter=drafter,
         beside=beside,
@@ -101,7 +129,7 @@ def _row(
         nodes=sum(sum(each.drafted_by.values()) for each in answers) / passes,
         tau=tokens / passes,
         text_s=text_s,
-        measured=plain.step_s * brought / step_s if step_s else None,
+        measured=plain_s * brought / step_s if step_s and plain_s else None,
     )
 
 

@@ -35,8 +35,8 @@ WORDS = {
     "tau": "tokens per pass behind an answer's first token, with trees of so many nodes, every draft waited for",
     "draft": "a step's drafts: the drafter's, and where n-grams draft too, theirs",
     "speed-up": "tau * (plain pass + rest) / (draft + pass over the tree's rows + rest); rest: what a step takes besides",
-    "measured": "end to end: tokens per pass over the median seconds of a step, over plain decoding's; an answer's first "
-    "step left out, which waits for the prompt's reading",
+    "measured": "end to end: tokens per pass over the median seconds of a step, over plain decoding's by turns; an "
+    "answer's first step left out, which waits for the prompt's reading",
     "n-grams": "suffix and recycling, one tree: blend without a model",
     "from": "the smallest size at which it pays, as it does at every larger one that was measured",
 }

@@ -108,21 +108,20 @@ def measure_sizes(config: SizesConfig, told: Told) -> MeasuredSizes:
         raise ConfigurationError(field="--sizes", value=small, allowed=f"larger than the model, {mine / 1e9:.3g} billion")
     try:
         plain = decode_plainly(bench.engine(), bench.requests, config.max_tokens, told)
-        rows, changed = decode_drafted(
-            bench.engine(), plain, list(bench.checkpoints), config.budgets, config.max_tokens, told
-        )
+        found = decode_drafted(bench.engine(), plain, list(bench.checkpoints), config.budgets, config.max_tokens, told)
     finally:
         bench.close()
-    costs = _Costs(config, bench.checkpoints, plain, rows, told)
+    plain = replace(plain, step_s=found.plain_step_s)
+    costs = _Costs(config, bench.checkpoints, plain, found.rows, told)
     first = costs.of_model(f"{mine / 1e9:.3g}")
     control = costs.of_size(first, first.size, (own.width, own.intermediate, layers))
     larger = [costs.of_size(first, size, SIZES[size]) for size in config.sizes]
     return MeasuredSizes(
-        rows=rows,
+        rows=found.rows,
         sizes=[first, *larger],
         numbers={first.size: mine, **numbers},
         control=control,
-        changed=changed,
+        changed=found.changed,
     )
 
 

@@ -35,3 +35,8 @@ def host_of(address: str) -> str:
         address = rest.rpartition("/")[2]
     host, _, port = address.rpartition(":")
     return (host if port.isdecimal() and host else address).strip("[]").lower()
+
+
+def names_port(address: str) -> bool:
+    """Whether an address as ``host_of`` takes it has a port; a local socket needs none."""
+    return address.startswith(("unix:", "unix-abstract:")) or address.rpartition(":")[2].isdecimal()

@@ -23,7 +23,7 @@ from typing import cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider._addresses import host_of, proxy_before
+from outrider._addresses import host_of, names_port, proxy_before
 from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 
@@ -152,6 +152,8 @@ def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
         message = f"{address} is no gRPC server, but speaks HTTP; gRPC has a port of its own, 50051 unless told otherwise"
     elif code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
+        if not names_port(address):
+            message += f". Without a port gRPC takes 443: {address}:50051 names Outrider's"
         if (proxy := proxy_before(address)) is not None:
             message += f". The call went through the proxy that {proxy} names; no_proxy={host_of(address)} avoids it"
     raised = _PLAIN.get(code, InternalError)(message)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from services.drafter.config import DrafterConfig
 from services.drafter.sessions.known_states import BoundedStates
@@ -18,8 +16,9 @@ from services.drafter.sessions.model_group import ModelGroup
 from services.drafter.sessions.outcomes import OutcomeRanks
 from services.drafter.sessions.request import DraftedPrefix, DraftedRequest, drafted_prefix
 from services.drafter.sessions.shared_answers import SharedAnswers
-from services.drafter.sessions.text_group import TextGroup, TextSession
-from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed, prepared
+from services.drafter.sessions.text_drafts import TextDrafts
+from services.drafter.sessions.text_group import TextGroup
+from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed
 from services.drafter.sessions.thread import DraftingThread
 from services.drafter.sessions.together import drafted_together
 from services.drafter.sources.catalogue import check_names, make_source
@@ -30,22 +29,19 @@ from speculation.columns import DraftColumns, ReportColumns
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
-    Continuation,
     Draft,
     DraftFailure,
     FeatureChunk,
     ForgetTenant,
     OpenSession,
-    RetrievalQuery,
     StepReport,
 )
 from speculation.ports import AnswerStore, Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import SOURCES, TEXT, kind_of, runs_model
-from speculation.types import EMPTY_TREE, Features, TokenTree
+from speculation.types import EMPTY_TREE, Features
 
 log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 # Longest wait, in seconds, until the sources have forgotten a tenant; the caller is blocked meanwhile.
 _FORGET_S = 2.0
@@ -75,13 +71,18 @@ class DrafterService:
         self._retriever = retriever
         self._thread = thread or DraftingThread("drafts-text")
         self._text = TextGroup(config)
+        self._texts = TextDrafts(self._thread, retriever, config.retrieval_deadline_s)
         self._models: dict[str, ModelGroup] = {}
         self._states = BoundedStates(config.max_feature_bytes)
         self._ranks: defaultdict[str, OutcomeRanks] = defaultdict(partial(OutcomeRanks, config.draft_ahead))
         self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
         self._ended = 0
         self.shared = None if answers is None else SharedAnswers(answers, self._take_answers, self._forget_text)
-        self.retrievals_missed = 0
+
+    @property
+    def retrievals_missed(self) -> int:
+        """As ``TextDrafts.retrievals_missed``."""
+        return self._texts.retrievals_missed
 
     @property
     def sessions(self) -> int:
@@ -125,7 +126,7 @@ class DrafterService:
             await hashing
             return None
         try:
-            return await self._draft(session, partial(self._text.open, message, texts))
+            return await self._texts.draft(session, partial(self._text.open, message, texts))
         except OutriderError as error:
             self._drop(session.id)
             return DraftFailure(session_id=session.id, reason=str(error))
@@ -137,7 +138,7 @@ class DrafterService:
         session = self._advanced(message, time.perf_counter())
         if isinstance(session, DraftFailure):
             return session
-        return None if session.text is None else await self._draft(session, partial(observed, session.text, message))
+        return None if session.text is None else await self._texts.draft(session, partial(observed, session.text, message))
 
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         """As ``speculation.ports.DraftsAtOnce.at_once``: for text sources alone that have read all of the prompt."""
@@ -221,7 +222,7 @@ class DrafterService:
                 tree = answer.result()
                 # A tree drawn from q must stay as it is, and what the blend makes of others has no probes.
                 if tree and not tree.proposals and not tree.probes and whose is prefix and session.text is not None:
-                    tree = await self._joined(session, session.text, group, tree)
+                    tree = await self._texts.join(session, session.text, group, tree)
                     if session.prefix is not prefix:
                         return
                 # Not before: a new step may end this, and takes over what has not been sent.
@@ -240,17 +241,6 @@ class DrafterService:
             if behind is None:
                 return
             session.counted = not behind
-
-    async def _joined(self, session: DraftedRequest, text: TextSession, group: str, tree: TokenTree) -> TokenTree:
-        """The draft of a model and the text sources together; the model's alone if the request has moved on meanwhile."""
-        prefix = session.prefix
-        join = partial(text.join, group, tree, prefix.max_nodes)
-        try:
-            joined = await self._thread.run(if_still, session, prefix, join, expected_s=session.text_s)
-        except Exception:
-            log.exception("%s and the text sources cannot draft together for session %s", group, session.id)
-            return tree
-        return tree if joined is None else joined
 
     async def _ahead(self, session: DraftedRequest, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
         """Drafts for outcomes of the step under way: those of the text sources, then those of models."""
@@ -350,50 +340,3 @@ class DrafterService:
             for group in session.models:
                 group.close(session_id)
         return session
-
-    async def _draft(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> Draft | None:
-        """The text sources' draft, after ``prepare`` has opened them or told them of a step.
-
-        If they fail in a session that has models too, the models go on alone.
-        """
-        try:
-            tree = await self._text_tree(session, prepare)
-        except Exception:
-            if not session.models:
-                raise
-            log.exception("text sources draft nothing more for session %s", session.id)
-            session.text = None
-            return None
-        return session.draft(session.prefix, TEXT, tree, more=bool(session.models and session.prefix.max_nodes))
-
-    async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
-        nodes = session.prefix.max_nodes
-        looks_up = self._retriever is not None
-        preparing = self._thread.run(prepared, prepare, nodes, looks_up, expected_s=session.text_s)
-        text, queries, tree, took_s = await preparing
-        # The time to open a session says nothing about the time of a step.
-        session.text_s = math.inf if session.text is None else took_s
-        session.text = text
-        if tree is None:
-            # All at once, so that the queries share a message.
-            found = await asyncio.gather(*(self._look_up(session, query) for query in queries))
-            tree = await self._thread.run(text.draft, nodes, found)
-        return tree
-
-    async def _look_up(self, session: DraftedRequest, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
-        """What the index finds; empty after the deadline or an error, since no hits are better than a late draft.
-
-        None if there was no query.
-        """
-        if self._retriever is None or query is None:
-            return None
-        query = replace(query, session_id=session.id, traceparent=session.traceparent)
-        try:
-            async with asyncio.timeout(self._config.retrieval_deadline_s):
-                return (await self._retriever.retrieve(query)).continuations
-        except (TimeoutError, OutriderError) as error:
-            log.debug("no retrieval: %s", error)
-        except Exception:
-            log.exception("retrieval failed")
-        self.retrievals_missed += 1
-        return ()

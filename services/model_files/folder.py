@@ -56,11 +56,17 @@ def reading(what: str, about: object = "") -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         log.debug("cannot %s", what, exc_info=error)
-        raise ConfigurationError(f"cannot {what}: {one_line(error)}", about=about) from error
+        raise ConfigurationError(f"cannot {what}: {one_line(error, about)}", about=about) from error
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error on one line of at most 400 characters."""
+def one_line(error: BaseException, named: object = "") -> str:
+    """The message of an error on one line of at most 400 characters.
+
+    Args:
+        named: the file that the whole sentence names already, so that it need not be named again.
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None and str(error.filename) == str(named):
+        return error.strerror
     text = " ".join(_COLOURS.sub("", str(error)).split())
     if not text:
         return type(error).__name__
@@ -186,7 +192,7 @@ def tokenizer_digest(folder: Path) -> str:
         found = file.stat()
         return _tokenizer_digest(file, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read tokenizer.json ({one_line(error)})", field=folder) from error
+        raise ConfigurationError(f"cannot read tokenizer.json ({one_line(error, file)})", field=folder) from error
 
 
 def known_tokenizer(folder: Path) -> str:

@@ -81,6 +81,7 @@ class VerifierService:
         weights = _named_weights(config.target)
         self._target = loading.result()
         try:
+            self._target.note_digest(weights)
             if try_noise is not None:
                 worker.submit(try_noise, partial(guess_behind_noise, self._target)).result()
             budget = worker.submit(_budget, self._target, config).result()

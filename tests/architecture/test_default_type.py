@@ -1,4 +1,4 @@
-"""Tensors of the verifier name their type: transformers changes torch's default one for the whole process while it makes a model.
+"""Tensors of verifier and drafter name their type: transformers changes torch's own for the process while it makes a model.
 
 A buffer of the default type that compiled code writes to is half as large as it thinks meanwhile, and its numbers are rounded.
 """
@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 
 _HERE = Path(__file__).parents[2]
-_MAKERS = {"empty", "full", "ones", "rand", "randn", "zeros"}
+_MAKERS = {"empty", "full", "linspace", "ones", "rand", "randn", "zeros"}
 
 
 def untyped(source: str) -> list[str]:
@@ -25,8 +25,8 @@ def untyped(source: str) -> list[str]:
     ]
 
 
-def test_tensors_of_the_verifier_name_their_type() -> None:
-    files = [file for room in ("verifier", "model_files") for file in (_HERE / "services" / room).rglob("*.py")]
+def test_tensors_of_the_verifier_and_the_drafter_name_their_type() -> None:
+    files = [file for room in ("verifier", "drafter", "model_files") for file in (_HERE / "services" / room).rglob("*.py")]
     found = {str(file.relative_to(_HERE)): untyped(file.read_text()) for file in files}
     assert {file: calls for file, calls in found.items() if calls} == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx2
@@ -55,3 +56,12 @@ def test_what_is_not_served_says_so(both_entries: HttpService, path: str, word: 
     told = answer.json()["error"]
     assert (answer.status_code, told["code"]) == (404, "unknown_url")
     assert "generates text only" in told["message"] and word in told["message"]
+
+
+def test_paths_of_other_servers_lead_to_those_that_do_the_same(both_entries: HttpService) -> None:
+    known = CLIENT.post(f"{both_entries.url}/nowhere", json={}).json()["error"]["message"]
+    for path in ("/generate", "/completion", "/server_info", "/flush_cache", "/sleep", "/api/chat", "/v1/batches"):
+        answer = CLIENT.post(both_entries.url + path, json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+        named = re.findall(r"(?:GET|POST) (/\S+)", answer.json()["error"]["message"])
+        assert all(each in known for each in named), path

@@ -22,7 +22,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.peft_folder import StoredAdapter, read_adapter
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.embedded_rows import EmbeddedRows
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
@@ -82,7 +82,7 @@ def computed_as(layers: str) -> Iterator[None]:
     """Targets that are made within it compute whole layers by one kernel, or their modules one by one."""
     with pytest.MonkeyPatch.context() as patch:
         if layers == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+            patch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
         yield
 
 

@@ -17,7 +17,7 @@ from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.low_rank_kernel import AddLowRank, LowRank, PackedLowRank
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from tests.layouts import in_one_process
@@ -60,7 +60,7 @@ def layers(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("no kernels of our own can be compiled here")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+            patch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
         yield request.param
 
 

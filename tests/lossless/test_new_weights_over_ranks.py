@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.model_files.folder import weights_digest
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.model import new_weights
@@ -59,8 +60,8 @@ def plain(folders: tuple[Path, Path]) -> tuple[torch.Tensor, ...]:
 
 @pytest.fixture
 def make(folders: tuple[Path, Path]) -> Iterator[Make]:
-    def of(stages: int, tensor_parallel_size: int, **options: Any) -> TargetConfig:
-        return config(folders[0], tensor_parallel_size, stages=stages, **options)
+    def of(stages: int, tensor_parallel_size: int, folder: Path = folders[0], **options: Any) -> TargetConfig:
+        return config(folder, tensor_parallel_size, stages=stages, **options)
 
     with targets_of_ranks(of) as made:
         yield made
@@ -258,5 +259,38 @@ def test_no_process_starts_anew_by_files_that_are_not_those_that_serve(
     target.exchange(read(target, folder))
     assert torch.equal(passes(target), plain[1])
     shutil.copy(folders[0] / FILE, folder / FILE)
+    with refuses(ConfigurationError, says="start the verifier anew"):
+        target.recover()
+
+
+@pytest.mark.parametrize("how", ["loaded", "exchanged"])
+def test_processes_start_anew_by_files_that_were_only_touched(
+    how: str, make: Make, folders: tuple[Path, Path], plain: tuple[torch.Tensor, ...], tmp_path: Path
+) -> None:
+    """A copy of the same checkpoint over itself, as a synchronisation makes it, has another time and another inode."""
+    folder = Path(shutil.copytree(folders[how == "exchanged"], tmp_path / "latest"))
+    if how == "loaded":
+        target = make(2, folder=folder)
+        target.note_digest(weights_digest(folder))
+    else:
+        target = make(2)
+        target.exchange(read(target, folder))
+    os.utime(folder / FILE, (1, 1))
+    shutil.copy(folder / FILE, tmp_path / "copy")
+    (tmp_path / "copy").replace(folder / FILE)
+    target.recover()
+    assert torch.equal(passes(target), plain[how == "exchanged"])
+    shutil.copy(folders[how == "loaded"] / FILE, folder / FILE)
+    with refuses(ConfigurationError, says="start the verifier anew"):
+        target.recover()
+
+
+def test_a_digest_of_files_that_have_changed_since_they_were_read_is_not_taken(
+    make: Make, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders[0], tmp_path / "latest"))
+    target = make(2, folder=folder)
+    shutil.copy(folders[1] / FILE, folder / FILE)
+    target.note_digest(weights_digest(folder))
     with refuses(ConfigurationError, says="start the verifier anew"):
         target.recover()

@@ -24,7 +24,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_layers, load_whole
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.means import MEANS
 from services.verifier.model.new_weights import NewWeights
 from services.verifier.model.slice import ModelSlice
@@ -165,7 +165,7 @@ def test_whole_layers_round_in_our_kernels(
     folder, _ = quantise(float_model, tmp_path, ROUNDED[form])
     part = ModelSlice(of(folder), 0)
     assert all(isinstance(layer.forward, FusedLayer) for layer in part.model.model.layers)
-    monkeypatch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+    monkeypatch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
     text = Rows(request_id="a", context=0, tokens=tuple(TEXT[0].tolist()), logits=TEXT.shape[1])
     made, expected = (logits_of(one, text) for one in (part, ModelSlice(of(folder), 0)))
     off = (made - expected).abs().amax(-1) / expected.abs().max()
@@ -259,7 +259,7 @@ def test_an_adapter_reads_what_is_not_rounded(
 ) -> None:
     """As PEFT's do: in whole layers by our kernels, and in modules."""
     if form == "w8a8_zeros":
-        monkeypatch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+        monkeypatch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
     peft = pytest.importorskip("peft")
     if library() is None:
         pytest.skip("no C compiler here")

@@ -21,7 +21,7 @@ from services.drafter.sources.interfaces import DraftWanted
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
@@ -66,7 +66,7 @@ def computed_by(way: str, model: Path) -> Iterator[TargetConfig]:
         pytest.skip("our kernels cannot be compiled here")
     with pytest.MonkeyPatch.context() as patch:
         if way == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+            patch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
         yield config_of(model, kernels="auto" if way == "modules" else way)
 
 

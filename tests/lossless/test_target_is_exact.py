@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
@@ -41,7 +41,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
         kernels_of("auto" if chosen == "modules" else chosen)
     with pytest.MonkeyPatch.context() as patch:
         if chosen == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+            patch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
         yield "auto" if chosen == "modules" else chosen
 
 

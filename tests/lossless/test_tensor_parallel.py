@@ -45,7 +45,7 @@ from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.native.layer_kernel import FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.loading import cut_layers
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
@@ -138,7 +138,7 @@ def test_a_fault_of_our_own_is_no_reason_to_do_without_a_kernel(model: Path, mon
     def faulty(*_: object, **__: object) -> FusedLayer:
         raise AttributeError("a name that is misspelt")
 
-    monkeypatch.setattr(model_slice, "FusedLayer", faulty)
+    monkeypatch.setattr(fused_layers, "FusedLayer", faulty)
     with pytest.raises(AttributeError, match="misspelt"):
         ModelSlice(config(model), 0)
 

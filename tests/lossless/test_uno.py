@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
-from services.verifier.model import slice as model_slice
+from services.verifier.model import fused_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Prefix, Rows
 from speculation.errors import ConfigurationError
@@ -51,7 +51,7 @@ def targets(
     """The target that drafts, and the same without an adapter."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "modules":
-            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+            patch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
         yield TransformersTarget(config_of(tiny_model, draft_adapter=adapter)), TransformersTarget(config_of(tiny_model))
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.bench.records import Request
 from benchmarks.inflate import Size
-from benchmarks.papers.engine import Decoded
+from benchmarks.papers.engine import Decoded, PaperEngine, RowDrafting
 from benchmarks.sizes.arithmetic import DraftedRow, PassCurve, SizeCosts, best, payoff, smallest, stacked
-from benchmarks.sizes.default_model import steady
+from benchmarks.sizes.default_model import PlainAnswers, decode_drafted, steady
 from benchmarks.sizes.draft_cost import CostText, draft_seconds, joined
 from benchmarks.sizes.report import as_object, tables_of
 from benchmarks.sizes.run import MeasuredSizes
@@ -30,7 +31,7 @@ from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain
-from speculation.types import TokenTree
+from speculation.types import SamplingParams, TokenTree
 from tests.refusals import refuses
 from tests.trained_heads import make_blocks, make_head, make_medusa, make_streams
 
@@ -113,6 +114,39 @@ def test_the_pass_that_waits_for_the_prompts_reading_is_left_out() -> None:
     # Steps of 0.5, 1 and 3 s, which bring 2, 4 and 3 tokens; the one of 8 s is none of them.
     assert steady([answer, answer]) == (1.0, 3.0)
     assert steady([]) == (0.0, 0.0)
+
+
+class DriftingEngine:
+    """A machine whose steps take longer with each answer: 1 s, 1.5 s, 2 s, ...; with drafts they bring two tokens."""
+
+    config = DrafterConfig()
+
+    def __init__(self) -> None:
+        self.answered: list[bool] = []
+
+    def draft(self, drafting: RowDrafting) -> None:
+        pass
+
+    def answer(self, request: Request, params: SamplingParams, *, plainly: bool = False) -> Decoded:
+        step_s = 1 + 0.5 * len(self.answered)
+        self.answered.append(plainly)
+        each = 1 if plainly else 2
+        steps = params.max_tokens // each if params.max_tokens else 0
+        arrivals = tuple((step_s * number, each) for number in range(steps))
+        drafted = {} if plainly else {"suffix": steps - 1}
+        return Decoded(tokens=(7,) * (steps * each), arrivals=arrivals, drafted_by=drafted, accepted_by={})
+
+
+def test_a_machine_that_drifts_favours_neither() -> None:
+    """Measured before all drafters, plain decoding would be twice as fast in the first row and as slow in the last."""
+    requests = [Request(id=str(number), prompt=(1, 2, 3), seed=0, task="a") for number in range(40)]
+    engine = DriftingEngine()
+    answers = [Decoded(tokens=(7,) * 40, arrivals=(), drafted_by={}, accepted_by={})] * len(requests)
+    plain = PlainAnswers(requests=requests, answers=answers, step_s=1.0)
+    found = decode_drafted(cast(PaperEngine, engine), plain, [], (3, 7), 40, lambda _: None)
+    assert [each.measured for each in found.rows] == [pytest.approx(2.0, rel=0.02)] * 2
+    assert found.plain_step_s > 20 and found.changed == []
+    assert engine.answered[:4] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("wrong", ["", "2", "1,1", "0.5,x"])

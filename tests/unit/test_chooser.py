@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from services.model_files.generation_config import ModelProcessors
-from services.verifier.choosing import candidates, chooser, picks
+from services.verifier.choosing import candidates, picks, point_choices, prepared_rows
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.reading import READER, LogitsReader
@@ -62,14 +62,18 @@ class NoChanges(Changes):
 
 
 WRONG = {
-    "another temperature": (chooser, "sample", lambda logits, cells, reader: picks.sample(logits * 1.02, cells, reader)),
+    "another temperature": (
+        point_choices,
+        "sample",
+        lambda logits, cells, reader: picks.sample(logits * 1.02, cells, reader),
+    ),
     "another position": (picks, "gumbels", lambda seeds, stream, positions, ids: gumbels(seeds, stream, positions + 1, ids)),
     "the last of equals": (
-        chooser,
+        point_choices,
         "argmax",
         lambda logits, cells, reader: (len(row) - 1 - int(row.flip(0).argmax()) for row in logits),
     ),
-    "no penalties": (chooser, "Changes", NoChanges),
+    "no penalties": (prepared_rows, "Changes", NoChanges),
     "a wider nucleus": (picks, "narrow", lambda logits, params: candidates.narrow(logits, [wider(own) for own in params])),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.choosing import chooser, chosen_logprobs, device_choice, picks
+from services.verifier.choosing import chosen_logprobs, device_choice, picks, point_choices
 from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch, words
 from services.verifier.choosing.processors import build_truncation
 from services.verifier.model.target_port import NOT_CHOSEN
@@ -202,7 +202,11 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "another position": (device_choice, "words", _later),
     "a wider nucleus": (device_choice, "limits_of", _wider),
     "rounding never matters": (device_choice, "limits_of", _careless),
-    "another temperature": (chooser, "sample", lambda logits, points, reader: picks.sample(logits * 1.02, points, reader)),
+    "another temperature": (
+        point_choices,
+        "sample",
+        lambda logits, points, reader: picks.sample(logits * 1.02, points, reader),
+    ),
 }
 
 

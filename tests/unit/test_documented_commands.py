@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from cli.examples import EXAMPLES
 from cli.main import app
 from tests.documented_commands import documented_commands
 
@@ -46,6 +48,14 @@ def test_commands_exist_with_their_options(name: str) -> None:
     commands = documented_commands(ROOT / name)
     for words in commands:
         parse([word for word in words if not word.startswith("[")])
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_of_a_commands_help_exist(command: str) -> None:
+    for example in EXAMPLES[command]:
+        outrider, *words = shlex.split(example.partition(">")[0])
+        assert outrider == "outrider" and words[0] == command
+        parse(words)
 
 
 def test_a_wrong_command_is_found() -> None:

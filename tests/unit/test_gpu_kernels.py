@@ -257,7 +257,7 @@ def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
             model_path=str(tmp_path), kv_cache_tokens=256, max_model_len=128, attention_backend=wanted  # type: ignore[arg-type]
         )  # fmt: skip
         target = TransformersTarget(config)
-        assert target.exact and (wanted == "auto" or target._part._kernel is None)
+        assert target.exact and (wanted == "auto" or target._part._layouts.kernel is None)
         assert target.open("one", 20)
         made += target.forward([Rows(request_id="one", context=0, tokens=tuple(range(9)), logits=9)])
         target.shutdown()

@@ -20,6 +20,7 @@ from transformers import (
 
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import Dtype, TargetConfig
+from services.verifier.model import fused_layers
 from services.verifier.model import slice as model_slice
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
@@ -145,7 +146,7 @@ def test_an_error_of_the_model_is_one_line(tiny_model: Path, monkeypatch: pytest
         raise RuntimeError("two\nlines")
 
     planted(monkeypatch, lambda model: setattr(model.model.norm, "forward", fail))
-    monkeypatch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+    monkeypatch.setattr(fused_layers, "fuse", lambda *_: (0, "of the test"))
     with refuses(ConfigurationError, field="LlamaForCausalLM") as refused:
         TransformersTarget(config_of(tiny_model))
     assert "\n" not in str(refused.value)

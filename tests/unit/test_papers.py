@@ -116,7 +116,7 @@ def test_damaged_results_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "units" / "anpd.json").write_text(content)
     with refuses(ConfigurationError, field="anpd.json", says="delete it"):
         read_run(tmp_path)
-    with refuses(ConfigurationError, field="run.json", says="delete it"):
+    with refuses(ConfigurationError, field="run.json", says="name the --out folder of a run"):
         read_run(tmp_path / "nowhere")
 
 

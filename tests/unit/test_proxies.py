@@ -14,7 +14,7 @@ import pytest
 
 import outrider
 from cli.scraping import read
-from outrider._addresses import host_of, is_loopback
+from outrider._addresses import host_of, is_loopback, names_port
 from services.links.channel import client_options
 from services.links.probe import answers
 from tests.ports import free_port
@@ -130,3 +130,18 @@ def test_loopback(address: str) -> None:
 @pytest.mark.parametrize("address", ["10.0.0.1:1", "example.com:443", "dns:///example.com:443", "[2001:db8::1]:1"])
 def test_elsewhere(address: str) -> None:
     assert not is_loopback(host_of(address))
+
+
+@pytest.mark.parametrize(
+    ("address", "has"),
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:5", True),
+        ("unix:/a", True),
+        ("dns:///host:4", True),
+        ("host", False),
+        ("dns:///host", False),
+    ],
+)
+def test_who_forgets_the_port_is_told(address: str, has: bool) -> None:
+    assert names_port(address) == has

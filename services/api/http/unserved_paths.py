@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _TEXT = "Outrider generates text only"
 _BESIDE = {
     "embeddings": "run a server of embedding models beside it",
@@ -9,6 +11,7 @@ _BESIDE = {
     "audio": "run a server of speech models beside it",
     "images": "run a server of image models beside it",
     "moderations": "ask a guard model over /v1/chat/completions",
+    "classification": "run a server of such models beside it, or ask a model of text for a verdict",
 }
 _PATHS = {
     "/v1/embeddings": "embeddings",
@@ -17,6 +20,65 @@ _PATHS = {
     "/v2/rerank": "reranking",
     "/rerank": "reranking",
     "/v1/moderations": "moderations",
+    "/v1/score": "reranking",
+    "/score": "reranking",
+    "/encode": "embeddings",
+    "/embedding": "embeddings",
+    "/pooling": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
+    "/classify": "classification",
+    "/v1/classify": "classification",
+}
+_COMPLETIONS, _CHAT = "POST /v1/completions continues a text", "POST /v1/chat/completions answers a conversation"
+_MODELS, _STATUS = "GET /v1/models says what is served", "GET /v1/outrider/status says what it does"
+_WEIGHTS = "POST /update_weights_from_disk takes new weights from a folder"
+_NO_NEED = "computed prompts belong to the weights that made them, and `outrider forget` deletes those of a key"
+_ASK_AGAIN = "ask for each answer by itself, as many at once as you like"
+_OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
+# Paths of vLLM, SGLang, llama-server, text-generation-inference and Ollama, and what does the same here.
+ELSEWHERE: Mapping[str, str] = {
+    "/generate": _COMPLETIONS,
+    "/generate_stream": _COMPLETIONS,
+    "/completion": _COMPLETIONS,
+    "/completions": _COMPLETIONS,
+    "/chat/completions": _CHAT,
+    "/api/generate": _COMPLETIONS,
+    "/api/chat": _CHAT,
+    "/invocations": _CHAT,
+    "/api/tags": _MODELS,
+    "/api/show": _MODELS,
+    "/info": _MODELS,
+    "/get_model_info": _MODELS,
+    "/model_info": _MODELS,
+    "/props": _MODELS,
+    "/server_info": _STATUS,
+    "/get_server_info": _STATUS,
+    "/get_load": _STATUS,
+    "/load": _STATUS,
+    "/slots": _STATUS,
+    "/apply-template": "POST /v1/chat/completions/render shows what a template makes",
+    "/ping": "GET /health answers while this process lives",
+    "/health_generate": "GET /ready answers while requests would be answered",
+    "/healthz": "GET /health answers while this process lives",
+    "/readyz": "GET /ready answers while requests would be answered",
+    "/flush_cache": _NO_NEED,
+    "/reset_prefix_cache": _NO_NEED,
+    "/sleep": "POST /pause stops decoding and keeps the weights",
+    "/wake_up": "POST /resume goes on",
+    "/is_sleeping": "GET /is_paused says whether it is paused",
+    "/release_memory_occupation": "POST /pause stops decoding and keeps the weights",
+    "/resume_memory_occupation": "POST /resume goes on",
+    "/update_weights_from_tensor": _WEIGHTS,
+    "/update_weights_from_distributed": _WEIGHTS,
+    "/init_weights_update_group": _WEIGHTS,
+    "/collective_rpc": _WEIGHTS,
+    "/add_external_corpus": "`outrider index publish` puts an index in place while serving",
+    "/v1/batches": _ASK_AGAIN,
+    "/v1/files": _ASK_AGAIN,
+    "/v1/assistants": _OPENAI_S,
+    "/v1/threads": _OPENAI_S,
+    "/v1/conversations": _OPENAI_S,
 }
 # Only asked for where the setting has not put it there.
 _METRICS = "there is no /metrics at this port: set server.metrics: true, or ask the ops port (server.ops_port)"
@@ -27,5 +89,7 @@ def instead_of(path: str) -> str | None:
     """What to say of a path; None: it is none of these."""
     if path == "/metrics":
         return _METRICS
+    if path in ELSEWHERE:
+        return f"there is no {path}: {ELSEWHERE[path]}"
     what = _PATHS.get(path) or next((what for folder, what in _FOLDERS.items() if path.startswith(folder)), None)
     return None if what is None else f"there is no {path}: {_TEXT}; for {what}, {_BESIDE[what]}"

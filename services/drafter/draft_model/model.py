@@ -6,8 +6,7 @@ lengths differ. Linear layers see them all at once; only attention goes from ses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from services.drafter.draft_model.row_buffers import RowBuffers, mask_of
 from services.drafter.draft_model.text_cache import NewRows, TextCache
+from services.machine.held_variable import held
 from services.model_files.weights.rounded_inputs import unrounded
 from speculation.errors import ConfigurationError
 
@@ -60,7 +60,7 @@ class DraftLM:
         for part in parts:
             end += len(part.tokens)
             wanted += range(end - part.logits, end)
-        with _answering(_Pass(parts, self.device)):
+        with held(_running, _Pass(parts, self.device)):
             made = self._model(
                 input_ids=torch.tensor([tokens], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
@@ -204,15 +204,6 @@ def _within(window: int, part: NewRows, rows: int, mask: torch.Tensor | None, de
 
 # A context variable, since not every architecture passes keyword arguments down to its attention layers.
 _running: ContextVar[_Pass | None] = ContextVar("running", default=None)
-
-
-@contextmanager
-def _answering(one: _Pass) -> Iterator[None]:
-    before = _running.set(one)
-    try:
-        yield
-    finally:
-        _running.reset(before)
 
 
 def _attend(

@@ -80,7 +80,7 @@ def multiply_by_kernels(head: Multiplied, config: TrainedConfig) -> None:
 
 def shortest(weight: torch.Tensor) -> Weight:
     """The shortest form of a float32 weight [outputs, inputs] that holds it exactly: eight bits, bfloat16 or its own."""
-    some = weight[torch.linspace(0, len(weight) - 1, min(len(weight), _TRIED)).long()]
+    some = weight[torch.linspace(0, len(weight) - 1, min(len(weight), _TRIED), dtype=torch.float64).long()]
     if torch.equal(quantized(some).float(), some) and torch.equal((blocks := quantized(weight)).float(), weight):
         return blocks
     short = weight.bfloat16()

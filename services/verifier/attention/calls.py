@@ -10,7 +10,7 @@ How a model calls attention, and how often, is recorded once (``recording``); ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
+from services.machine.held_variable import held
 from services.verifier.recurrence.recurrence import Recurrence, Steps
 
 NAME = "outrider"
@@ -166,14 +167,9 @@ class Attends(Protocol):
 _asked: ContextVar[Attends | None] = ContextVar("asked", default=None)
 
 
-@contextmanager
-def answering(one: Attends) -> Iterator[None]:
+def answering(one: Attends) -> AbstractContextManager[None]:
     """Let ``one`` answer the model's attention calls."""
-    before = _asked.set(one)
-    try:
-        yield
-    finally:
-        _asked.reset(before)
+    return held(_asked, one)
 
 
 class Running:

@@ -14,36 +14,30 @@ import torch
 from numpy.typing import NDArray
 
 from services.model_files.generation_config import ModelProcessors
-from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.candidates import rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
-from services.verifier.choosing.penalties import Changes
-from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
+from services.verifier.choosing.point_choices import PointChoices
+from services.verifier.choosing.prepared_rows import PreparedRows
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
-from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
-from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
+from services.verifier.choosing.walks import RequestState, Walk
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import (
     NOT_CHOSEN,
     Outcome,
-    PackedBits,
     Rows,
     Sampling,
     SingleOutcomes,
     SingleRows,
     ids_of,
 )
-from services.verifier.model.to_device import to_device
-from speculation.choose import choose
 from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
-_COPIED_ROWS = 16
 _make_outcome = maker(Outcome)
 _GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
 
@@ -67,14 +61,13 @@ class Chooser:
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._reader = reader
-        self._kernel = None if kernels is None else ChoiceKernel(kernels)
+        self._prepared = PreparedRows(reader)
+        self._points = PointChoices(kernels, self._prepared, reader)
         self._finder = None if kernels is None else LikeliestKernel(kernels)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
         # Those of them that are not ``plain``.
         self._choosy: set[str] = set()
-        # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
-        self._copy = torch.empty(0, 0, dtype=torch.float32)
 
     def open(self, request_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
         """Start to choose for a request.
@@ -211,7 +204,7 @@ class Chooser:
             return made.of(walk, row, token)
 
         def distribution(row: int) -> NDArray[np.float64]:
-            return self._distribution(walk.point(row), logits)
+            return self._prepared.distribution(walk.point(row), logits)
 
         return _make_outcome(
             choices=choices,
@@ -240,12 +233,12 @@ class Chooser:
                 walk.choices = [NOT_CHOSEN] * walk.rows.logits
         if not self._reader.on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
-            taken = iter(self.choose(logits, points, likeliest))
+            taken = iter(self._points.at(logits, points, likeliest))
             chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
             if self._reader.on_host(logits):
-                level = self.choose(logits, [walks[at].point(row) for at, row in frontier])
+                level = self._points.at(logits, [walks[at].point(row) for at, row in frontier])
             else:
                 level = [chosen[at][row] for at, row in frontier]
             frontier = [
@@ -263,98 +256,13 @@ class Chooser:
         fans = [fan for walk in own for fan in fans_of(walk.rows.tried or EMPTY_TREE)]
         params, positions = [point.request.params for point in points], [point.position for point in points]
         try:
-            found = iter(tried_on(self._prepared(logits, points), params, positions, fans, self._reader))
+            found = iter(tried_on(self._prepared.of(logits, points), params, positions, fans, self._reader))
         except Exception:
             for walk in own if len(own) > 1 else ():
                 self._try([walk], logits)
             return
         for walk in own:
             walk.tried = tuple(next(found) for _ in range(walk.rows.logits))
-
-    def choose(
-        self, logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None = None
-    ) -> list[TokenOrError]:
-        """The choice at each point, or the error of that point; an error does not affect other requests."""
-        try:
-            return self._choose(logits, points, likeliest)
-        except Exception as error:
-            if len(points) == 1:
-                return [error]
-            return [choice for point in points for choice in self.choose(logits, [point], likeliest)]
-
-    def _choose(
-        self, logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None
-    ) -> list[TokenOrError]:
-        choices: list[TokenOrError] = [NOT_CHOSEN] * len(points)
-        plain: list[int] = []
-        changed: list[int] = []
-        for at, point in enumerate(points):
-            request = point.request
-            if request.pipeline is not None:
-                choices[at] = by_law(point, self._processed, point, logits)
-            elif request.params.temperature > 0 or request.rule is not None or request.penalties.needed(point.position):
-                changed.append(at)
-            else:
-                plain.append(at)
-        if plain:
-            own = [points[at] for at in plain]
-            for at, choice in zip(plain, unchanged(logits, own, likeliest, self._reader), strict=True):
-                choices[at] = choice
-        if changed and self._kernel is not None and self._reader.on_host(logits):
-            free = [at for at in changed if points[at].request.rule is None]
-            for at, token in zip(free, self._kernel.choose(logits, [points[at] for at in free]), strict=True):
-                choices[at] = token
-            changed = [at for at in changed if choices[at] == UNDECIDED or points[at].request.rule is not None]
-        sampled = [at for at in changed if points[at].request.params.temperature > 0]
-        greedy = [at for at in changed if points[at].request.params.temperature == 0]
-        for group, choose_all in ((greedy, argmax), (sampled, sample)):
-            if group:
-                own = [points[at] for at in group]
-                for at, choice in zip(group, choose_all(self._prepared(logits, own), own, self._reader), strict=True):
-                    choices[at] = choice
-        return choices
-
-    def _prepared(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> torch.Tensor:
-        """[points, vocabulary], penalised, barred and divided by the temperature; valid until the next call."""
-        vocabulary = logits.shape[1]
-        if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
-            self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, dtype=torch.float32, device=logits.device)
-        prepared = self._copy[: len(points)]
-        if self._reader.on_host(logits):
-            # numpy copies, since waking torch's threads costs more than they save here.
-            own = logits.numpy()
-            for copy, point in zip(prepared.numpy(), points, strict=True):
-                copy[:] = own[point.row]
-        else:
-            rows = to_device([point.row for point in points], logits.device)
-            torch.index_select(logits, 0, rows, out=prepared)
-        changes = Changes([], [], [], [])
-        for at, point in enumerate(points):
-            point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
-        changes.apply(prepared, self._reader)
-        bar_rows(prepared, [_allowed(point) for point in points], self._reader)
-        temperatures = [point.request.params.temperature or 1.0 for point in points]
-        if self._reader.on_host(logits):
-            for copy, temperature in zip(prepared.numpy(), temperatures, strict=True):
-                copy /= np.float32(temperature)
-        else:
-            prepared /= to_device(temperatures, logits.device, torch.float32)[:, None]
-        return prepared
-
-    def _processed(self, point: ChoicePoint, logits: torch.Tensor) -> torch.Tensor:
-        """[vocabulary], on the CPU: the logits after all processors of the request."""
-        request = point.request
-        if request.pipeline is not None:
-            return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path], _allowed(point))
-        return truncated(self._prepared(logits, [point])[0], request)
-
-    def _distribution(self, point: ChoicePoint, logits: torch.Tensor) -> NDArray[np.float64]:
-        row, params = self._processed(point, logits), point.request.params
-        if params.temperature == 0:
-            p = np.zeros(len(row))
-            p[choose(row, params, params.seed, point.position)] = 1.0
-            return p
-        return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 
 
 def _choices(rows: Rows) -> int:
@@ -366,11 +274,6 @@ def _choices(rows: Rows) -> int:
     if rows.logits and rows.logits != 1 + len(rows.parents):
         raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
     return rows.logits
-
-
-def _allowed(point: ChoicePoint) -> PackedBits | None:
-    """What the request's rule allows at a point; None: everything."""
-    return None if point.request.rule is None else point.request.rule.allowed(point.path)
 
 
 def _with_chances(outcome: Outcome, walk: Walk, logits: torch.Tensor) -> Outcome:

@@ -28,7 +28,7 @@ from services.verifier.loading import adapters
 from services.verifier.loading.load_model import load_beside, load_layers_beside, split_layers
 from services.verifier.model.means import TargetMeans
 from services.verifier.recurrence import functions
-from services.verifier.stages.same_weights import files_told
+from services.verifier.stages.same_weights import FilesRead, files_told
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ class NewWeights:
         config: as given.
         digest: what ``told`` gives; by default it differs where a byte of them does.
         stored: as in ``ServedWeights``.
-        idle: the folder of the weights that do not serve, and what tells its files (``files_told``).
+        idle: the folder of the weights that do not serve, and the files in it.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class NewWeights:
         _check_room(served, copies)
         folder = Path(config.model_path)
         written = _written(folder)
-        self.idle = config.model_path, files_told(folder)
+        files = files_told(folder)
         self.digest, self.stored = (told or weights_digest)(folder), stored_form(folder)
+        self.idle = config.model_path, FilesRead(told=files, digest="" if told else self.digest)
         model = (load or load_beside)(config)
         if roundings_of(model) != roundings_of(served):
             raise ConfigurationError(

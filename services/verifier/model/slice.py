@@ -21,27 +21,24 @@ from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import Recorded, record
 from services.verifier.attention.rounding import COMPARED_ROWS, round_rows
-from services.verifier.attention.static import StaticBuckets
-from services.verifier.attention.tiled import TiledPass
 from services.verifier.choosing.best_of_shards import best_of_ranks
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
 from services.verifier.config import TargetConfig
-from services.verifier.kernels.native import attention_kernel as native_attention
 from services.verifier.kernels.native.attention_kernel import PlacedRows
-from services.verifier.kernels.native.layer_kernel import TOLERANCE, FusedLayer
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.parameters import round_the_rest
-from services.verifier.kernels.whole_layers import fuse
 from services.verifier.loading import adapters
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.adaptable_layers import noting_layers
 from services.verifier.model.embedded_rows import embedded_rows, embedding
+from services.verifier.model.fused_layers import fuse_layers_of
 from services.verifier.model.graphs import Graphs, Keep, Made, Replay
 from services.verifier.model.hidden_states import HiddenStates
 from services.verifier.model.lora_adapters import LoraAdapters
 from services.verifier.model.means import MEANS, TargetMeans
+from services.verifier.model.pass_layouts import PassLayouts
 from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows, rows_read
@@ -124,21 +121,18 @@ class ModelSlice:
             self._calls, state_shapes, _ = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         held = min(rows, COMPARED_ROWS) if config.rounds_cache else rows
-        self.pool, self._triton = pool_and_buckets(
-            calls, held, self.dtype, self.device, config.attention_backend, means.attention
-        )
+        self.pool, triton = pool_and_buckets(calls, held, self.dtype, self.device, config.attention_backend, means.attention)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         self.states = states_of(state_shapes, config, self.library, means.steps)
         self.memory = RequestMemory(self.pool, self.states)
-        ours = self.library if self._triton is None and config.attention_backend == "auto" else None
-        self._kernel = native_attention.kernel_for(ours, self.pool)
+        self._layouts = PassLayouts(self.pool, triton, self.library if config.attention_backend == "auto" else None)
         self._graphs: Graphs | None = None
         # A pass that is laid out, and what runs it.
         self._prepared: tuple[Sequence[Rows], _Run] | None = None
         self.adapters: LoraAdapters | None = None
         self.likeliest: Callable[[], list[int]] | None = None
-        self.best = best_of_ranks(head, self.library, on_device=self._triton is not None)
-        if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
+        self.best = best_of_ranks(head, self.library, on_device=triton is not None)
+        if self._layouts.kernel is not None or (triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if config.adapts:
             assert self.library is not None
@@ -153,7 +147,7 @@ class ModelSlice:
     def round_cache(self) -> None:
         """Hold keys and values as the settings say from now on: they are compared with transformers' unrounded before."""
         if self._config.rounds_cache:
-            round_rows(self._kernel or self._triton, self.pool, self._rows)
+            round_rows(self._layouts.reader, self.pool, self._rows)
             if self.shards is None:
                 self._capture()
 
@@ -211,18 +205,8 @@ class ModelSlice:
             self._decode(running, entering.to(self.device))
             return running
 
-        layers = getattr(decoder, "layers", None)
-        done, reason = 0, f"{type(decoder).__name__} has no list of them"
         try:
-            if isinstance(layers, nn.ModuleList) and self._triton is not None:
-                from services.verifier.kernels.triton.decoder_layer import fuse_layers
-
-                done, reason = fuse_layers(decoder, trial_pass, self._calls)
-            elif isinstance(layers, nn.ModuleList) and self._kernel is not None:
-                make = partial(FusedLayer, self._kernel.library, calls=self._calls)
-                done, reason = fuse(layers, make, trial_pass, TOLERANCE)
-        except NotImplementedError as error:
-            reason = str(error)
+            done, reason = fuse_layers_of(decoder, self._layouts, self._calls, trial_pass)
         finally:
             self.memory.clear()
         log.info("%d whole layers run in our kernels%s", done, f"; the others do not: {reason}" if reason else "")
@@ -277,7 +261,7 @@ class ModelSlice:
     @property
     def takes_placed(self) -> bool:
         """Whether ``run_placed`` is possible: all layers attend, in our kernel, and a layer may get a single row."""
-        return self._kernel is not None and self.choice.min_rows == 1 and self.states is None
+        return self._layouts.kernel is not None and self.choice.min_rows == 1 and self.states is None
 
     @torch.inference_mode()
     def run_placed(self, batch: Sequence[PlacedRows], tokens: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
@@ -286,9 +270,8 @@ class ModelSlice:
         Returns:
             [chosen, vocabulary], the logits of these rows, float32.
         """
-        assert self._kernel is not None
         self.pool.settle()
-        laid_out = native_attention.lay_out_placed(self._kernel, self.pool, batch)
+        laid_out = self._layouts.of_placed(batch)
         with answering(Running(laid_out, self._calls)):
             found = self.model(
                 **self._inputs(self.model, laid_out, torch.tensor(tokens)),
@@ -325,7 +308,7 @@ class ModelSlice:
 
     def _running(self, batch: Sequence[Rows], padding: int) -> Running:
         steps = None if self.states is None else self.states.begin(batch, padding)
-        return Running(self._lay_out(batch, padding), self._calls, steps)
+        return Running(self._layouts.of(batch, padding, adapters=self.adapters), self._calls, steps)
 
     def _decode(self, running: Running, entering: torch.Tensor) -> torch.Tensor:
         """The layers' output, [rows, hidden size], from token ids, [rows], or hidden states of the stage before."""
@@ -356,7 +339,11 @@ class ModelSlice:
         if stream_rows is None:
             return nullcontext()
         padding = main - sum(len(rows.tokens) for rows in batch)
-        return stream_rows.within(batch, main, running, lambda extended, counts: self._lay_out(extended, padding, counts))
+
+        def lay_out(extended: Sequence[Rows], counts: Sequence[int]) -> attention.Pass:
+            return self._layouts.of(extended, padding, counts, self.adapters)
+
+        return stream_rows.within(batch, main, running, lay_out)
 
     def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
         name = "input_ids" if self.is_first else "inputs_embeds"
@@ -378,7 +365,7 @@ class ModelSlice:
             return Made(made, seen, None if find is None else find(made))
 
         of_rows, dtype = ((), torch.int64) if self.is_first else ((self.hidden_size,), self.dtype)
-        buckets = stepped(self._triton or StaticBuckets(self.pool), self.states, config.pass_requests)
+        buckets = stepped(self._layouts.buckets, self.states, config.pass_requests)
         # Ranks gather within their graphs: one that launched would be out of step. No GPU has captured states yet.
         captures = self.shards is not None or (config.kernels in ("triton", "cublaslt") and self.states is None)
         given = torch.empty(0, *of_rows, dtype=dtype, device=self.device)
@@ -386,15 +373,3 @@ class ModelSlice:
         count = graphs.capture(largest_pass(config), {(), self.hidden_states.of_stage(config.observed_layers)})
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs
-
-    def _lay_out(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> attention.Pass:
-        if (largest := max(len(rows.parents) for rows in batch)) > MAX_NODES:
-            raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
-        if self._triton is not None:
-            return self._triton.launched(batch, padding, stream_rows)
-        if self._kernel is not None:
-            laid_out = native_attention.lay_out(self._kernel, self.pool, batch, padding, stream_rows)
-            if self.adapters is not None:
-                laid_out.adapted = self.adapters.rows_of(batch, stream_rows)
-            return laid_out
-        return TiledPass(self.pool, batch, padding, stream_rows)

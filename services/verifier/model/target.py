@@ -37,6 +37,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from services.verifier.model.to_device import Timed
+from services.verifier.stages.same_weights import NOTHING_READ, files_told
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
@@ -116,8 +117,8 @@ class TransformersTarget:
         self._config = config
         self._launch = launch
         self._streams = streams
-        # Tells the files that this process has read, see ``Upstream``.
-        self._files = ""
+        # Those that this process has read, see ``Upstream``.
+        self._files = NOTHING_READ
         self._under_way: deque[tuple[Sequence[Rows], Sought]] = deque()
         # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
@@ -136,7 +137,7 @@ class TransformersTarget:
     def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
         self._earlier = earlier_stages(config, self._launch, self._files)
-        self._files = self._earlier.files
+        self._files = replace(self._files, told=self._earlier.files)
         try:
             last = device_of_process(config.device, config.processes - 1, config.processes)
             self._earlier.claim(torch.device(last))
@@ -265,6 +266,15 @@ class TransformersTarget:
 
     def forget(self, tenant: str) -> None:
         self.blocks.forget(tenant)
+
+    def note_digest(self, digest: str) -> None:
+        """Note the digest of every byte of the files that it was made from, so that they may be touched from now on.
+
+        Raises:
+            ConfigurationError: as ``files_told``.
+        """
+        if self._files.told and files_told(Path(self._config.model_path)) == self._files.told:
+            self._files = replace(self._files, digest=digest)
 
     def new_weights(self, config: TargetConfig) -> NewWeights:
         """Load the weights in the folder of ``config``, in any thread, while these serve.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from services.model_files.folder import reading
+from services.model_files.folder import reading, weights_digest
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import BLOCKS_FILE, weight_files
 from services.model_files.weights.noted_reads import NotedReads, Piece, noting_reads
@@ -47,6 +48,32 @@ def files_told(folder: Path) -> str:
         contents = {_CONFIG: hashlib.sha256((folder / _CONFIG).read_bytes()).hexdigest()}
         contents |= {file.name: _outline(file) for file in weights}
     return json.dumps({"places": hashlib.sha256("\n".join(places).encode()).hexdigest(), "contents": contents})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilesRead:
+    """The files that weights were read from.
+
+    Attributes:
+        told: their ``files_told``, as they were read; empty: none have been read.
+        digest: of every byte of them; empty: not known.
+    """
+
+    told: str = ""
+    digest: str = ""
+
+    def same_in(self, folder: Path, told: str) -> bool:
+        """Whether the files in a folder, which ``told`` tells now, have the same bytes: touched ones have.
+
+        Raises:
+            ConfigurationError: as ``files_told``.
+        """
+        if self.told in ("", told):
+            return True
+        return bool(self.digest) and weights_digest(folder) == self.digest
+
+
+NOTHING_READ = FilesRead()
 
 
 def _outline(file: Path) -> str:

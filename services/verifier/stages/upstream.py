@@ -20,7 +20,7 @@ from services.verifier.stages.beside import Asking
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.no_stages import NoStages
 from services.verifier.stages.orders import Op, Orders
-from services.verifier.stages.same_weights import OwnFiles
+from services.verifier.stages.same_weights import NOTHING_READ, FilesRead, OwnFiles
 from services.verifier.stages.settling import Decide, keep_settled, settle
 from services.verifier.stages.split_adapters import SplitAdapters
 from services.verifier.stages.split_weights import R, Read, SplitWeights
@@ -203,20 +203,20 @@ class Upstream:
     They are told what was opened, grown, kept and closed with the next pass.
 
     Args:
-        files: tells the files that the verifier's own part was read from before; empty: it is read now.
+        files: those that the verifier's own part was read from before.
 
     Raises:
-        ConfigurationError: those are others now.
+        ConfigurationError: they have other bytes now.
     """
 
-    def __init__(self, config: TargetConfig, launch: Launch, files: str = "") -> None:
+    def __init__(self, config: TargetConfig, launch: Launch, files: FilesRead = NOTHING_READ) -> None:
         self._orders = Orders()
         self._meeting = Meeting(config.stage_host)
         self._timeout_s = config.pass_timeout_s
         self._ranks, folder = config.tensor_parallel_size, Path(config.model_path)
         self._own = OwnFiles(folder)
         self.files = self._own.told
-        if files not in ("", self.files):
+        if not files.same_in(folder, self.files):
             raise ConfigurationError(
                 f"the files in {folder} are not those that the verifier has read, and stages that are started anew "
                 "would compute by these: start the verifier anew",
@@ -366,14 +366,14 @@ class Upstream:
         return [exchange.send(part, stage) for stage in range(self._size - 1) for part in parts]
 
 
-def earlier_stages(config: TargetConfig, launch: Launch | None, files: str = "") -> EarlierStages:
+def earlier_stages(config: TargetConfig, launch: Launch | None, files: FilesRead = NOTHING_READ) -> EarlierStages:
     """Start the earlier stages that ``config`` asks for.
 
     Args:
         files: as in ``Upstream``.
 
     Raises:
-        ConfigurationError: there are some, but no ``launch`` to start them with, or their files are others now.
+        ConfigurationError: there are some, but no ``launch`` to start them with, or their files have other bytes now.
     """
     if config.processes == 1:
         return NoStages()

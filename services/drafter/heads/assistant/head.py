@@ -75,7 +75,9 @@ class AssistantHead(nn.Module):
         self.norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
         self.post_projection = nn.Linear(size, target, bias=False)
         self.masked_embedding = ClusteredOutput(config) if config.centroids else None
-        self.register_buffer("missing_state", torch.zeros(target * len(config.state_layers)), persistent=False)
+        self.register_buffer(
+            "missing_state", torch.zeros(target * len(config.state_layers), dtype=torch.float32), persistent=False
+        )
         # Over all rows, by the kernels.
         self._multiplied: DraftVocabulary | None = None
         self._rows = rows

@@ -66,7 +66,7 @@ class AssistantLayer(nn.Module):
         self.pre_feedforward_layernorm = nn.RMSNorm(size, eps=eps)
         self.mlp = GatedMLP(config, size, bias=False)
         self.post_feedforward_layernorm = nn.RMSNorm(size, eps=eps)
-        self.register_buffer("layer_scalar", torch.ones(1))
+        self.register_buffer("layer_scalar", torch.ones(1, dtype=torch.float32))
 
     @override
     def forward(

@@ -21,7 +21,7 @@ class BlockConvolution(nn.Module):
         super().__init__()
         size, kernel = config.layer.hidden_size, config.conv_kernel_size
         self._block, self._group = config.block_size, config.conv_group_size
-        self.base_kernel = nn.Parameter(torch.empty(2, kernel, size))
+        self.base_kernel = nn.Parameter(torch.empty(2, kernel, size, dtype=torch.float32))
         self.kernel_projection = nn.Linear(size, 2 * kernel * (size // self._group), bias=False)
 
     def before(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

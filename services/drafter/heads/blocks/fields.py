@@ -22,14 +22,9 @@ from services.drafter.heads.files.head_config import FINAL, HeadConfig, TargetSh
 from services.drafter.heads.files.head_fields import (
     HeadFields,
     Shapes,
-    activation,
-    draft_vocab_size,
-    key_value_heads,
-    num_layers,
-    qkv_bias,
     refuse_unserved,
     refused_tensor,
-    rope,
+    shared_fields,
 )
 from services.drafter.heads.files.layouts import COMPUTED, DRAFT_OFFSETS, PARALLEL, kind_said, refuse_others, stripped
 from services.drafter.heads.files.level_fields import check_tensors
@@ -130,27 +125,11 @@ def _layer(fields: HeadFields, shapes: Shapes, target: TargetShape) -> HeadConfi
     return HeadConfig(
         family="dflash",
         hidden_size=hidden,
-        target_hidden_size=target.hidden_size,
-        intermediate_size=fields.number("intermediate_size", shapes.get("layers.0.mlp.gate_proj.weight", (0,))[0]),
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads(fields, heads),
         head_dim=head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab_size(fields, shapes, target),
-        num_layers=num_layers(fields, shapes),
         state_layers=layers,
-        hidden_act=activation(fields),
-        rms_norm_eps=float(fields.fields.get("rms_norm_eps") or 1e-6),
-        rope=rope(fields, target),
-        max_positions=fields.number("max_position_embeddings", 2048),
-        qkv_bias=qkv_bias(fields, shapes),
-        o_bias=f"{attention}o_proj.bias" in shapes,
-        mlp_bias=fields.shown_by("layers.0.mlp.down_proj.bias", shapes, "mlp_bias"),
-        qk_norm=f"{attention}q_norm.weight" in shapes,
         input_norm=True,
         output_norm=True,
-        own_embedding="embed_tokens.weight" in shapes,
-        own_output="lm_head.weight" in shapes,
+        **shared_fields(fields, shapes, target, heads),
     )
 
 

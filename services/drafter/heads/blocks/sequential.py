@@ -67,8 +67,8 @@ class CandidateSelector(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         layer, rank = config.layer, config.selector_rank
-        self.predecessor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
-        self.successor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank))
+        self.predecessor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank, dtype=torch.float32))
+        self.successor_codebook = nn.Parameter(torch.empty(layer.vocab_size, rank, dtype=torch.float32))
         self.hidden_projection = nn.Linear(layer.hidden_size, rank, bias=False)
         self._count = config.selector_top_k
 

@@ -6,10 +6,11 @@ the token before (``SequentialTrees``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.blocks.drafter import BlockDrafter
@@ -17,16 +18,14 @@ from services.drafter.heads.blocks.files import load_blocks
 from services.drafter.heads.blocks.sequential_trees import SequentialTrees
 from services.drafter.heads.cache import CacheShape, PassRows
 from services.drafter.heads.canary.levels import check_levels_at
+from services.drafter.heads.level_source import LevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import Due, FeatureSession, due_in, in_one_call
-from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
+from services.drafter.heads.session import Due, FeatureSession, in_one_call
+from services.drafter.sessions.cache_room import MOST_BYTES
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
-from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
-from speculation.messages import OpenSession
-from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "dflash"
 
@@ -46,10 +45,8 @@ def make(config: DrafterConfig) -> BlockSource:
     return BlockSource(drafter, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
-class BlockSource:
-    """Implements ``ModelSource`` and ``DraftsAhead``.
-
-    Positions without a state are hidden from the block, until their states come.
+class BlockSource(LevelSource):
+    """Positions without a state are hidden from the block, until their states come.
 
     Args:
         window: most committed positions that a block attends to; no more than it was trained for.
@@ -74,48 +71,31 @@ class BlockSource:
             # Levels that nobody asks for are not computed.
             drafter = drafter.under(shorter)
         self._drafter, config = drafter, drafter.config
-        self._trees = (
+        self._kinds = tuple(zip(config.causal, config.windows, strict=True))
+        super().__init__(
+            drafter,
             SequentialTrees(NAME, drafter, form, draw, ahead=ahead)
             if drafter.sequential
-            else LevelTrees(NAME, drafter, config.levels, form, draw, ahead=ahead)
-        )
-        self._room = CacheRoom(most_bytes)
-        self._kinds = tuple(zip(config.causal, config.windows, strict=True))
-        self._missing = torch.zeros(config.layer.state_size, dtype=weight.dtype, device=weight.device)
-        self._shape = CacheShape(
-            layers=config.layer.num_layers,
-            heads=config.layer.num_key_value_heads,
-            width=config.layer.head_dim,
-            window=min(window, config.layer.max_positions),
-            dtype=weight.dtype,
-            device=weight.device,
+            else LevelTrees(NAME, drafter, config.levels, form, draw, ahead=ahead),
+            layers=config.layer.state_layers,
+            missing=torch.zeros(config.layer.state_size, dtype=weight.dtype, device=weight.device),
+            shape=CacheShape(
+                layers=config.layer.num_layers,
+                heads=config.layer.num_key_value_heads,
+                width=config.layer.head_dim,
+                window=min(window, config.layer.max_positions),
+                dtype=weight.dtype,
+                device=weight.device,
+            ),
+            most_bytes=most_bytes,
         )
 
-    def open(self, message: OpenSession) -> FeatureSession:
-        return FeatureSession(message, self._shape, self._drafter.beyond(message.tokens[: message.prompt_length]))
-
-    @torch.inference_mode()
-    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
-        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
-        due = due_in(batch, self._drafter.config.layer.state_layers, self._missing)
-        if not due:
-            return trees
+    @override
+    def _guess(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
         ready = self._commit(due)
-        if ready:
-            hidden = self._blocks([each.session for each in ready])
-            drafted = self._trees.grow([batch[each.place] for each in ready], hidden.flatten(0, 1))
-            for each, tree in zip(ready, drafted, strict=True):
-                trees[each.place] = tree
-        self._room.used(each.session.cache for each in due)
-        return trees
-
-    @torch.inference_mode()
-    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
-        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
-        return self._trees.ahead(batch, go_on)
-
-    def forget(self, tenant: str) -> None:
-        """Nothing is kept beyond a session."""
+        if not ready:
+            return ready, self._missing
+        return ready, self._blocks([each.session for each in ready]).flatten(0, 1)
 
     def _commit(self, due: Sequence[Due]) -> list[Due]:
         """Make keys and values of the states of committed positions.

@@ -69,7 +69,7 @@ class FeatureHead(OnTargetRows):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
-        self.missing_state = nn.Parameter(torch.zeros(config.state_size))
+        self.missing_state = nn.Parameter(torch.zeros(config.state_size, dtype=torch.float32))
         self.connector = Connector(config) if config.family != "eagle3" else None
         self.states_norm = nn.RMSNorm(config.state_size, eps=eps) if config.norm_before_fc else None
         own = config.target_hidden_size

@@ -6,27 +6,26 @@ before it; it sees the committed rows and the masks before it. Level 1 is what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from services.drafter.config import DrafterConfig
 from services.drafter.heads.cache import PassRows
 from services.drafter.heads.canary.heads import check_checkpoint
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.level_source import LevelSource
 from services.drafter.heads.levels import LevelForm, LevelTrees
 from services.drafter.heads.pass_attention import PassAttention
 from services.drafter.heads.products import multiply_by_kernels
-from services.drafter.heads.session import CommittedRows, Due, FeatureSession, due_in, in_one_call
-from services.drafter.sessions.cache_room import MOST_BYTES, CacheRoom
+from services.drafter.heads.session import CommittedRows, Due, in_one_call
+from services.drafter.sessions.cache_room import MOST_BYTES
 from services.drafter.sessions.drawn_proposals import Draw
 from services.drafter.sessions.thread import use_threads
-from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.errors import ConfigurationError
-from speculation.messages import OpenSession
-from speculation.types import EMPTY_TREE, TokenTree
 
 NAME = "peagle"
 
@@ -48,8 +47,8 @@ def make(config: DrafterConfig) -> ParallelSource:
     return ParallelSource(head, window=trained.window, form=LevelForm.of(trained), ahead=config.draft_ahead > 0)
 
 
-class ParallelSource:
-    """Implements ``ModelSource`` and ``DraftsAhead``.
+class ParallelSource(LevelSource):
+    """Drafts by EAGLE-3's head with masks.
 
     Args:
         head: one with a mask token.
@@ -74,43 +73,17 @@ class ParallelSource:
         self._head = head
         # Masks see none behind them: those that nobody asks for are left out.
         self._levels = min(config.levels, form.depth or config.levels)
-        self._trees = LevelTrees(NAME, head, self._levels, form, draw, ahead=ahead)
-        self._room = CacheRoom(most_bytes)
-        self._missing = head.missing_state.detach()
-        self._shape = head.cache_shape(window)
+        super().__init__(
+            head,
+            LevelTrees(NAME, head, self._levels, form, draw, ahead=ahead),
+            layers=config.state_layers,
+            missing=head.missing_state.detach(),
+            shape=head.cache_shape(window),
+            most_bytes=most_bytes,
+        )
 
-    def open(self, message: OpenSession) -> FeatureSession:
-        return FeatureSession(message, self._shape, self._head.beyond(message.tokens[: message.prompt_length]))
-
-    @torch.inference_mode()
-    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
-        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
-        due = due_in(batch, self._head.config.state_layers, self._missing)
-        if not due:
-            return trees
-        ready, hidden = self._compute(due)
-        if ready:
-            drafted = self._trees.grow([batch[each.place] for each in ready], hidden)
-            for each, tree in zip(ready, drafted, strict=True):
-                trees[each.place] = tree
-        self._room.used(each.session.cache for each in due)
-        return trees
-
-    @torch.inference_mode()
-    def draft_ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
-        """As ``DraftsAhead.draft_ahead``. Drafts that are drawn from q are not made ahead."""
-        return self._trees.ahead(batch, go_on)
-
-    def forget(self, tenant: str) -> None:
-        """Nothing is kept beyond a session."""
-
-    def _compute(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
-        """One pass over committed rows, and the masks of each session whose rows are complete with it.
-
-        Returns:
-            These sessions, and [sessions * levels, h], what the output layer reads of their levels. The others have too many
-            rows for one call, and must be asked for again.
-        """
+    @override
+    def _guess(self, due: Sequence[Due]) -> tuple[list[Due], torch.Tensor]:
         pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
         ready = [(each, piece) for each, piece in pieces if len(piece) == len(each.rows)]
         ends = np.cumsum([len(piece) for _, piece in pieces])

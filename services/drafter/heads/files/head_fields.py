@@ -129,28 +129,13 @@ def parse(
     return HeadConfig(
         family=layout.family if eagle3 else "fspad" if sampler or two_outputs else "eagle",
         hidden_size=hidden,
-        target_hidden_size=target.hidden_size,
-        intermediate_size=fields.number("intermediate_size", shapes.get("layers.0.mlp.gate_proj.weight", (0,))[0]),
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads(fields, heads),
         head_dim=head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab_size(fields, shapes, target),
-        num_layers=num_layers(fields, shapes),
         state_layers=state_layers,
-        hidden_act=activation(fields),
-        rms_norm_eps=float(fields.fields.get("rms_norm_eps") or 1e-6),
-        rope=rope(fields, target),
-        max_positions=fields.number("max_position_embeddings", 2048),
         window=_window(fields),
         sampler=sampler,
         two_outputs=two_outputs,
         fc=fused,
         fc_bias=_fc_bias(fields, shapes, eagle3),
-        qkv_bias=qkv_bias(fields, shapes),
-        o_bias="layers.0.self_attn.o_proj.bias" in shapes,
-        mlp_bias=fields.shown_by("layers.0.mlp.down_proj.bias", shapes, "mlp_bias"),
-        qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
         embed_norm=fields.shown_by("connector.embed_norm.weight", shapes, "add_para_norm", "layernorms"),
         state_norm="connector.state_norm.weight" in shapes,
         input_norm=not eagle3 and "layers.0.input_layernorm.weight" in shapes,
@@ -160,10 +145,32 @@ def parse(
         norm_before_residual=eagle3 and _normed_residual(fields),
         norm_before_fc=fields.shown_by("states_norm.weight", shapes, "norm_before_fc") if eagle3 else False,
         fc_norm=fields.shown_by("fc_norm.0.weight", shapes, "fc_norm") if eagle3 else False,
-        own_embedding="embed_tokens.weight" in shapes,
-        own_output="lm_head.weight" in shapes,
         logit_scale=float(fields.fields.get("logit_scale") or 1.0),
+        **shared_fields(fields, shapes, target, heads),
     )
+
+
+def shared_fields(fields: HeadFields, shapes: Shapes, target: TargetShape, heads: int) -> dict[str, Any]:
+    """What is read alike of heads of EAGLE's kind and of block drafters, whose layers are the same."""
+    return {
+        "target_hidden_size": target.hidden_size,
+        "intermediate_size": fields.number("intermediate_size", shapes.get("layers.0.mlp.gate_proj.weight", (0,))[0]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads(fields, heads),
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": draft_vocab_size(fields, shapes, target),
+        "num_layers": num_layers(fields, shapes),
+        "hidden_act": activation(fields),
+        "rms_norm_eps": float(fields.fields.get("rms_norm_eps") or 1e-6),
+        "rope": rope(fields, target),
+        "max_positions": fields.number("max_position_embeddings", 2048),
+        "qkv_bias": qkv_bias(fields, shapes),
+        "o_bias": "layers.0.self_attn.o_proj.bias" in shapes,
+        "mlp_bias": fields.shown_by("layers.0.mlp.down_proj.bias", shapes, "mlp_bias"),
+        "qk_norm": "layers.0.self_attn.q_norm.weight" in shapes,
+        "own_embedding": "embed_tokens.weight" in shapes,
+        "own_output": "lm_head.weight" in shapes,
+    }
 
 
 def unused(config: Mapping[str, Any], layout: HeadLayout, where: str) -> frozenset[str]:

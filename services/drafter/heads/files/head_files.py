@@ -155,7 +155,7 @@ def is_copy(own: torch.Tensor, table: RowTable, ids: torch.Tensor | None = None)
     count = table.shape[0] if ids is None else len(ids)
     if tuple(own.shape) != (count, table.shape[1]):
         return False
-    some = torch.linspace(0, count - 1, min(count, _COMPARED)).long()
+    some = torch.linspace(0, count - 1, min(count, _COMPARED), dtype=torch.float64).long()
     theirs = table.rows(some if ids is None else ids[some]).float().cpu()
     return bool((own[some].float() - theirs).norm() <= _SAME * theirs.norm())
 
@@ -163,7 +163,7 @@ def is_copy(own: torch.Tensor, table: RowTable, ids: torch.Tensor | None = None)
 def _fill(head: FeatureHead, tensors: Tensors, layout: HeadLayout, where: str) -> None:
     """Give the module its tensors; all of them, and no others."""
     wanted = head.state_dict()
-    tensors.setdefault("missing_state", torch.zeros(head.config.state_size))
+    tensors.setdefault("missing_state", torch.zeros(head.config.state_size, dtype=torch.float32))
     refused = partial(refused_tensor, where)
     for name in wanted:
         if name not in tensors:

@@ -6,8 +6,6 @@ So MTP layers with experts, with latent attention (MLA), or with whatever else t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +17,7 @@ from transformers import AttentionInterface
 from typing_extensions import override
 
 from services.drafter.heads.layer import Attend
+from services.machine.held_variable import held
 from speculation.errors import ConfigurationError
 
 # The name of our attention among transformers' implementations.
@@ -71,7 +70,7 @@ class DecoderBlock(nn.Module):
         return made
 
     def _run(self, rows: torch.Tensor, positions: torch.Tensor, answers: _Answers) -> Any:
-        with _answering(answers):
+        with held(_running, answers):
             turns = self._rotary(rows, positions)
             return self.layer(rows, attention_mask=None, position_ids=positions, position_embeddings=turns)
 
@@ -120,15 +119,6 @@ class _Answers:
 
 # A context variable, since not every layer hands keyword arguments down to its attention.
 _running: ContextVar[_Answers | None] = ContextVar("running", default=None)
-
-
-@contextmanager
-def _answering(answers: _Answers) -> Iterator[None]:
-    before = _running.set(answers)
-    try:
-        yield
-    finally:
-        _running.reset(before)
 
 
 def _attend(

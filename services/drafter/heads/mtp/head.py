@@ -70,7 +70,7 @@ class MtpHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(layers)
         self._sizes = [layer.block.sizes for layer in layers]
-        self.register_buffer("missing_state", torch.zeros(config.hidden_size), persistent=False)
+        self.register_buffer("missing_state", torch.zeros(config.hidden_size, dtype=torch.float32), persistent=False)
         self._rows = rows
         self._output = SharedOutput(rows, torch.arange(config.vocab_size))
 

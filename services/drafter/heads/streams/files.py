@@ -55,7 +55,7 @@ def new_streams(
                 parameter.zero_()
             else:
                 spread = 0.02 if name == STREAM_EMBEDDINGS else parameter.shape[1] ** -0.5
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * spread)
     return module
 
 

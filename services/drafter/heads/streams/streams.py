@@ -39,8 +39,8 @@ class AdaptedLinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, scale: float, under_way: _Pass) -> None:
         super().__init__()
         self.base = base
-        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False, dtype=torch.float32)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False, dtype=torch.float32)
         self._scale = scale
         self._pass = under_way
 
@@ -63,8 +63,8 @@ class ExitAdapter(nn.Module):
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
-        self.lora_A = nn.Linear(size, rank, bias=False)
-        self.lora_B = nn.Linear(rank, size, bias=False)
+        self.lora_A = nn.Linear(size, rank, bias=False, dtype=torch.float32)
+        self.lora_B = nn.Linear(rank, size, bias=False, dtype=torch.float32)
 
     @override
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamsConfig, own: OwnLayers, output: SharedOutput) -> None:
         super().__init__()
         self.config = config
-        self.stream_embeddings = nn.Parameter(torch.zeros(config.num_streams, config.hidden_size))
+        self.stream_embeddings = nn.Parameter(torch.zeros(config.num_streams, config.hidden_size, dtype=torch.float32))
         self._pass = _Pass()
         for layer in own.layers:
             for name in ADAPTED:

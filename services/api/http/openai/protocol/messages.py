@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.api.http.declared import Declared
 from services.api.http.openai.protocol.marks import NO_EFFECT, Aside
-from services.api.http.openai.protocol.parts import Content, Schema
+from services.api.http.openai.protocol.parts import Content, Echoed, Schema
 
 _SENT_BACK = "empty: a field of answers that asks for nothing, so that they can be sent back as they came"
 Empty = Annotated[Literal[""] | Annotated[list[Any], Field(max_length=0)] | None, NO_EFFECT]
@@ -21,21 +21,15 @@ class CalledFunction(Declared):
     arguments: str | None = Field(None, description="JSON, as the model wrote it, also where it was cut short")
 
 
-class Call(Declared):
+class Call(Echoed):
     """A call of a tool that the assistant has made."""
 
     id: str | None = Field(None, max_length=256)
     type: Literal["function"] | None = None
     function: CalledFunction
-    object: Aside = None
-    created: Aside = None
-    index: Aside = None
-    status: Aside = None
-    cache_control: Aside = None
-    provider_specific_fields: Aside = None
 
 
-class Message(Declared):
+class Message(Echoed):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="developer is read as system")
@@ -54,12 +48,6 @@ class Message(Declared):
     function_call: Empty = Field(None, description=_SENT_BACK)
     annotations: Empty = Field(None, description=_SENT_BACK)
     id: Aside = None
-    object: Aside = None
-    created: Aside = None
-    index: Aside = None
-    status: Aside = None
-    cache_control: Aside = None
-    provider_specific_fields: Aside = None
 
 
 class Function(Declared):
@@ -73,18 +61,12 @@ class Function(Declared):
     )
 
 
-class Tool(Declared):
+class Tool(Echoed):
     """A tool; functions alone are known."""
 
     type: Literal["function"]
     function: Function
     id: Aside = None
-    object: Aside = None
-    created: Aside = None
-    index: Aside = None
-    status: Aside = None
-    cache_control: Aside = None
-    provider_specific_fields: Aside = None
 
 
 class FunctionName(Declared):

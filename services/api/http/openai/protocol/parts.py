@@ -69,19 +69,24 @@ class Speculation(Declared):
     )
 
 
-class TextPart(Declared):
-    """A part of a content."""
+class Echoed(Declared):
+    """What clients send back within messages as they have read it in an answer."""
 
-    type: Literal["text"]
-    text: str
-    annotations: Aside = None
-    id: Aside = None
     object: Aside = None
     created: Aside = None
     index: Aside = None
     status: Aside = None
     cache_control: Aside = None
     provider_specific_fields: Aside = None
+
+
+class TextPart(Echoed):
+    """A part of a content."""
+
+    type: Literal["text"]
+    text: str
+    annotations: Aside = None
+    id: Aside = None
 
 
 Content = str | list[TextPart]

@@ -1,0 +1,202 @@
+"""Flags of vLLM, SGLang and llama-server: what is said in their place here, so that nobody has to look each of them up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from typer.core import TyperCommand
+from typing_extensions import override
+
+from speculation.errors import ConfigurationError
+
+# The setting that takes the flag's value as it is.
+SETTINGS: Mapping[str, str] = {
+    "--allowed-origins": "server.cors_origins",
+    "--alias": "server.served_model_name",
+    "--chunked-prefill-size": "verifier.max_batched_tokens",
+    "--context-length": "verifier.max_model_len",
+    "--ctx-size": "verifier.max_model_len",
+    "--data-parallel-size": "verifier.replicas",
+    "--device": "verifier.device",
+    "--dp-size": "verifier.replicas",
+    "--draft-max": "router.num_speculative_tokens",
+    "--dtype": "verifier.dtype",
+    "--generation-config": "verifier.generation_config",
+    "--gpu-memory-utilization": "verifier.gpu_memory_utilization",
+    "--kv-cache-dtype": "verifier.kv_cache_dtype",
+    "--log-level": "logging.level",
+    "--lora-modules": "verifier.lora_modules",
+    "--lora-paths": "verifier.lora_modules",
+    "--mamba-block-size": "verifier.mamba_block_size",
+    "--max-model-len": "verifier.max_model_len",
+    "--max-num-batched-tokens": "verifier.max_batched_tokens",
+    "--max-num-seqs": "verifier.max_num_seqs",
+    "--max-queued-requests": "verifier.max_waiting",
+    "--max-running-requests": "verifier.max_num_seqs",
+    "--max-total-tokens": "verifier.kv_cache_tokens",
+    "--mem-fraction-static": "verifier.gpu_memory_utilization",
+    "--model-draft": "drafter.models",
+    "--otlp-traces-endpoint": "tracing.otlp_endpoint",
+    "--override-generation-config": "verifier.override_generation_config",
+    "--parallel": "verifier.max_num_seqs",
+    "--pipeline-parallel-size": "verifier.stages",
+    "--pp-size": "verifier.stages",
+    "--sampling-defaults": "verifier.generation_config",
+    "--served-model-name": "server.served_model_name",
+    "--spec-draft-n-max": "router.num_speculative_tokens",
+    "--speculative-draft-model-path": "drafter.models",
+    "--speculative-eagle-topk": "drafter.speculative_eagle_topk",
+    "--speculative-num-draft-tokens": "router.num_speculative_tokens",
+    "--speculative-num-steps": "drafter.speculative_num_steps",
+    "--ssl-certfile": "server.tls_certificate",
+    "--ssl-keyfile": "server.tls_key",
+    "--tensor-parallel-size": "verifier.tensor_parallel_size",
+    "--tp": "verifier.tensor_parallel_size",
+    "--tp-size": "verifier.tensor_parallel_size",
+    "--uno-lora-path": "drafter.models",
+    "-c": "verifier.max_model_len",
+    "-dp": "verifier.replicas",
+    "-md": "drafter.models",
+    "-np": "verifier.max_num_seqs",
+    "-pp": "verifier.stages",
+    "-tp": "verifier.tensor_parallel_size",
+}
+# Settings that take a list or a mapping, of which a flag names one.
+_LISTS = {"drafter.models", "server.cors_origins", "server.served_model_name"}
+# Flags without a value, and the setting that they are.
+SWITCHES: Mapping[str, str] = {
+    "--disable-radix-cache": "verifier.enable_prefix_caching=false",
+    "--enable-metrics": "server.metrics=true",
+    "--enable-prefix-caching": "verifier.enable_prefix_caching=true",
+    "--no-enable-prefix-caching": "verifier.enable_prefix_caching=false",
+}
+# What has no setting, and why.
+UNNEEDED: Mapping[str, str] = {
+    "--admin-api-key": "`outrider new-key` makes one, for server.keys_file, whose scopes may have admin",
+    "--api-key": "`outrider new-key` makes one, for server.keys_file",
+    "--chat-template": "it is read from the model's folder (chat_template.jinja)",
+    "--disable-log-requests": "prompts and answers are never logged",
+    "--enable-auto-tool-choice": "the form of calls is found by the chat template",
+    "--enable-chunked-prefill": "prompts are always read in chunks",
+    "--enable-deterministic-inference": "bits never depend on what shares a pass, in float32 and int8 on a CPU",
+    "--enable-lora": "verifier.lora_modules or verifier.lora_folders say it",
+    "--enable-trace": "tracing.otlp_endpoint says it",
+    "--enforce-eager": "passes are captured on GPUs alone, where that is possible",
+    "--grammar-backend": "llguidance, always",
+    "--n-gpu-layers": "verifier.device=cuda puts all layers on a GPU",
+    "--per-request-spec-decode-metrics": "each answer has them",
+    "--quantization": "it is read from the checkpoint",
+    "--reasoning-parser": "server.reasoning finds it by the chat template",
+    "--revision": "fetch that revision, and name its folder as --model",
+    "--tokenizer": "it is read from the model's folder",
+    "--tool-call-parser": "the form of calls is found by the chat template",
+    "--trust-remote-code": "code of models is never run",
+}
+STRATEGIES: Mapping[str, str] = {
+    "dflash": "dflash", "draft_model": "draft_model", "dspark": "dflash", "eagle": "eagle", "eagle3": "eagle3",
+    "frozen_kv_mtp": "mtp", "medusa": "medusa", "mtp": "mtp", "nextn": "mtp", "ngram": "prompt_lookup", "peagle": "peagle",
+    "standalone": "draft_model", "suffix": "suffix", "uno": "uno",
+}  # fmt: skip
+_MODEL = ("--model-path", "-m")
+_SPECULATION, _ALGORITHM = "--speculative-config", "--speculative-algorithm"
+KNOWN = {*SETTINGS, *SWITCHES, *UNNEEDED, *_MODEL, _SPECULATION, _ALGORITHM}
+
+
+class SettingsCommand(TyperCommand):
+    """A command that takes settings, and tells those who say them as other servers have them how they are said here."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes = {name: not getattr(each, "is_flag", False) for each in self.params for name in each.opts}
+        refuse_flags_of_others(f"outrider {ctx.info_name}", args, takes)
+        return super().parse_args(ctx, args)
+
+
+def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str, bool]) -> None:
+    """Refuse a command line with other servers' flags, or with the model as an argument; say how it would be said here.
+
+    Args:
+        takes: the command's own options, and whether they take a value.
+
+    Raises:
+        ConfigurationError: there are some.
+    """
+    said, reasons, foreign = list[str](), list[str](), list[str]()
+    left = list(args)
+    while left:
+        flag, equals, value = left.pop(0).partition("=")
+        given = [value] if equals else []
+        if flag in takes:
+            given = given or ([left.pop(0)] if takes[flag] and left else [])
+            said += [flag, *given]
+            continue
+        if flag.startswith("-") and not given and flag not in SWITCHES and left and not left[0].startswith("-"):
+            given = [left.pop(0)]
+        # vLLM takes underscores as well.
+        usual = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
+        if flag.startswith("-") and usual not in KNOWN:
+            reasons.append(f"{flag}: unknown here")
+            continue
+        foreign.append(flag)
+        new, why = _said_here(usual, given[0] if given else "")
+        if new[:1] == ["--model"] and "--model" not in takes:
+            new = ["--set", f"model={new[1]}"]
+        said += new
+        reasons += [f"{flag}: {why}"] if why else []
+    # Otherwise Typer's own refusal names what is unknown, and what is near.
+    if foreign:
+        raise ConfigurationError(
+            f"{', '.join(foreign)} {'is' if len(foreign) == 1 else 'are'} said otherwise here: {command} {shlex.join(said)}"
+            + "".join(f"; {reason}" for reason in reasons)
+            + " (docs/tutorials/from-vllm.md, from-sglang.md)",
+            about=foreign[0],
+        )
+
+
+def _said_here(flag: str, value: str) -> tuple[list[str], str]:
+    """The words in place of a flag, and why there are none."""
+    if not flag.startswith("-"):
+        return ["--model", flag], ""
+    if flag in _MODEL:
+        return ["--model", value or "MODEL"], ""
+    if flag in SWITCHES:
+        return ["--set", SWITCHES[flag]], ""
+    if flag in UNNEEDED:
+        return [], UNNEEDED[flag]
+    if flag == _ALGORITHM:
+        # SGLang's n-grams are a trie of all that came before.
+        return ["--set", f"router.strategy={'suffix' if value.lower() == 'ngram' else _strategy(value)}"], ""
+    if flag == _SPECULATION:
+        return _speculation(value)
+    return ["--set", _setting(SETTINGS[flag], value)], ""
+
+
+def _setting(name: str, value: str) -> str:
+    if name == "verifier.lora_modules" and "=" in value:
+        adapter, _, folder = value.partition("=")
+        return f"{name}={{{adapter}: {folder}}}"
+    return f"{name}=[{value or 'VALUE'}]" if name in _LISTS and not value.startswith("[") else f"{name}={value or 'VALUE'}"
+
+
+def _strategy(name: str) -> str:
+    return STRATEGIES.get(name.lower(), "auto")
+
+
+def _speculation(text: str) -> tuple[list[str], str]:
+    """vLLM's mapping of speculation."""
+    config: Any = None
+    with suppress(ValueError):
+        config = json.loads(text)
+    if not isinstance(config, dict):
+        return ["--set", "router.strategy=auto"], "it is no JSON object"
+    said = ["--set", f"router.strategy={_strategy(str(config.get('method', '')))}"]
+    if isinstance(model := config.get("model"), str):
+        said += ["--set", f"drafter.models=[{model}]"]
+    if isinstance(tokens := config.get("num_speculative_tokens"), int):
+        said += ["--set", f"router.num_speculative_tokens={tokens}"]
+    others = sorted(config.keys() - {"method", "model", "num_speculative_tokens"})
+    return said, f"what has no place there: {', '.join(others)}" if others else ""
