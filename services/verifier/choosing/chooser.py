@@ -136,6 +136,8 @@ class Chooser:
             self._try(tried, logits)
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        if not any(rows.noise for rows in batch):
+            return found
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
     def sought(self, batch: Sequence[Rows]) -> Sought:
@@ -230,9 +232,11 @@ class Chooser:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
             own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
-            ids = iter(likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)
+            ids = [*map(tuple, likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)]
+            end = 0
             for at in asking:
-                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
+                begin, end = end, end + walks[at].rows.logits
+                found[at] = tuple(ids[begin:end])
         return found
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
