@@ -20,7 +20,7 @@ _make_report, _make_observation = maker(StepReport), maker(Observation)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SentReports:
-    """``StepReport``s without hidden states and probes as their sender has them: an entry for each in every column.
+    """``StepReport``s without hidden states and probes: an entry for each in every column.
 
     Attributes:
         trees, top_ids: what was observed; ``EMPTY_TREE`` and nothing where nothing was.

@@ -69,9 +69,11 @@ class _ScriptedChooser(Chooser):
     def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
         def found() -> list[tuple[tuple[int, ...], ...]]:
             start = time.thread_time()
+            # Where nothing is chosen, there are ids, too.
+            others = {k: likely_after(0, k) for k in {walk.rows.top_k for walk in walks}}
             tops = [
-                tuple(likely_after(max(choice, 0), walk.rows.top_k) for choice in walk.choices) if walk.rows.top_k else ()
-                for walk in walks
+                tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in walk.choices]) if k else ()
+                for walk, k in [(walk, walk.rows.top_k) for walk in walks]
             ]
             self.own_s += time.thread_time() - start
             return tops

@@ -20,7 +20,7 @@ from services.drafter.sessions.text_drafts import TextDrafts
 from services.drafter.sessions.text_group import TextGroup
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed
 from services.drafter.sessions.thread import DraftingThread
-from services.drafter.sessions.together import drafted_together
+from services.drafter.sessions.together import Together
 from services.drafter.sources.catalogue import check_names, make_source
 from services.drafter.sources.interfaces import Ahead, ModelSource
 from services.drafter.sources.suffix import NAME as SUFFIX
@@ -76,6 +76,7 @@ class DrafterService:
         self._states = BoundedStates(config.max_feature_bytes)
         self._ranks: defaultdict[str, OutcomeRanks] = defaultdict(partial(OutcomeRanks, config.draft_ahead))
         self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
+        self._together = Together()
         self._ended = 0
         self.shared = None if answers is None else SharedAnswers(answers, self._take_answers, self._forget_text)
 
@@ -143,7 +144,7 @@ class DrafterService:
     def at_once(self, message: StepReport) -> Draft | DraftFailure | None:
         """As ``speculation.ports.DraftsAtOnce.at_once``: for text sources alone that have read all of the prompt."""
         start = time.perf_counter()
-        session = self._sessions.get(message.session_id)
+        session = self._session(message.session_id)
         if session is None or not session.drafts_within(self._longest_at_once_s) or (text := session.text) is None:
             return None
         advanced = self._advanced(message, start)
@@ -156,13 +157,13 @@ class DrafterService:
 
     def together(self, reports: ReportColumns) -> DraftColumns | None:
         """As ``speculation.ports.DraftsTogether.together``: for sessions that ``at_once`` drafts for by compiled code."""
-        start = time.perf_counter()
-        most_s, sessions = self._longest_at_once_s, map(self._sessions.get, reports.session_ids)
-        able = [session if session is not None and session.drafts_within(most_s) else None for session in sessions]
-        made = drafted_together(able, reports, start)
-        for name in () if made is None else made.session_ids:
-            self._sessions.move_to_end(name)
-        return made
+        return self._together.drafted(self._sessions, reports, self._longest_at_once_s, time.perf_counter())
+
+    def _session(self, session_id: str) -> DraftedRequest | None:
+        """A session, of which anything may be asked now."""
+        if (session := self._sessions.get(session_id)) is not None:
+            self._together.leave(session)
+        return session
 
     @property
     def _longest_at_once_s(self) -> float:
@@ -175,7 +176,7 @@ class DrafterService:
         Args:
             start: when drafting began, in seconds of ``perf_counter``.
         """
-        session = self._sessions.get(message.session_id)
+        session = self._session(message.session_id)
         if session is None:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
         prefix_hash = extend_hash(session.prefix.hash, message.committed)
@@ -204,7 +205,7 @@ class DrafterService:
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
         """Models' drafts as they are ready, then drafts for likely outcomes of the step under way."""
-        session = self._sessions.get(session_id)
+        session = self._session(session_id)
         if session is None:
             return
         prefix = session.prefix
@@ -334,8 +335,8 @@ class DrafterService:
             self._states.add(session.states, states)
 
     def _drop(self, session_id: str) -> DraftedRequest | None:
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
+        if (session := self._session(session_id)) is not None:
+            del self._sessions[session_id]
             self._states.forget(session.states)
             for group in session.models:
                 group.close(session_id)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 _KEY = "outrider-drafting-forms"
 # Reports and drafts of several sessions in one message, by columns.
-COLUMNS = "columns"
+COLUMNS = "packed-columns"
 # What this version tells its peer.
 READ_HERE = ((_KEY, COLUMNS),)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import replace
 
 import pytest
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2
 from services.links.codec import columns, drafting
+from services.links.codec.packed import packed
 from speculation import limits
 from speculation.columns import DraftColumns, ReportColumns, SentReports
 from speculation.errors import InvalidArgument
@@ -26,6 +28,8 @@ from speculation.types import EMPTY_TREE, Features, Observation, Proposal, Token
 from tests.fakes import random_tree
 from tests.refusals import refuses
 
+# Of the columns whose numbers are no uint32: what they are, as ``array`` has it.
+KINDS = {"prefix_hashes": "Q", "min_probabilities": "d"}
 NAMES = ("suffix", "recycling", "joined", "a model")
 
 
@@ -185,7 +189,10 @@ def test_reports_are_read_as_columns_and_drafts_written_from_them(seed: int) -> 
 )
 def test_columns_that_do_not_fit_together_are_refused_as_ever(column: str) -> None:
     (wire,) = drafting.encode_drafting_calls([report_of(random.Random(3), f"s{number}") for number in range(4)][:1])
-    getattr(wire.steps, column).append("x" if column == "session_ids" else 1)
+    if column == "session_ids":
+        wire.steps.session_ids.append("x")
+    else:
+        setattr(wire.steps, column, getattr(wire.steps, column) + packed(KINDS.get(column, "I"), [1]))
     with pytest.raises(InvalidArgument):
         drafting.decode_together(wire)
 
@@ -237,10 +244,13 @@ def test_columns_that_do_not_fit_together_are_refused() -> None:
     columns.write_reports(SentReports.of([report_of(random.Random(seed), "s") for seed in (1, 2)]), wire)
     for name in ("session_ids", "lengths", "prefix_hashes", "max_nodes", "min_probabilities", "accepted_counts"):
         broken = drafting_pb2.StepReports.FromString(wire.SerializeToString())
-        del getattr(broken, name)[0]
+        if name == "session_ids":
+            del broken.session_ids[0]
+        else:
+            setattr(broken, name, getattr(broken, name)[array(KINDS.get(name, "I")).itemsize :])
         with pytest.raises(InvalidArgument, match="steps"):
             columns.read_reports(broken)
-    wire.committed.append(7)
+    wire.committed += packed("I", [7])
     with refuses(InvalidArgument, field="steps.committed"):
         columns.read_reports(wire)
     many = drafting_pb2.StepReports()
@@ -250,20 +260,41 @@ def test_columns_that_do_not_fit_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        tree_pb2.TokenTrees(counts=[600], tokens=[1] * 600, parents=[-1] * 600, sources=[0] * 600, source_names=["a"]),
-        tree_pb2.TokenTrees(counts=[1], tokens=[1], parents=[-1], sources=[3], source_names=["a"]),
-        tree_pb2.TokenTrees(counts=[1], tokens=[1], parents=[-1], sources=[0], source_names=["a" * 65]),
-    ],
+    ("count", "source", "name"), [(600, 0, "a"), (1, 3, "a"), (1, 0, "a" * 65)], ids=["nodes", "source", "name"]
 )
-def test_a_draft_that_breaks_a_limit_concerns_its_session_only(changed: tree_pb2.TokenTrees) -> None:
+def test_a_draft_that_breaks_a_limit_concerns_its_session_only(count: int, source: int, name: str) -> None:
     wire = drafting_pb2.Drafts()
     columns.write_drafts([Draft(session_id=name, base_length=1, base_hash=1) for name in ("good", "bad")], wire)
-    changed.counts.insert(0, 0)
-    changed.score_counts.extend([0, 0])
+    changed = tree_pb2.TokenTrees(
+        counts=packed("I", [0, count]),
+        tokens=packed("I", [1] * count),
+        parents=packed("i", [-1] * count),
+        sources=packed("I", [source] * count),
+        source_names=[name],
+        score_counts=packed("I", [0, 0]),
+    )
     wire.trees.CopyFrom(changed)
     good, bad = columns.read_drafts(wire)
     assert good == Draft(session_id="good", base_length=1, base_hash=1)
     assert isinstance(bad, DraftFailure)
     assert bad.session_id == "bad"
+
+
+@pytest.mark.parametrize("column", ["committed", "prefix_hashes", "min_probabilities"])
+def test_half_a_number_is_refused(column: str) -> None:
+    (wire,) = drafting.encode_drafting_calls([report_of(random.Random(3), "s")])
+    setattr(wire.steps, column, getattr(wire.steps, column) + b"\0")
+    with refuses(InvalidArgument, field=f"steps.{column}"):
+        drafting.decode_together(wire)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 32]])
+def test_a_draft_of_no_tokens_that_could_be_is_not_sent(tokens: list[int]) -> None:
+    wire = drafting_pb2.Drafts()
+    for given in (tokens, array("q", tokens), *([array("i", tokens)] if tokens[0] < 0 else [])):
+        tree = DraftColumns(
+            left=(), session_ids=["s"], base_lengths=[1], base_hashes=[1], node_counts=[1], tokens=given, parents=[-1],
+            sources=[0], source_names=("a",), scores=[0.5], drafting_s=0.1, group="text",
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=r"negative|unsigned"):
+            columns.write_draft_columns(tree, wire)

@@ -203,7 +203,7 @@ async def test_two_reports_of_one_session_are_taken_in_their_order() -> None:
     second = report_of(Random(2), replace(told["a"], tree=EMPTY_TREE), 4)
     drafts = await pair.step([first, second])
     assert [draft.base_length for draft in drafts if isinstance(draft, Draft)] == [first.length, second.length]
-    assert pair.drafted == 1
+    assert pair.drafted == 2
 
 
 async def test_without_compiled_code_nothing_is_done() -> None:

@@ -6,7 +6,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from typing_extensions import override
 
@@ -19,7 +19,7 @@ from services.drafter.sources import recycling, suffix
 from services.drafter.sources.interfaces import PathSession
 from services.drafter.sources.recycling import RecyclingSession
 from services.drafter.sources.suffix import Place, SuffixSession
-from services.drafter.sources.suffix_automaton import NOWHERE, Ending
+from services.drafter.sources.suffix_automaton import NOWHERE
 from services.machine.held_memory import Held
 from speculation import limits
 from speculation.records import maker
@@ -27,17 +27,41 @@ from speculation.types import TokenTree
 
 # The sources that it knows, in the order in which they are asked.
 KNOWN = (suffix.NAME, recycling.NAME)
-# The structs wanted and candidate in blend.h; the struct session in steps.c in two parts: each step changes the second one.
+# The structs wanted and candidate in blend.h.
 _WANTED = struct.Struct("5Pd7i4x")
-_HELD, _MOVING = struct.Struct("7P2i"), struct.Struct("3i4xQ")
-SESSION_BYTES = _HELD.size + _MOVING.size
 # The numbers of so many nodes.
 _INTS, _DOUBLES = ([struct.Struct(f"{count}{kind}") for count in range(limits.MAX_TREE_NODES + 1)] for kind in "id")
+# For who looks at no texts of others: they never change, and it may take as many tokens as there are.
+_UNCHANGED, _ANY = ctypes.c_int64(0), 2**31 - 1
 _make_tree = maker(TokenTree)
 
 
 class _Candidate(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("token", "first", "second")] + [("probability", ctypes.c_double)]
+
+
+class _Session(ctypes.Structure):
+    """The struct session in steps.c."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("last", "weights", "squares", "own", "shared", "table", "end", "changes")],
+        ("known_changes", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in ("depth", "max_endings")],
+        ("hash", ctypes.c_uint64),
+        *[(name, ctypes.c_int32) for name in ("length", "room")],
+        *[(name, ctypes.c_int32 * 2) for name in ("own_end", "shared_end")],
+        ("least", ctypes.c_double),
+        ("taken", ctypes.c_void_p),
+        *[(name, ctypes.c_int32) for name in ("taken_count", "taken_room")],
+    ]
+
+
+class Taken(NamedTuple):
+    """What a session has taken without Python: its tokens, and the length and hash of its prefix now."""
+
+    tokens: array[int]
+    length: int
+    hash: int
 
 
 def is_compiled(names: Sequence[str]) -> bool:
@@ -69,12 +93,14 @@ class CompiledBlendSession(BlendSession):
         self._last, self._other = (Held(library.blend_new(), library.blend_free) for _ in range(2))
         self._wanted = ctypes.create_string_buffer(_WANTED.size)
         self._limits = (0, 0) if self._suffix is None else (self._suffix.config.depth, self._suffix.config.max_endings)
-        # What ``before_step`` tells of every step.
-        self._learnt = self._last.address, self._weights, self._squares
-        recycled = (0, 0) if self._recycling is None else (self._table.address, self._end.address)
-        self._unmoved = *recycled, *self._limits
-        # Both automata, and what does not change as long as they do not.
-        self._told_of: tuple[tuple[int, int], bytes] = (-1, -1), b""
+        # Where it takes steps without Python, until ``settle``.
+        self._held = Held(library.session_new(), library.session_free)
+        self._session = _Session.from_address(self._held.address)
+        session = self._session
+        session.weights, session.squares = self._weights, self._squares
+        session.depth, session.max_endings = self._limits
+        if self._recycling is not None:
+            session.table, session.end = self._table.address, self._end.address
         self._room(0)
 
     @override
@@ -87,36 +113,48 @@ class CompiledBlendSession(BlendSession):
             return super().draft(max_nodes)
         return self._drafted(self._last, max_nodes, place, self._recycling is not None)
 
-    def before_step(self, many: int, length: int, prefix_hash: int) -> bytes | None:
-        """The struct session in steps.c, by which it observes ``many`` tokens and drafts; None: it cannot.
+    def enter(self, length: int, prefix_hash: int) -> int:
+        """The address by which steps.c lets this session observe and draft, until ``settle`` is called, which must be before
+        anything else is asked of it; 0: it cannot.
 
         Args:
             length, prefix_hash: of the session's prefix.
         """
         if len(self._sources) < self._whole or self._models:
-            return None
-        own = shared = state = size = 0
-        if self._suffix is not None:
+            return 0
+        session = self._session
+        if self._suffix is None:
+            session.changes, session.known_changes, session.room = ctypes.addressof(_UNCHANGED), 0, _ANY
+        else:
             try:
-                found = self._suffix.before_step(many)
+                found = self._suffix.enter()
             except Exception:
-                return None
+                return 0
             if found is None:
-                return None
-            own, shared, state, size = found
-        automata, held = self._told_of
-        if automata != (own, shared):
-            held = _HELD.pack(*self._learnt, own, shared, *self._unmoved)
-            self._told_of = (own, shared), held
-        return held + _MOVING.pack(state, size, length, prefix_hash)
+                return 0
+            session.own, session.shared, session.changes = found.own, found.shared, ctypes.addressof(found.changes)
+            session.known_changes, session.room, session.shared_end = found.changes.value, found.room, found.shared_end
+        session.length, session.hash = length, prefix_hash
+        session.last = self._last.address
+        return self._held.address
 
-    def after_step(self, tokens: array[int], least: float, end: Ending, shared_end: Ending, *, drafted: bool) -> None:
-        """Note what steps.c has done; if it has not ``drafted``, there was no memory to count the tokens."""
-        self._least = least
-        if not drafted:
+    def settle(self, *, counted: bool = True) -> Taken | None:
+        """Note what steps.c has done since ``enter``; None: nothing.
+
+        Args:
+            counted: there was memory to count the tokens.
+        """
+        session = self._session
+        session.last = None
+        if not session.taken_count:
+            return None
+        tokens = array("i", ctypes.string_at(session.taken, 4 * session.taken_count))
+        session.taken_count, self._least = 0, session.least
+        if not counted:
             self._lose(suffix.NAME)
         elif self._suffix is not None:
-            self._suffix.after_step(tokens, end, shared_end)
+            self._suffix.settle(tokens, tuple(session.own_end), tuple(session.shared_end))
+        return Taken(tokens, session.length, session.hash)
 
     @override
     def likeliest_after(self, node: int) -> list[tuple[int, float]]:

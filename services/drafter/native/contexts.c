@@ -3,17 +3,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* `chain`: the next entry of the same hash, or the next free one; `older` and `newer` by when they were learnt. -1: none. */
+/* `older` and `newer` by when they were learnt, or the next free one in `newer`. -1: none. */
 struct entry {
     struct context key;
-    int32_t chain, older, newer, count;
+    int32_t older, newer, count;
 };
 
-/* Entries by context, the one learnt longest ago is dropped first. `ids`: `width` of each entry. */
+/* Where an entry is found: by its hash, at the place that this names or behind it without a gap. `at` -1: there is none. */
+struct slot {
+    uint32_t hash;
+    int32_t at;
+};
+
+/* Entries by context, the one learnt longest ago is dropped first. `ids`: `width` of each entry. Two slots for each entry that
+   there is room for: who looks for what is not there reads no entry. */
 struct entries {
     struct entry *all;
-    int32_t *ids, *buckets;
-    int32_t width, most, count, room, bucket_count, oldest, newest, free;
+    int32_t *ids;
+    struct slot *slots;
+    int32_t width, most, count, room, oldest, newest, free;
 };
 
 struct table {
@@ -28,33 +36,44 @@ static struct context last(const struct context *context, int32_t order) {
     return key;
 }
 
-static int32_t *bucket_of(const struct entries *entries, const struct context *key) {
+static uint32_t hash_of(const struct context *key) {
     uint64_t mixed = (uint64_t)(uint32_t)key->tokens[0] << 32 | (uint32_t)key->tokens[1];
     mixed = (mixed * 0x9E3779B97F4A7C15u ^ (uint32_t)key->tokens[2]) * 0x9E3779B97F4A7C15u;
-    return entries->buckets + ((uint32_t)(mixed >> 32) & (uint32_t)(entries->bucket_count - 1));
+    return (uint32_t)(mixed >> 32);
 }
 
-static int32_t find(const struct entries *entries, const struct context *key) {
-    int32_t at = *bucket_of(entries, key);
-    while (at >= 0 && memcmp(&entries->all[at].key, key, sizeof *key)) at = entries->all[at].chain;
-    return at;
+static uint32_t last_slot(const struct entries *entries) { return 2 * (uint32_t)entries->room - 1; }
+
+/* The slot of a key, or the free one where it would be. */
+static struct slot *slot_of(const struct entries *entries, const struct context *key) {
+    const uint32_t hash = hash_of(key), mask = last_slot(entries);
+    struct slot *slots = entries->slots;
+    uint32_t place = hash & mask;
+    while (slots[place].at >= 0 &&
+           (slots[place].hash != hash || memcmp(&entries->all[slots[place].at].key, key, sizeof *key)))
+        place = (place + 1) & mask;
+    return slots + place;
 }
 
-/* So many nodes' entries stay in the nearest cache. */
+/* So many contexts' entries stay in the nearest cache. */
 enum { MOST_FETCHED = 32 };
 
-/* Fetches the entries of the last tokens of a context, of every order, into the caches: their buckets first, then they
+/* Fetches the entries of the last tokens of contexts, of every order, into the caches: their slots first, then they
    themselves. One after the other they would be waited for as long as all of them together. */
-static void fetch(const struct entries *entries, const struct context *context) {
-    const int32_t *buckets[LONGEST_CONTEXT];
+static void fetch(const struct entries *entries, const struct context *contexts, int64_t count) {
+    const struct slot *slots[MOST_FETCHED * LONGEST_CONTEXT];
+    uint32_t hashes[MOST_FETCHED * LONGEST_CONTEXT];
+    int64_t many = 0;
     if (!entries->room) return;
-    for (int32_t order = 1; order <= context->size; order++) {
-        const struct context key = last(context, order);
-        __builtin_prefetch(buckets[order - 1] = bucket_of(entries, &key));
-    }
-    for (int32_t order = 1; order <= context->size; order++) {
-        const int32_t at = *buckets[order - 1];
-        if (at < 0) continue;
+    for (int64_t each = 0; each < count; each++)
+        for (int32_t order = 1; order <= contexts[each].size; order++, many++) {
+            const struct context key = last(contexts + each, order);
+            hashes[many] = hash_of(&key);
+            __builtin_prefetch(slots[many] = entries->slots + (hashes[many] & last_slot(entries)));
+        }
+    for (int64_t each = 0; each < many; each++) {
+        const int32_t at = slots[each]->at;
+        if (at < 0 || slots[each]->hash != hashes[each]) continue;
         __builtin_prefetch(entries->all + at);
         __builtin_prefetch(entries->ids + (int64_t)at * entries->width);
     }
@@ -72,53 +91,64 @@ static void make_newest(struct entries *entries, int32_t at) {
     entries->newest = at;
 }
 
+/* Frees a slot, and moves those behind it up, so that there is no gap before any. */
+static void free_slot(struct entries *entries, struct slot *slot) {
+    const uint32_t mask = last_slot(entries);
+    struct slot *slots = entries->slots;
+    uint32_t gap = (uint32_t)(slot - slots);
+    for (uint32_t place = (gap + 1) & mask; slots[place].at >= 0; place = (place + 1) & mask) {
+        if (((place - slots[place].hash) & mask) < ((place - gap) & mask)) continue;
+        slots[gap] = slots[place];
+        gap = place;
+    }
+    slots[gap].at = -1;
+}
+
 static void drop_oldest(struct entries *entries) {
     const int32_t at = entries->oldest;
-    int32_t *link = bucket_of(entries, &entries->all[at].key);
-    while (*link != at) link = &entries->all[*link].chain;
-    *link = entries->all[at].chain;
+    free_slot(entries, slot_of(entries, &entries->all[at].key));
     unlink_age(entries, at);
-    entries->all[at].chain = entries->free, entries->free = at;
+    entries->all[at].newer = entries->free, entries->free = at;
     entries->count--;
 }
 
-/* Twice the room, and as many buckets. Returns 0 where there is no memory. */
+/* Twice the room. Returns 0 where there is no memory. */
 static int grow(struct entries *entries) {
-    const int32_t room = entries->room ? 2 * entries->room : 64;
+    const int32_t used = entries->room, room = used ? 2 * used : 64;
     struct entry *all = realloc(entries->all, (size_t)room * sizeof(struct entry));
     if (all) entries->all = all;
     int32_t *ids = realloc(entries->ids, (size_t)room * (size_t)entries->width * sizeof(int32_t));
     if (ids) entries->ids = ids;
-    int32_t *buckets = realloc(entries->buckets, (size_t)room * sizeof(int32_t));
-    if (buckets) entries->buckets = buckets;
-    if (!all || !ids || !buckets) return 0;
-    memset(buckets, -1, (size_t)room * sizeof(int32_t));
+    struct slot *slots = realloc(entries->slots, 2 * (size_t)room * sizeof(struct slot));
+    if (slots) entries->slots = slots;
+    if (!all || !ids || !slots) return 0;
+    memset(slots, -1, 2 * (size_t)room * sizeof(struct slot));
     /* It grows when all entries are used, so none is free but the new ones. */
-    entries->bucket_count = room;
-    for (int32_t at = 0; at < entries->room; at++) {
-        int32_t *bucket = bucket_of(entries, &all[at].key);
-        all[at].chain = *bucket, *bucket = at;
-    }
-    for (int32_t at = entries->room; at < room; at++) all[at].chain = at + 1 < room ? at + 1 : -1;
-    entries->free = entries->room, entries->room = room;
+    entries->room = room;
+    for (int32_t at = 0; at < used; at++) *slot_of(entries, &all[at].key) = (struct slot){hash_of(&all[at].key), at};
+    for (int32_t at = used; at < room; at++) all[at].newer = at + 1 < room ? at + 1 : -1;
+    entries->free = used;
     return 1;
 }
 
 /* The entry of a key, which is now the one learnt last; it is made if there is none. -1 where there is no memory. */
 static int32_t newest_of(struct entries *entries, const struct context *key) {
-    int32_t at = entries->room ? find(entries, key) : -1;
-    if (at >= 0) {
-        unlink_age(entries, at);
+    struct slot *slot = entries->room ? slot_of(entries, key) : NULL;
+    if (slot && slot->at >= 0) {
+        unlink_age(entries, slot->at);
     } else {
-        if (entries->free < 0 && !grow(entries)) return -1;
-        at = entries->free, entries->free = entries->all[at].chain;
-        int32_t *bucket = bucket_of(entries, key);
-        entries->all[at] = (struct entry){.key = *key, .chain = *bucket};
-        *bucket = at;
+        if (entries->free < 0) {
+            if (!grow(entries)) return -1;
+            slot = slot_of(entries, key);
+        }
+        const int32_t at = entries->free;
+        entries->free = entries->all[at].newer;
+        entries->all[at] = (struct entry){.key = *key};
+        *slot = (struct slot){hash_of(key), at};
         entries->count++;
     }
-    make_newest(entries, at);
-    return at;
+    make_newest(entries, slot->at);
+    return slot->at;
 }
 
 /* Notes ids after the last `order` tokens of a context. */
@@ -138,7 +168,7 @@ struct table *table_new(int64_t most) {
     return made;
 }
 
-static void clear(struct entries *entries) { free(entries->all), free(entries->ids), free(entries->buckets); }
+static void clear(struct entries *entries) { free(entries->all), free(entries->ids), free(entries->slots); }
 
 void table_free(struct table *table) { clear(&table->top), clear(&table->seen), free(table); }
 
@@ -176,28 +206,37 @@ static const int32_t *ids_of(const struct pass *pass, int64_t row) {
 /* Notes the likeliest ids after the root and each node. Deeper nodes first: if two paths end in the same context, the one
    nearer to the text is kept. */
 static void table_learn(struct table *table, const struct context *root, const struct pass *pass) {
-    const int64_t fetched = pass->nodes < MOST_FETCHED ? pass->nodes : MOST_FETCHED;
-    for (int64_t node = fetched - 1; node >= -1; node--) {
-        const struct context context = context_of(root, pass->tokens, pass->parents, node);
-        fetch(&table->top, &context);
-    }
+    struct context contexts[MOST_FETCHED];
     const int32_t *ids = ids_of(pass, pass->nodes + 1);
-    for (int64_t node = pass->nodes - 1; node >= -1; node--) {
-        const struct context context = context_of(root, pass->tokens, pass->parents, node);
-        const int32_t count = shown(pass, node + 1);
-        ids -= count;
-        for (int32_t order = context.size; order > 0; order--) note(&table->top, &context, order, ids, count);
-        while (table->top.count > table->top.most) drop_oldest(&table->top);
+    for (int64_t end = pass->nodes + 1; end > 0; end -= MOST_FETCHED) {
+        const int64_t begin = end > MOST_FETCHED ? end - MOST_FETCHED : 0;
+        for (int64_t row = begin; row < end; row++)
+            contexts[row - begin] = context_of(root, pass->tokens, pass->parents, row - 1);
+        fetch(&table->top, contexts, end - begin);
+        for (int64_t row = end - 1; row >= begin; row--) {
+            const struct context *context = contexts + (row - begin);
+            const int32_t count = shown(pass, row);
+            ids -= count;
+            for (int32_t order = context->size; order > 0; order--) note(&table->top, context, order, ids, count);
+            while (table->top.count > table->top.most) drop_oldest(&table->top);
+        }
     }
 }
 
 void table_read(struct table *table, struct context *context, const int32_t *tokens, int64_t many) {
-    for (int64_t at = 0; at < many; at++) {
-        for (int32_t order = context->size; order > 0; order--) {
-            note(&table->seen, context, order, tokens + at, 1);
-            if (table->seen.count > table->seen.most) drop_oldest(&table->seen);
+    struct context contexts[MOST_FETCHED];
+    for (int64_t begin = 0; begin < many; begin += MOST_FETCHED) {
+        const int64_t count = many - begin < MOST_FETCHED ? many - begin : MOST_FETCHED;
+        for (int64_t at = 0; at < count; at++) {
+            contexts[at] = *context;
+            *context = context_after(*context, tokens[begin + at]);
         }
-        *context = context_after(*context, tokens[at]);
+        fetch(&table->seen, contexts, count);
+        for (int64_t at = 0; at < count; at++)
+            for (int32_t order = contexts[at].size; order > 0; order--) {
+                note(&table->seen, contexts + at, order, tokens + begin + at, 1);
+                if (table->seen.count > table->seen.most) drop_oldest(&table->seen);
+            }
     }
 }
 
@@ -242,13 +281,13 @@ int32_t table_observe(struct table *table, struct text_end *end, const int32_t *
 }
 
 void table_fetch(const struct table *table, const struct context *context) {
-    fetch(&table->top, context), fetch(&table->seen, context);
+    fetch(&table->top, context, 1), fetch(&table->seen, context, 1);
 }
 
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids) {
     if (!context->size || !table->top.room) return 0;
     const struct context key = last(context, order);
-    const int32_t at = find(&table->top, &key);
+    const int32_t at = slot_of(&table->top, &key)->at;
     if (at < 0) return 0;
     *ids = table->top.ids + (int64_t)at * table->top.width;
     return table->top.all[at].count;
@@ -257,6 +296,6 @@ int64_t table_top(const struct table *table, const struct context *context, int3
 int32_t table_seen(const struct table *table, const struct context *context, int32_t order) {
     if (!context->size || !table->seen.room) return -1;
     const struct context key = last(context, order);
-    const int32_t at = find(&table->seen, &key);
+    const int32_t at = slot_of(&table->seen, &key)->at;
     return at < 0 ? -1 : table->seen.ids[(int64_t)at * table->seen.width];
 }

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.drafter.merging.blend import LEAST
-from services.drafter.native.blend import SESSION_BYTES, CompiledBlendSession
 from services.drafter.native.library import drafting_library
 from speculation.columns import ReportColumns
 
-# The structs reports, outcome and drafts in steps.c.
-_REPORTS, _OUTCOME, _DRAFTS = struct.Struct("13P"), 5, struct.Struct("4P")
-_NOBODY = bytes(SESSION_BYTES)
-NOT_DONE, _NO_MEMORY = -1, -2
+# The structs reports and drafts in steps.c.
+_REPORTS, _DRAFTS = struct.Struct("13P"), struct.Struct("4P")
+NOT_DONE, NO_MEMORY = -1, -2
 # Fewer reports take some tens of microseconds; getting the interpreter's lock back from a busy thread may take milliseconds.
 _FEW = 8
 
@@ -25,7 +24,8 @@ class TakenSteps:
     """What became of the reports of a step.
 
     Attributes:
-        counts: nodes that each report's session drafts; ``NOT_DONE``: nothing was done for it.
+        counts: nodes that each report's session drafts; ``NOT_DONE``: nothing was done for it; ``NO_MEMORY``: it drafts
+            none, and suffix decoding could not count the tokens.
         tokens, parents, sources, scores: of all nodes; a source by its number in ``blend.KNOWN``.
     """
 
@@ -36,50 +36,41 @@ class TakenSteps:
     scores: array[float]
 
 
-def take_steps(
-    blends: Sequence[CompiledBlendSession | None], prefixes: Sequence[tuple[int, int]], reports: ReportColumns
-) -> TakenSteps:
+def ready_for(sessions: array[int], reports: ReportColumns) -> bytes:
+    """1 for each report whose session may take it, else 0; arguments as of ``take_steps``."""
+    ready = array("B", bytes(len(sessions)))
+    _library().steps_ready(_address(sessions), _address(reports.committed_counts), len(sessions), _address(ready))
+    return ready.tobytes()
+
+
+def take_steps(sessions: array[int], reports: ReportColumns) -> TakenSteps:
     """Let sessions observe and draft.
 
     Args:
-        blends: the session of each report; None: nothing is to be done.
-        prefixes: length and hash of each session's prefix.
+        sessions: the address of each report's session, as ``CompiledBlendSession.enter`` gave it; 0: nothing is to be done.
     """
-    many = reports.committed_counts
-    sessions = b"".join(
-        [
-            _NOBODY if blend is None else blend.before_step(size, *prefix) or _NOBODY
-            for blend, size, prefix in zip(blends, many, prefixes, strict=True)
-        ]
-    )
     count, room = len(reports), sum(reports.max_nodes)
-    outcomes = array("i", bytes(4 * _OUTCOME * count))
+    counts = array("i", bytes(4 * count))
     tokens, parents, sources = (array("i", bytes(4 * room)) for _ in range(3))
     scores = array("d", bytes(8 * room))
     least = array("d", [max(LEAST, each) for each in reports.min_probabilities])
     told = _REPORTS.pack(*map(_address, _columns(reports)), _address(least))
     drafts = _DRAFTS.pack(_address(tokens), _address(parents), _address(sources), _address(scores))
-    made = _taking(count)(sessions, told, count, _address(outcomes), drafts)
-    counts: list[int] = []
-    first = 0
-    told_of_each = zip(*[iter(outcomes.tolist())] * _OUTCOME, strict=True)
-    for blend, size, probability, (nodes, own, length, shared, reached) in zip(
-        blends, many, least, told_of_each, strict=True
-    ):
-        if blend is not None and nodes != NOT_DONE:
-            committed = reports.committed[first : first + size]
-            blend.after_step(committed, probability, (own, length), (shared, reached), drafted=nodes != _NO_MEMORY)
-        counts.append(0 if nodes == _NO_MEMORY else nodes)
-        first += size
+    made = _taking(count)(_address(sessions), told, count, _address(counts), drafts)
     return TakenSteps(
-        counts=counts, tokens=tokens[:made], parents=parents[:made], sources=sources[:made], scores=scores[:made]
+        counts=counts.tolist(), tokens=tokens[:made], parents=parents[:made], sources=sources[:made], scores=scores[:made]
     )
+
+
+def _library() -> ctypes.PyDLL:
+    library = drafting_library()
+    assert library is not None, "sessions are compiled"
+    return library
 
 
 def _taking(count: int) -> Callable[..., int]:
     """The function that takes so many reports: without the interpreter's lock where that lasts, so that a pass may begin."""
-    library = drafting_library()
-    assert library is not None, "sessions are compiled"
+    library = _library()
     found: Callable[..., int] = library.steps_take if count < _FEW else library.steps_take_unlocked
     return found
 

@@ -1,68 +1,109 @@
-"""The drafts of a step for all sessions that compiled code drafts for, in one go."""
+"""The drafts of a step for all sessions that compiled code drafts for, in one go.
+
+Such a session takes its steps without Python: it has entered. Whoever asks anything else of it lets it leave first, which
+brings Python's part of it up to date.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections import OrderedDict
 from itertools import compress
 
 from services.drafter.native.blend import KNOWN, CompiledBlendSession
-from services.drafter.native.steps import NOT_DONE, take_steps
+from services.drafter.native.steps import NO_MEMORY, NOT_DONE, ready_for, take_steps
 from services.drafter.sessions.request import DraftedRequest, drafted_prefix
 from speculation.columns import DraftColumns, ReportColumns
 from speculation.sources import TEXT
 
 
-def drafted_together(sessions: Sequence[DraftedRequest | None], reports: ReportColumns, start: float) -> DraftColumns | None:
-    """Tell sessions of their steps, and draft for them. None: no session can be drafted for here, and nothing was done.
+class Together:
+    """Drafts for sessions together. A session must leave before anything else is asked of it."""
 
-    Args:
-        sessions: the session of each report; None: its report is to be left.
-        start: when drafting began, in seconds of ``perf_counter``.
-    """
-    blends = [None if session is None else _compiled(session) for session in sessions]
-    if not any(blends):
-        return None
-    prefixes = [(0, 0) if session is None else (session.prefix.length, session.prefix.hash) for session in sessions]
-    taken = take_steps(blends, prefixes, reports)
-    done = [count != NOT_DONE for count in taken.counts]
-    took_s = (time.perf_counter() - start) / max(1, sum(done))
-    first = 0
-    columns = zip(
-        sessions,
-        done,
-        reports.committed_counts,
-        reports.lengths,
-        reports.prefix_hashes,
-        reports.max_nodes,
-        reports.min_probabilities,
-        strict=True,
-    )
-    for session, drafted, many, length, prefix_hash, nodes, least in columns:
-        if session is not None and drafted:
-            session.text_s = took_s
-            if session.answer is not None:
-                session.answer += reports.committed[first : first + many]
-            session.begin(
-                drafted_prefix(length=length, hash=prefix_hash, max_nodes=nodes, min_probability=least, start=start)
-            )
-        first += many
-    return DraftColumns(
-        left=[at for at, each in enumerate(done) if not each],
-        session_ids=list(compress(reports.session_ids, done)),
-        base_lengths=list(compress(reports.lengths, done)),
-        base_hashes=list(compress(reports.prefix_hashes, done)),
-        node_counts=list(compress(taken.counts, done)),
-        tokens=taken.tokens,
-        parents=taken.parents,
-        sources=taken.sources,
-        source_names=KNOWN,
-        scores=taken.scores,
-        drafting_s=took_s,
-        group=TEXT,
-    )
+    def __init__(self) -> None:
+        # Of those that have entered: the address by which compiled code knows each.
+        self._addresses: dict[str, int] = {}
+        # Seconds that each of the last drafts took.
+        self._took_s = 0.0
+
+    def drafted(
+        self, sessions: OrderedDict[str, DraftedRequest], reports: ReportColumns, most_s: float, start: float
+    ) -> DraftColumns | None:
+        """Tell sessions of their steps, and draft for them. None: no session can be drafted for here, and nothing was done.
+
+        Args:
+            sessions: by their names; those that are drafted for become the last ones.
+            most_s: longest time of a draft; who takes longer is left.
+            start: when drafting began, in seconds of ``perf_counter``.
+        """
+        known = self._addresses
+        if self._took_s > most_s:
+            # The next ones are taken one by one, and tell how long they take.
+            for name in [*known]:
+                self.leave(sessions[name])
+            self._took_s = 0.0
+        names = reports.session_ids
+        addresses = array("Q", [known.get(name, 0) for name in names])
+        for at in _zeros(ready_for(addresses, reports)):
+            session = sessions.get(names[at])
+            addresses[at] = 0 if session is None else self._enter(session, most_s)
+        if not any(addresses):
+            return None
+        taken = take_steps(addresses, reports)
+        done = [count != NOT_DONE for count in taken.counts]
+        self._took_s = (time.perf_counter() - start) / max(1, sum(done))
+        counts = [*compress(taken.counts, done)]
+        ids = [*compress(names, done)]
+        if NO_MEMORY in counts:
+            for name in compress(ids, [count == NO_MEMORY for count in counts]):
+                self.leave(sessions[name], counted=False)
+            counts = [max(0, count) for count in counts]
+        for name in ids:
+            sessions.move_to_end(name)
+        return DraftColumns(
+            left=[at for at, each in enumerate(done) if not each] if len(ids) < len(names) else (),
+            session_ids=ids,
+            base_lengths=[*compress(reports.lengths, done)],
+            base_hashes=[*compress(reports.prefix_hashes, done)],
+            node_counts=counts,
+            tokens=taken.tokens,
+            parents=taken.parents,
+            sources=taken.sources,
+            source_names=KNOWN,
+            scores=taken.scores,
+            drafting_s=self._took_s,
+            group=TEXT,
+        )
+
+    def _enter(self, session: DraftedRequest, most_s: float) -> int:
+        """The address of a session that may take a step here; 0: it may not."""
+        self.leave(session)
+        joined = None if session.text is None else session.text.joined
+        if not isinstance(joined, CompiledBlendSession) or not session.drafts_within(most_s):
+            return 0
+        address = joined.enter(session.prefix.length, session.prefix.hash)
+        if address:
+            self._addresses[session.id] = address
+        return address
+
+    def leave(self, session: DraftedRequest, *, counted: bool = True) -> None:
+        """Bring a session up to date with the steps that it has taken here, if it has entered.
+
+        Args:
+            counted: as of ``CompiledBlendSession.settle``.
+        """
+        if self._addresses.pop(session.id, None) is None:
+            return
+        assert session.text is not None and isinstance(session.text.joined, CompiledBlendSession)
+        taken, before = session.text.joined.settle(counted=counted), session.prefix
+        if taken is None:
+            return
+        session.text_s = self._took_s
+        if session.answer is not None:
+            session.answer += taken.tokens
+        session.begin(drafted_prefix(length=taken.length, hash=taken.hash, max_nodes=before.max_nodes, start=before.start))
 
 
-def _compiled(session: DraftedRequest) -> CompiledBlendSession | None:
-    joined = None if session.text is None else session.text.joined
-    return joined if isinstance(joined, CompiledBlendSession) else None
+def _zeros(ready: bytes) -> list[int]:
+    return [at for at, each in enumerate(ready) if not each] if 0 in ready else []

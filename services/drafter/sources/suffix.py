@@ -7,12 +7,14 @@ first, then shorter ones. Texts are counted a piece at a time, prompts included;
 
 from __future__ import annotations
 
+import ctypes
 import time
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from services.drafter.config import DrafterConfig, SuffixConfig
@@ -148,6 +150,18 @@ class Suffix:
         return answers
 
 
+class Entered(NamedTuple):
+    """Addresses of both automata, what counts the changes of the shared one's texts, where the text ends in these, and how
+    many tokens may come.
+    """
+
+    own: int
+    shared: int
+    changes: ctypes.c_int64
+    shared_end: Ending
+    room: int
+
+
 class SuffixSession:
     """One request's own text, and its tenant's answers.
 
@@ -272,23 +286,23 @@ class SuffixSession:
             if found >= enough:
                 return
 
-    def before_step(self, many: int) -> tuple[int, int, int, int] | None:
-        """Addresses of both automata, and where the text ends in the tenant's answers.
+    def enter(self) -> Entered | None:
+        """What compiled code needs to count in the own text and to follow in the answers, without Python, until ``settle``.
 
-        None: to observe ``many`` tokens takes more than to count them in the own text and to follow them in the answers.
+        None: there is something else to do as well.
         """
         own, answers = self._own, self._answers.memory
-        if not (own.idle and answers.idle) or own.end + many > self.config.max_tokens or many > _PIECE:
-            return None
-        if self._beside and len(self._answer) + many >= _TOLD:
+        if not (own.idle and answers.idle):
             return None
         shared = answers.automaton
         (known, changes), end = self._shared
         if shared is not known or shared.changes != changes or self._unfollowed:
             end = self._shared_end()
-        return own.automaton.address, shared.address, *end  # type: ignore[union-attr]  # Both are compiled.
+        room = min(self.config.max_tokens - own.end, _TOLD - 1 - len(self._answer) if self._beside else _PIECE)
+        addresses = own.automaton.address, shared.address  # type: ignore[union-attr]  # Both are compiled.
+        return Entered(*addresses, answers.changes, end, room)
 
-    def after_step(self, tokens: array[int], end: Ending, shared_end: Ending) -> None:
+    def settle(self, tokens: array[int], end: Ending, shared_end: Ending) -> None:
         """Note that compiled code has counted and followed tokens, behind which the text ends here."""
         self._own.counted(tokens, end)
         self._recent.extend(tokens)

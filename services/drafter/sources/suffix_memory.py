@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -32,6 +33,7 @@ class Memory:
         end: position behind the last token.
         automaton: the counts so far. ``work`` may replace it.
         idle: ``work`` has nothing to do.
+        changes: counts them, where compiled code can read it; what ``read`` and ``counted`` add is none.
     """
 
     def __init__(self, depth: int, likeliest: int) -> None:
@@ -41,6 +43,7 @@ class Memory:
         self._base = self.begin = self.end = 0
         self._used = self._anew()
         self._next: _Counted | None = None
+        self.changes = ctypes.c_int64(0)
         self._look()
 
     @property
@@ -50,6 +53,7 @@ class Memory:
 
     def _look(self) -> None:
         """Set what is asked for in every step."""
+        self.changes.value += 1
         self.automaton: Automaton | CompiledAutomaton = self._used.automaton
         self.idle = self._next is None and self.complete
 

@@ -132,6 +132,8 @@ class Chooser:
             self._try(tried, logits)
         top_ids, made = tops_of_all(), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
+        if not any(rows.noise for rows in batch):
+            return found
         return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
     def sought(self, batch: Sequence[Rows]) -> Sought:

@@ -38,9 +38,11 @@ def send_likeliest(
     def found() -> Tops:
         tops: Tops = [()] * len(walks)
         for asking, gives in sent:
-            ids = iter(gives())
+            ids = [*map(tuple, gives())]
+            end = 0
             for at in asking:
-                tops[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
+                begin, end = end, end + walks[at].rows.logits
+                tops[at] = tuple(ids[begin:end])
         return tops
 
     return found

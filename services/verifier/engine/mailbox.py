@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
@@ -21,6 +21,7 @@ _KEPT = 64
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
 # Making a draft counts as taking at most so many passes.
 _MOST_PASSES = 100
+_NOTHING: Mapping[str, float] = {}
 
 
 class Mailbox:
@@ -229,12 +230,14 @@ class Mailbox:
         self._found = None
         self.start_over()
 
-    def missing(self, tokens: Sequence[int]) -> dict[str, float]:
+    def missing(self, tokens: Sequence[int]) -> Mapping[str, float]:
         """Groups whose draft after ``tokens`` may still arrive, with the time it was asked for."""
-        at = self._asked.get(len(tokens))
-        if at is None or self.given_up or self._none_for == len(tokens):
-            return {}
-        at_hand = self.find(tokens)
+        length = len(tokens)
+        at = self._asked.get(length)
+        if at is None or self.given_up or self._none_for == length:
+            return _NOTHING
+        known = self._found
+        at_hand = known[1] if known is not None and known[0] == length else self.find(tokens)
         if not at_hand:
             return dict.fromkeys(self._groups, at)
         there = [found.draft.group for found in at_hand if not found.late]

@@ -318,12 +318,14 @@ Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 @_typing.final
 class StepReports(_message.Message):
     """Reports of several sessions by columns, fields as in `StepReport`. The n-th entry of a column is the n-th report's. Where
-    reports have several entries, they follow each other, and another column counts each report's.
+    reports have several entries, they follow each other, and another column counts each report's. Columns of numbers are bytes,
+    as in `TokenTrees`: uint32, if nothing else is said.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_IDS_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     COMMITTED_COUNTS_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
@@ -332,54 +334,43 @@ class StepReports(_message.Message):
     ACCEPTED_COUNTS_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
     MIN_PROBABILITIES_FIELD_NUMBER: _builtins.int
-    TREES_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_COUNTS_FIELD_NUMBER: _builtins.int
+    committed: _builtins.bytes
+    committed_counts: _builtins.bytes
+    lengths: _builtins.bytes
+    prefix_hashes: _builtins.bytes
+    """uint64."""
+    accepted_paths: _builtins.bytes
+    accepted_counts: _builtins.bytes
+    max_nodes: _builtins.bytes
+    min_probabilities: _builtins.bytes
+    """double."""
+    top_ids: _builtins.bytes
+    """Likeliest token ids after the last committed token and after every node."""
+    top_counts: _builtins.bytes
+    """How many of them there are after each; 0: nothing was observed."""
     @_builtins.property
     def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def committed_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def accepted_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def accepted_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def max_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def min_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
-    @_builtins.property
     def trees(self) -> _tree_pb2.TokenTrees:
         """The verified trees; an empty one where nothing was observed."""
-
-    @_builtins.property
-    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Likeliest token ids after the last committed token and after every node."""
-
-    @_builtins.property
-    def top_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of them there are after each; 0: nothing was observed."""
 
     def __init__(
         self,
         *,
         session_ids: _abc.Iterable[_builtins.str] | None = ...,
-        committed: _abc.Iterable[_builtins.int] | None = ...,
-        committed_counts: _abc.Iterable[_builtins.int] | None = ...,
-        lengths: _abc.Iterable[_builtins.int] | None = ...,
-        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
-        accepted_paths: _abc.Iterable[_builtins.int] | None = ...,
-        accepted_counts: _abc.Iterable[_builtins.int] | None = ...,
-        max_nodes: _abc.Iterable[_builtins.int] | None = ...,
-        min_probabilities: _abc.Iterable[_builtins.float] | None = ...,
         trees: _tree_pb2.TokenTrees | None = ...,
-        top_ids: _abc.Iterable[_builtins.int] | None = ...,
-        top_counts: _abc.Iterable[_builtins.int] | None = ...,
+        committed: _builtins.bytes = ...,
+        committed_counts: _builtins.bytes = ...,
+        lengths: _builtins.bytes = ...,
+        prefix_hashes: _builtins.bytes = ...,
+        accepted_paths: _builtins.bytes = ...,
+        accepted_counts: _builtins.bytes = ...,
+        max_nodes: _builtins.bytes = ...,
+        min_probabilities: _builtins.bytes = ...,
+        top_ids: _builtins.bytes = ...,
+        top_counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trees", b"trees"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -396,32 +387,31 @@ class Drafts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_IDS_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     BASE_LENGTHS_FIELD_NUMBER: _builtins.int
     BASE_HASHES_FIELD_NUMBER: _builtins.int
-    TREES_FIELD_NUMBER: _builtins.int
     DRAFTING_S_FIELD_NUMBER: _builtins.int
-    GROUPS_FIELD_NUMBER: _builtins.int
+    base_lengths: _builtins.bytes
+    base_hashes: _builtins.bytes
+    """uint64."""
+    drafting_s: _builtins.bytes
+    """double."""
     @_builtins.property
     def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def base_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def base_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
     def trees(self) -> _tree_pb2.TokenTrees: ...
-    @_builtins.property
-    def drafting_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         session_ids: _abc.Iterable[_builtins.str] | None = ...,
-        base_lengths: _abc.Iterable[_builtins.int] | None = ...,
-        base_hashes: _abc.Iterable[_builtins.int] | None = ...,
         trees: _tree_pb2.TokenTrees | None = ...,
-        drafting_s: _abc.Iterable[_builtins.float] | None = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
+        base_lengths: _builtins.bytes = ...,
+        base_hashes: _builtins.bytes = ...,
+        drafting_s: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trees", b"trees"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

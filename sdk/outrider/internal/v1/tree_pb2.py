@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1foutrider/internal/v1/tree.proto\x12\x14outrider.internal.v1\"\xa6\x01\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x0f\n\x07sources\x18\x03 \x03(\r\x12\x14\n\x0csource_names\x18\x04 \x03(\t\x12\x0e\n\x06scores\x18\x05 \x03(\x02\x12\x0e\n\x06probes\x18\x06 \x03(\r\x12\x31\n\tproposals\x18\x07 \x03(\x0b\x32\x1e.outrider.internal.v1.Proposal\"\x8a\x01\n\nTokenTrees\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x0f\n\x07sources\x18\x04 \x03(\r\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x0e\n\x06scores\x18\x06 \x03(\x02\x12\x14\n\x0cscore_counts\x18\x07 \x03(\r\"4\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1foutrider/internal/v1/tree.proto\x12\x14outrider.internal.v1\"\xa6\x01\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x0f\n\x07sources\x18\x03 \x03(\r\x12\x14\n\x0csource_names\x18\x04 \x03(\t\x12\x0e\n\x06scores\x18\x05 \x03(\x02\x12\x0e\n\x06probes\x18\x06 \x03(\r\x12\x31\n\tproposals\x18\x07 \x03(\x0b\x32\x1e.outrider.internal.v1.Proposal\"\x9c\x01\n\nTokenTrees\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x0e\n\x06\x63ounts\x18\x08 \x01(\x0c\x12\x0e\n\x06tokens\x18\t \x01(\x0c\x12\x0f\n\x07parents\x18\n \x01(\x0c\x12\x0f\n\x07sources\x18\x0b \x01(\x0c\x12\x0e\n\x06scores\x18\x0c \x01(\x0c\x12\x14\n\x0cscore_counts\x18\r \x01(\x0cJ\x04\x08\x01\x10\x05J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"4\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENTREE']._serialized_start=58
   _globals['_TOKENTREE']._serialized_end=224
   _globals['_TOKENTREES']._serialized_start=227
-  _globals['_TOKENTREES']._serialized_end=365
-  _globals['_PROPOSAL']._serialized_start=367
-  _globals['_PROPOSAL']._serialized_end=419
+  _globals['_TOKENTREES']._serialized_end=383
+  _globals['_PROPOSAL']._serialized_start=385
+  _globals['_PROPOSAL']._serialized_end=437
 # @@protoc_insertion_point(module_scope)

@@ -79,49 +79,45 @@ Global___TokenTree: _TypeAlias = TokenTree  # noqa: Y015
 
 @_typing.final
 class TokenTrees(_message.Message):
-    """Several trees without probes and proposals. The nodes of one follow those of the one before."""
+    """Several trees without probes and proposals. The nodes of one follow those of the one before. Columns of numbers are bytes,
+    the numbers one after the other, little-endian: reading or writing each by itself would cost more than all else does.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SOURCE_NAMES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
-    SOURCE_NAMES_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     SCORE_COUNTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Nodes of each tree."""
-
-    @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices into source_names."""
-
+    counts: _builtins.bytes
+    """Nodes of each tree. uint32."""
+    tokens: _builtins.bytes
+    """uint32."""
+    parents: _builtins.bytes
+    """int32."""
+    sources: _builtins.bytes
+    """Indices into source_names. uint32."""
+    scores: _builtins.bytes
+    """float."""
+    score_counts: _builtins.bytes
+    """How many scores each tree has: none, or one for each node. uint32."""
     @_builtins.property
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Distinct names of all trees."""
 
-    @_builtins.property
-    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
-    @_builtins.property
-    def score_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many scores each tree has: none, or one for each node."""
-
     def __init__(
         self,
         *,
-        counts: _abc.Iterable[_builtins.int] | None = ...,
-        tokens: _abc.Iterable[_builtins.int] | None = ...,
-        parents: _abc.Iterable[_builtins.int] | None = ...,
-        sources: _abc.Iterable[_builtins.int] | None = ...,
         source_names: _abc.Iterable[_builtins.str] | None = ...,
-        scores: _abc.Iterable[_builtins.float] | None = ...,
-        score_counts: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _builtins.bytes = ...,
+        tokens: _builtins.bytes = ...,
+        parents: _builtins.bytes = ...,
+        sources: _builtins.bytes = ...,
+        scores: _builtins.bytes = ...,
+        score_counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

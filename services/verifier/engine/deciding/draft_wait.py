@@ -62,7 +62,9 @@ class DraftWait:
         drafted = [
             request
             for request in batch
-            if request.mailboxes and request.decoding and not request.undrafted and not request.closed
+            if request.mailboxes
+            and request.computed == len(request.tokens) - 1
+            and not (request.undrafted or request.closed)
         ]
         if not drafted:
             self.for_nobody(load)

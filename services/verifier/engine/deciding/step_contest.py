@@ -34,10 +34,12 @@ class StepContest:
             busy: an origin had work for a request of the pass meanwhile.
             speculates: whether any running request may be drafted for.
         """
+        if self._contest is None:
+            return
         parts, singles = work.parts, work.singles
         decoded = {part.request: len(part.verdict.committed) for part in parts if part.verdict and part.chain == 1}
         count = len(singles) + len(decoded)
-        if self._contest is None or not count:
+        if not count:
             return
         plain_s, prompt_s = self._budget.seconds(decoding_load(decoded).together(singles.load)), 0.0
         if count < len(work):
