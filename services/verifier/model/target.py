@@ -37,7 +37,7 @@ from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from services.verifier.model.to_device import Timed
-from services.verifier.stages.same_weights import NOTHING_READ, files_told
+from services.verifier.stages.same_weights import NOTHING_READ
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_process
 from speculation.errors import ConfigurationError, OutriderError, TargetLost
@@ -268,13 +268,8 @@ class TransformersTarget:
         self.blocks.forget(tenant)
 
     def note_digest(self, digest: str) -> None:
-        """Note the digest of every byte of the files that it was made from, so that they may be touched from now on.
-
-        Raises:
-            ConfigurationError: as ``files_told``.
-        """
-        if self._files.told and files_told(Path(self._config.model_path)) == self._files.told:
-            self._files = replace(self._files, digest=digest)
+        """Note the digest of every byte of the files that were read, which may be touched from now on."""
+        self._files = self._files.noted(Path(self._config.model_path), digest)
 
     def new_weights(self, config: TargetConfig) -> NewWeights:
         """Load the weights in the folder of ``config``, in any thread, while these serve.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,6 +71,14 @@ class FilesRead:
         if self.told in ("", told):
             return True
         return bool(self.digest) and weights_digest(folder) == self.digest
+
+    def noted(self, folder: Path, digest: str) -> FilesRead:
+        """The same with the digest of the bytes in a folder, if nobody has touched a file there since it was read.
+
+        Raises:
+            ConfigurationError: as ``files_told``.
+        """
+        return replace(self, digest=digest) if self.told and files_told(folder) == self.told else self
 
 
 NOTHING_READ = FilesRead()
