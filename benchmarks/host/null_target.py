@@ -14,7 +14,6 @@ from typing_extensions import override
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, rows_up
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
@@ -54,12 +53,14 @@ class _ScriptedChooser(Chooser):
     """A chooser whose likeliest ids are there already, as a GPU has found them."""
 
     @override
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
+    def _likeliest(
+        self, batch: Sequence[Rows], choices: Sequence[Sequence[int]], logits: torch.Tensor
+    ) -> list[tuple[tuple[int, ...], ...]]:
         # Where nothing is chosen, there are ids, too.
-        others = {k: likely_after(0, k) for k in {walk.rows.top_k for walk in walks}}
+        others = {k: likely_after(0, k) for k in {rows.top_k for rows in batch}}
         return [
-            tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in walk.choices]) if k else ()
-            for walk, k in [(walk, walk.rows.top_k) for walk in walks]
+            tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in own]) if k else ()
+            for own, k in zip(choices, [rows.top_k for rows in batch], strict=True)
         ]
 
 

@@ -7,7 +7,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from services.verifier.choosing.best_of_shards import FoundInParts
 from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
+from services.verifier.choosing.noise_chances import with_chances
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
-from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
+from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk, followed
 from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
@@ -134,11 +135,12 @@ class Chooser:
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
+        top_ids = self._likeliest(batch, [walk.choices for walk in walks], logits)
+        made = ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         if not any(rows.noise for rows in batch):
             return found
-        return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
+        return [with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
     def sought(self, batch: Sequence[Rows]) -> Sought:
         """What says all that ``outcomes`` would, where ranks share the vocabulary."""
@@ -181,20 +183,23 @@ class Chooser:
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
     ) -> Sequence[Outcome] | None:
-        """As ``outcomes`` where each entry wants the likeliest token after one row and no more; None: one wants more."""
-        if likeliest is None or self._reader.on_host(logits) or not self._all_plain(batch):
+        """As ``outcomes`` where each entry wants the likeliest tokens, likely ids, and no more; None: one wants more."""
+        if likeliest is None or self._reader.on_host(logits) or not self._choosy.isdisjoint(ids_of(batch)):
             return None
-        ids = likeliest()
-        if NOT_CHOSEN in ids:
+        if isinstance(batch, SingleRows):
+            return None if NOT_CHOSEN in (ids := likeliest()) else SingleOutcomes(ids)
+        if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
             return None
-        return SingleOutcomes(ids) if isinstance(batch, SingleRows) else [_make_outcome(choices=(token,)) for token in ids]
-
-    def _all_plain(self, batch: Sequence[Rows]) -> bool:
-        if not self._choosy.isdisjoint(ids_of(batch)):
-            return False
-        return isinstance(batch, SingleRows) or not any(
-            rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None for rows in batch
-        )
+        ids, choices, first = likeliest(), list[list[int]](), 0
+        for rows in batch:
+            count = _choices(rows)
+            own, known = followed(rows, ids, first) if count else ([], True)
+            if not known:
+                return None
+            choices.append(own)
+            first += count
+        tops = self._likeliest(batch, choices, logits)
+        return [_make_outcome(choices=tuple(own), top_ids=top) for own, top in zip(choices, tops, strict=True)]
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -222,20 +227,27 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
-        """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
+    def _likeliest(
+        self, batch: Sequence[Rows], choices: Sequence[Sequence[int]], logits: torch.Tensor
+    ) -> list[tuple[tuple[int, ...], ...]]:
+        """The likeliest ids after the rows of entries that ask for them; one call for all that ask for the same number.
+
+        Args:
+            choices: after the rows of each entry; a target that knows them may know these ids as well.
+        """
         # Most passes ask for none.
-        found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
-        if not any(walk.rows.top_k for walk in walks):
+        found: list[tuple[tuple[int, ...], ...]] = [()] * len(batch)
+        if not any(rows.top_k for rows in batch):
             return found
-        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
-            asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
-            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
-            ids = [*map(tuple, likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)]
+        ends = [*accumulate([rows.read for rows in batch])]
+        for k in {rows.top_k for rows in batch if rows.top_k and rows.logits}:
+            asking = [at for at, rows in enumerate(batch) if rows.top_k == k]
+            asked = [row for at in asking for row in range(ends[at] - batch[at].logits, ends[at])]
+            own = self._finder.find(logits, asked, k) if self._finder is not None and self._reader.on_host(logits) else None
+            ids = [*map(tuple, likeliest(rows_of(logits, asked), k, self._reader).tolist() if own is None else own)]
             end = 0
             for at in asking:
-                begin, end = end, end + walks[at].rows.logits
+                begin, end = end, end + batch[at].logits
                 found[at] = tuple(ids[begin:end])
         return found
 
@@ -384,17 +396,3 @@ def _choices(rows: Rows) -> int:
 def _allowed(point: ChoicePoint) -> PackedBits | None:
     """What the request's rule allows at a point; None: everything."""
     return None if point.request.rule is None else point.request.rule.allowed(point.path)
-
-
-def _with_chances(outcome: Outcome, walk: Walk, logits: torch.Tensor) -> Outcome:
-    """The outcome, with how likely the likeliest ids after its rows of noise are."""
-    rows, tops = walk.rows, outcome.top_ids
-    if not rows.noise or not tops:
-        return outcome
-    noise = [row - (rows.chain - 1) for row in rows.noise]
-    logs = rows_of(logits, [walk.first_row + row for row in noise]).log_softmax(-1)
-    ids = torch.tensor([tops[row] for row in noise], device=logits.device)
-    chances: list[tuple[float, ...]] = [()] * len(tops)
-    for row, own in zip(noise, logs.gather(1, ids).exp().tolist(), strict=True):
-        chances[row] = tuple(own)
-    return replace(outcome, chances=tuple(chances))
