@@ -191,7 +191,10 @@ class MeasuredBudget:
         self._steps_without = 0 if count else self._steps_without + 1
         if self._steps_without == _EXPLORE_EVERY:
             self._steps_without, count = 0, min(_EXPLORED, len(order))
-        chosen = bytearray(sum([len(tree.tokens) for tree in open_trees]))
+        nodes = sum([len(tree.tokens) for tree in open_trees])
+        if count == nodes:
+            return list(trees)
+        chosen = bytearray(nodes)
         for node in order[:count]:
             chosen[node] = 1
         ends = accumulate([0 if tree.proposals else len(tree.tokens) for tree in trees])

@@ -15,7 +15,6 @@ from benchmarks.host.gpu_layout import GpuLayout
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rows_up
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
@@ -66,14 +65,16 @@ class _ScriptedChooser(Chooser):
     own_s = 0.0
 
     @override
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], list[tuple[tuple[int, ...], ...]]]:
-        def found() -> list[tuple[tuple[int, ...], ...]]:
+    def _likeliest(
+        self, batch: Sequence[Rows], logits: torch.Tensor
+    ) -> Callable[[Sequence[Sequence[int]]], list[tuple[tuple[int, ...], ...]]]:
+        def found(choices: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
             start = time.thread_time()
             # Where nothing is chosen, there are ids, too.
-            others = {k: likely_after(0, k) for k in {walk.rows.top_k for walk in walks}}
+            others = {k: likely_after(0, k) for k in {rows.top_k for rows in batch}}
             tops = [
-                tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in walk.choices]) if k else ()
-                for walk, k in [(walk, walk.rows.top_k) for walk in walks]
+                tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in own]) if k else ()
+                for own, k in zip(choices, [rows.top_k for rows in batch], strict=True)
             ]
             self.own_s += time.thread_time() - start
             return tops

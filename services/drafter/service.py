@@ -20,7 +20,7 @@ from services.drafter.sessions.text_drafts import TextDrafts
 from services.drafter.sessions.text_group import TextGroup
 from services.drafter.sessions.text_work import hash_prefix, if_still, logged, observed
 from services.drafter.sessions.thread import DraftingThread
-from services.drafter.sessions.together import Together
+from services.drafter.sessions.together import SessionsTogether
 from services.drafter.sources.catalogue import check_names, make_source
 from services.drafter.sources.interfaces import Ahead, ModelSource
 from services.drafter.sources.suffix import NAME as SUFFIX
@@ -76,7 +76,7 @@ class DrafterService:
         self._states = BoundedStates(config.max_feature_bytes)
         self._ranks: defaultdict[str, OutcomeRanks] = defaultdict(partial(OutcomeRanks, config.draft_ahead))
         self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
-        self._together = Together()
+        self._together = SessionsTogether()
         self._ended = 0
         self.shared = None if answers is None else SharedAnswers(answers, self._take_answers, self._forget_text)
 

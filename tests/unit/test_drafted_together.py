@@ -206,6 +206,23 @@ async def test_two_reports_of_one_session_are_taken_in_their_order() -> None:
     assert pair.drafted == 2
 
 
+async def test_sessions_that_are_asked_alone_in_between_have_missed_nothing() -> None:
+    pair, told = await _opened("ab")
+    draw = Random(9)
+    for turn in range(9):
+        reports = [report_of(draw, each, 4) for each in told.values()]
+        if turn % 3 < 2:
+            drafts = await pair.step(reports)
+        else:
+            drafts = [pair.together.at_once(report) for report in reports]
+            with python_form():
+                assert drafts == [await pair.reference.step(report) for report in reports]
+        for each, draft in zip(told.values(), drafts, strict=True):
+            assert isinstance(draft, Draft)
+            each.tree = draft.tree
+    assert pair.drafted == 12
+
+
 async def test_without_compiled_code_nothing_is_done() -> None:
     pair, told = await _opened("a")
     columns = columns_of([report_of(Random(1), told["a"], 4)])

@@ -1,12 +1,16 @@
 """Where all requests take the likeliest token, walks down a device's trees find what the law finds row by row."""
 
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.target_port import NOT_CHOSEN, Rows
+from tests.choices import ELSEWHERE
 
 VOCABULARY = 8
 
@@ -22,8 +26,8 @@ def a_batch(draw: Random) -> list[Rows]:
     return batch
 
 
-def chooser_for(batch: list[Rows]) -> Chooser:
-    chooser = Chooser()
+def chooser_for(batch: list[Rows], reader: LogitsReader = READER) -> Chooser:
+    chooser = Chooser(reader=reader)
     for rows in batch:
         chooser.open(rows.request_id, None)
     return chooser
@@ -37,6 +41,21 @@ def test_the_choices_are_those_of_the_law(seed: int) -> None:
     logits = torch.nn.functional.one_hot(torch.tensor(ids, dtype=torch.int64), VOCABULARY).float()
     found = chooser_for(batch).outcomes(batch, logits.to("meta"), lambda: ids)
     assert found == chooser_for(batch).outcomes(batch, logits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_likely_ids_are_those_of_the_long_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Random(seed)
+    batch = [replace(rows, top_k=draw.choice((0, 2, 2, 3))) for rows in a_batch(draw)]
+    logits = torch.rand(sum(rows.logits for rows in batch), VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    found = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(Chooser, "_plain_outcomes", lambda *given: None)
+        ids = logits.argmax(dim=1).tolist()
+        found.append(chooser_for(batch, ELSEWHERE).outcomes(batch, logits, partial(list, ids)))
+    assert found[0] == found[1]
+    assert all(len(made.top_ids) == (rows.logits if rows.top_k else 0) for rows, made in zip(batch, found[0], strict=True))
 
 
 @pytest.mark.exhaustive

@@ -123,9 +123,8 @@ class CompiledBlendSession(BlendSession):
         if len(self._sources) < self._whole or self._models:
             return 0
         session = self._session
-        if self._suffix is None:
-            session.changes, session.known_changes, session.room = ctypes.addressof(_UNCHANGED), 0, _ANY
-        else:
+        session.changes, session.known_changes, session.room = ctypes.addressof(_UNCHANGED), 0, _ANY
+        if self._suffix is not None:
             try:
                 found = self._suffix.enter()
             except Exception:

@@ -58,22 +58,30 @@ static struct slot *slot_of(const struct entries *entries, const struct context 
 /* So many contexts' entries stay in the nearest cache. */
 enum { MOST_FETCHED = 32 };
 
-/* Fetches the entries of the last tokens of contexts, of every order, into the caches: their slots first, then they
-   themselves. One after the other they would be waited for as long as all of them together. */
-static void fetch(const struct entries *entries, const struct context *contexts, int64_t count) {
-    const struct slot *slots[MOST_FETCHED * LONGEST_CONTEXT];
-    uint32_t hashes[MOST_FETCHED * LONGEST_CONTEXT];
+/* A slot that will be looked at, and the hash that is looked for there. */
+struct sought {
+    const struct slot *slot;
+    uint32_t hash;
+};
+
+/* Fetches the slots of the last tokens of contexts, of every order, into the caches; returns how many. */
+static int64_t seek(const struct entries *entries, const struct context *contexts, int64_t count, struct sought *sought) {
     int64_t many = 0;
-    if (!entries->room) return;
-    for (int64_t each = 0; each < count; each++)
+    for (int64_t each = 0; each < count && entries->room; each++)
         for (int32_t order = 1; order <= contexts[each].size; order++, many++) {
             const struct context key = last(contexts + each, order);
-            hashes[many] = hash_of(&key);
-            __builtin_prefetch(slots[many] = entries->slots + (hashes[many] & last_slot(entries)));
+            const uint32_t hash = hash_of(&key);
+            sought[many] = (struct sought){entries->slots + (hash & last_slot(entries)), hash};
+            __builtin_prefetch(sought[many].slot);
         }
-    for (int64_t each = 0; each < many; each++) {
-        const int32_t at = slots[each]->at;
-        if (at < 0 || slots[each]->hash != hashes[each]) continue;
+    return many;
+}
+
+/* Fetches the entries, too. One after the other they would be waited for as long as all of them together. */
+static void fetch(const struct entries *entries, const struct sought *sought, int64_t many) {
+    for (const struct sought *each = sought; each < sought + many; each++) {
+        const int32_t at = each->slot->at;
+        if (at < 0 || each->slot->hash != each->hash) continue;
         __builtin_prefetch(entries->all + at);
         __builtin_prefetch(entries->ids + (int64_t)at * entries->width);
     }
@@ -207,12 +215,13 @@ static const int32_t *ids_of(const struct pass *pass, int64_t row) {
    nearer to the text is kept. */
 static void table_learn(struct table *table, const struct context *root, const struct pass *pass) {
     struct context contexts[MOST_FETCHED];
+    struct sought sought[MOST_FETCHED * LONGEST_CONTEXT];
     const int32_t *ids = ids_of(pass, pass->nodes + 1);
     for (int64_t end = pass->nodes + 1; end > 0; end -= MOST_FETCHED) {
         const int64_t begin = end > MOST_FETCHED ? end - MOST_FETCHED : 0;
         for (int64_t row = begin; row < end; row++)
             contexts[row - begin] = context_of(root, pass->tokens, pass->parents, row - 1);
-        fetch(&table->top, contexts, end - begin);
+        fetch(&table->top, sought, seek(&table->top, contexts, end - begin, sought));
         for (int64_t row = end - 1; row >= begin; row--) {
             const struct context *context = contexts + (row - begin);
             const int32_t count = shown(pass, row);
@@ -225,13 +234,14 @@ static void table_learn(struct table *table, const struct context *root, const s
 
 void table_read(struct table *table, struct context *context, const int32_t *tokens, int64_t many) {
     struct context contexts[MOST_FETCHED];
+    struct sought sought[MOST_FETCHED * LONGEST_CONTEXT];
     for (int64_t begin = 0; begin < many; begin += MOST_FETCHED) {
         const int64_t count = many - begin < MOST_FETCHED ? many - begin : MOST_FETCHED;
         for (int64_t at = 0; at < count; at++) {
             contexts[at] = *context;
             *context = context_after(*context, tokens[begin + at]);
         }
-        fetch(&table->seen, contexts, count);
+        fetch(&table->seen, sought, seek(&table->seen, contexts, count, sought));
         for (int64_t at = 0; at < count; at++)
             for (int32_t order = contexts[at].size; order > 0; order--) {
                 note(&table->seen, contexts + at, order, tokens + begin + at, 1);
@@ -281,7 +291,9 @@ int32_t table_observe(struct table *table, struct text_end *end, const int32_t *
 }
 
 void table_fetch(const struct table *table, const struct context *context) {
-    fetch(&table->top, context, 1), fetch(&table->seen, context, 1);
+    struct sought top[LONGEST_CONTEXT], seen[LONGEST_CONTEXT];
+    const int64_t of_top = seek(&table->top, context, 1, top), of_seen = seek(&table->seen, context, 1, seen);
+    fetch(&table->top, top, of_top), fetch(&table->seen, seen, of_seen);
 }
 
 int64_t table_top(const struct table *table, const struct context *context, int32_t order, const int32_t **ids) {

@@ -18,7 +18,7 @@ from speculation.columns import DraftColumns, ReportColumns
 from speculation.sources import TEXT
 
 
-class Together:
+class SessionsTogether:
     """Drafts for sessions together. A session must leave before anything else is asked of it."""
 
     def __init__(self) -> None:

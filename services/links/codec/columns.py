@@ -123,13 +123,15 @@ def read_report_columns(wire: drafting_pb2.StepReports) -> ReportColumns | None:
     """The reports of a message as columns; None where ``read_reports`` refuses one, or a number is too large."""
     own = wire.committed, wire.committed_counts, wire.lengths, wire.accepted_paths, wire.accepted_counts, wire.max_nodes
     shown = wire.top_counts, wire.top_ids
-    if not all(map(small, (*own, *shown, wire.trees.tokens, wire.trees.counts))):
+    if not all(
+        map(small, (*own, *shown, wire.trees.tokens, wire.trees.counts, wire.trees.sources, wire.trees.score_counts))
+    ):
         return None
     try:
         committed, committed_counts, lengths, paths, path_counts, nodes = (unpacked("steps", "i", each) for each in own)
         tops, ids = (unpacked("steps", "i", each) for each in shown)
         hashes, least = _column(wire, "prefix_hashes", "Q"), _column(wire, "min_probabilities", "d")
-        trees = unpacked_trees("steps.trees", wire.trees, signed=True)
+        trees = unpacked_trees("steps.trees", wire.trees)
     except InvalidArgument:
         return None
     counts, size = trees.counts, sum(trees.counts)

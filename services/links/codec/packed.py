@@ -26,9 +26,12 @@ def packed(kind: str, numbers: Iterable[float]) -> bytes:
     Raises:
         ValueError: a number is not of this kind.
     """
-    signed = kind == "I" and isinstance(numbers, array) and numbers.typecode == "i"
+    known = numbers.typecode if isinstance(numbers, array) else ""
+    signed = kind == "I" and known == "i"
+    # What ``array`` takes depends on its kind, which type checkers do not know here.
+    given: Any = numbers
     try:
-        held = numbers if signed or (isinstance(numbers, array) and numbers.typecode == kind) else array(kind, numbers)
+        held: array[Any] = given if signed or known == kind else array(kind, given)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     if _SWAPS:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.internal.v1 import tree_pb2
-from services.links.codec.packed import cut, joined, packed, unpacked
+from services.links.codec.packed import cut, joined, packed, small, unpacked
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import MalformedTree
@@ -54,18 +54,15 @@ def write_trees(trees: Sequence[TokenTree], made: tree_pb2.TokenTrees) -> None:
     made.score_counts = packed("I", [len(tree.scores) for tree in trees])
 
 
-def unpacked_trees(name: str, wire: tree_pb2.TokenTrees, *, signed: bool = False) -> _Trees:
-    """The columns of a message's trees.
-
-    Args:
-        signed: counts and tokens are ``small``, and are to have a sign.
+def unpacked_trees(name: str, wire: tree_pb2.TokenTrees) -> _Trees:
+    """The columns of a message's trees. As compiled code reads them, numbers have a sign where all are ``small``.
 
     Raises:
         InvalidArgument: see ``unpacked``.
     """
-    kind = "i" if signed else "I"
-    counts, tokens = unpacked(name, kind, wire.counts), unpacked(name, kind, wire.tokens)
-    sources, score_counts = unpacked(name, "I", wire.sources), unpacked(name, "I", wire.score_counts)
+    told = wire.counts, wire.tokens, wire.sources, wire.score_counts
+    kind = "i" if all(map(small, told)) else "I"
+    counts, tokens, sources, score_counts = (unpacked(name, kind, each) for each in told)
     names = _names(tuple(wire.source_names[:]), counts, score_counts, sources)
     parents, scores = unpacked(name, "i", wire.parents), unpacked(name, "f", wire.scores)
     return _Trees(counts, tokens, parents, sources, scores, score_counts, names)

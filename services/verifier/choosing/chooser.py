@@ -7,7 +7,6 @@ noise decide on the host. If rounding could make a difference, or a model brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,15 +14,15 @@ from numpy.typing import NDArray
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.best_of_shards import FoundInParts
-from services.verifier.choosing.candidates import rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.likeliest_ids import Tops, send_likeliest
+from services.verifier.choosing.noise_chances import with_chances
 from services.verifier.choosing.point_choices import PointChoices
 from services.verifier.choosing.prepared_rows import PreparedRows
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
-from services.verifier.choosing.walks import RequestState, Walk
+from services.verifier.choosing.walks import RequestState, Walk, followed
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import (
@@ -125,16 +124,16 @@ class Chooser:
             walks.append(Walk(rows, request, first, [NOT_CHOSEN] * choices))
             end = first + choices
         # On a device it is found behind the pass, before anybody waits for the choices.
-        tops_of_all = self._likeliest(walks, logits)
+        tops_of_all = self._likeliest(batch, logits)
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = tops_of_all(), ChosenLogprobs(walks, logits)
+        top_ids, made = tops_of_all([walk.choices for walk in walks]), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         if not any(rows.noise for rows in batch):
             return found
-        return [_with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
+        return [with_chances(outcome, walk, logits) for outcome, walk in zip(found, walks, strict=True)]
 
     def sought(self, batch: Sequence[Rows]) -> Sought:
         """What says all that ``outcomes`` would, where ranks share the vocabulary."""
@@ -177,20 +176,25 @@ class Chooser:
     def _plain_outcomes(
         self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None
     ) -> Sequence[Outcome] | None:
-        """As ``outcomes`` where each entry wants the likeliest token after one row and no more; None: one wants more."""
-        if likeliest is None or self._reader.on_host(logits) or not self._all_plain(batch):
+        """As ``outcomes`` where each entry wants the likeliest tokens, likely ids, and no more; None: one wants more."""
+        if likeliest is None or self._reader.on_host(logits) or not self._choosy.isdisjoint(ids_of(batch)):
             return None
-        ids = likeliest()
-        if NOT_CHOSEN in ids:
+        if isinstance(batch, SingleRows):
+            return None if NOT_CHOSEN in (ids := likeliest()) else SingleOutcomes(ids)
+        if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
             return None
-        return SingleOutcomes(ids) if isinstance(batch, SingleRows) else [_make_outcome(choices=(token,)) for token in ids]
-
-    def _all_plain(self, batch: Sequence[Rows]) -> bool:
-        if not self._choosy.isdisjoint(ids_of(batch)):
-            return False
-        return isinstance(batch, SingleRows) or not any(
-            rows.logits != 1 or rows.parents or rows.top_k or rows.scored or rows.tried is not None for rows in batch
-        )
+        # They are sent for before anybody waits for the choices.
+        tops_of_all = self._likeliest(batch, logits)
+        ids, choices, first = likeliest(), list[list[int]](), 0
+        for rows in batch:
+            count = _choices(rows)
+            own, known = followed(rows, ids, first) if count else ([], True)
+            if not known:
+                return None
+            choices.append(own)
+            first += count
+        tops = tops_of_all(choices)
+        return [_make_outcome(choices=tuple(own), top_ids=top) for own, top in zip(choices, tops, strict=True)]
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -218,8 +222,14 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> Callable[[], Tops]:
-        return send_likeliest(walks, logits, self._finder, self._reader)
+    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[Sequence[int]]], Tops]:
+        """Send for the likeliest ids after the rows of entries that ask for them.
+
+        Returns:
+            What gives them, told the choices after these rows: a target that knows them may know these ids as well.
+        """
+        found = send_likeliest(batch, logits, self._finder, self._reader)
+        return lambda choices: found()
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.
@@ -276,17 +286,3 @@ def _choices(rows: Rows) -> int:
     if rows.logits and rows.logits != 1 + len(rows.parents):
         raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
     return rows.logits
-
-
-def _with_chances(outcome: Outcome, walk: Walk, logits: torch.Tensor) -> Outcome:
-    """The outcome, with how likely the likeliest ids after its rows of noise are."""
-    rows, tops = walk.rows, outcome.top_ids
-    if not rows.noise or not tops:
-        return outcome
-    noise = [row - (rows.chain - 1) for row in rows.noise]
-    logs = rows_of(logits, [walk.first_row + row for row in noise]).log_softmax(-1)
-    ids = torch.tensor([tops[row] for row in noise], device=logits.device)
-    chances: list[tuple[float, ...]] = [()] * len(tops)
-    for row, own in zip(noise, logs.gather(1, ids).exp().tolist(), strict=True):
-        chances[row] = tuple(own)
-    return replace(outcome, chances=tuple(chances))

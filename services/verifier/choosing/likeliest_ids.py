@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 
 from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.reading import LogitsReader
-from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
+from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way
 
-# Of each walk, the ids after each of its rows.
+# Of each entry, the ids after each of its rows.
 Tops = list[tuple[tuple[int, ...], ...]]
 
 
 def send_likeliest(
-    walks: Sequence[Walk], logits: torch.Tensor, finder: LikeliestKernel | None, reader: LogitsReader
+    batch: Sequence[Rows], logits: torch.Tensor, finder: LikeliestKernel | None, reader: LogitsReader
 ) -> Callable[[], Tops]:
-    """Gives the likeliest ids of walks that ask for them; one call for all that ask for the same number.
+    """Gives the likeliest ids after rows of entries that ask for them; one call for all that ask for the same number.
 
     From a device they are on their way by now. Who asks for none has none.
 
@@ -28,20 +29,23 @@ def send_likeliest(
         finder: finds them on a host.
     """
     sent: list[tuple[list[int], Callable[[], list[list[int]]]]] = []
-    for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
-        asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
-        rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-        own = finder.find(logits, rows, k) if finder is not None and reader.on_host(logits) else None
-        gives = on_the_way(likeliest(rows_of(logits, rows), k, reader)) if own is None else partial(list, own)
+    wanted = {rows.top_k for rows in batch if rows.top_k and rows.logits}
+    # Most passes ask for none.
+    ends = [*accumulate([rows.read for rows in batch])] if wanted else []
+    for k in wanted:
+        asking = [at for at, rows in enumerate(batch) if rows.top_k == k]
+        asked = [row for at in asking for row in range(ends[at] - batch[at].logits, ends[at])]
+        own = finder.find(logits, asked, k) if finder is not None and reader.on_host(logits) else None
+        gives = on_the_way(likeliest(rows_of(logits, asked), k, reader)) if own is None else partial(list, own)
         sent.append((asking, gives))
 
     def found() -> Tops:
-        tops: Tops = [()] * len(walks)
+        tops: Tops = [()] * len(batch)
         for asking, gives in sent:
             ids = [*map(tuple, gives())]
             end = 0
             for at in asking:
-                begin, end = end, end + walks[at].rows.logits
+                begin, end = end, end + batch[at].logits
                 tops[at] = tuple(ids[begin:end])
         return tops
 

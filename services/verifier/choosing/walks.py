@@ -109,16 +109,7 @@ class Walk:
 
     def follow(self, ids: Sequence[int]) -> bool:
         """Go down the tree by the likeliest token after each row of the pass; False: one that is reached is not known."""
-        tokens, parents, choices = self.rows.tokens, self.rows.parents, self.choices
-        choices[0] = ids[self.first_row]
-        known = choices[0] != NOT_CHOSEN
-        if not parents:
-            return known
-        # Parents come before their children.
-        for node, (token, parent) in enumerate(zip(tokens[len(tokens) - len(parents) :], parents, strict=True)):
-            if choices[parent + 1] == token:
-                choices[node + 1] = ids[self.first_row + node + 1]
-                known = known and choices[node + 1] != NOT_CHOSEN
+        self.choices, known = followed(self.rows, ids, self.first_row)
         return known
 
     def take(self, row: int, choice: TokenOrError) -> list[int]:
@@ -131,3 +122,23 @@ class Walk:
             return []
         tokens, parents = self.rows.tokens[self.rows.chain :], self.rows.parents
         return [node + 1 for node, parent in enumerate(parents) if parent == row - 1 and tokens[node] == choice]
+
+
+def followed(rows: Rows, ids: Sequence[int], first: int) -> tuple[list[int], bool]:
+    """The choices down a tree by the likeliest token after each row of the pass, and whether all that are reached are known.
+
+    Args:
+        rows: of which the target chooses after some.
+        ids: of the pass; those of these rows are the ``first`` and later ones.
+    """
+    parents, choice = rows.parents, ids[first]
+    if not parents:
+        return [choice], choice != NOT_CHOSEN
+    choices = [choice, *[NOT_CHOSEN] * len(parents)]
+    known = choice != NOT_CHOSEN
+    # Parents come before their children.
+    for node, (token, parent) in enumerate(zip(rows.tokens[-len(parents) :], parents, strict=True)):
+        if choices[parent + 1] == token:
+            choices[node + 1] = choice = ids[first + node + 1]
+            known = known and choice != NOT_CHOSEN
+    return choices, known

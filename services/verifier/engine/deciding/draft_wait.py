@@ -22,7 +22,6 @@ from services.verifier.engine.stats import LoopStats
 from services.verifier.engine.switches import Why
 from speculation.budget import Budget
 from speculation.costs import Load
-from speculation.messages import Draft
 from speculation.tree import follow
 from speculation.types import Verdict
 
@@ -129,14 +128,12 @@ class DraftWait:
 
     def _count(self, requests: Iterable[LiveRequest], *, pays: bool) -> None:
         """Count the drafts at hand. Where drafting does not pay, an absent one does not count as missed."""
-        counted: list[Draft | None] = []
-        for request in requests:
-            drafts = request.drafts()
-            # One that came in time, if there is one.
-            found = min(drafts, key=attrgetter("late")) if len(drafts) > 1 else drafts[0] if drafts else None
-            if pays or (found is not None and not found.late):
-                counted.append(None if found is None else found.draft)
-        self._stats.count_drafts(counted)
+        at_hand = [request.drafts() for request in requests]
+        # One that came in time, if there is one.
+        found = [min(each, key=attrgetter("late")) if len(each) > 1 else each[0] if each else None for each in at_hand]
+        if not pays:
+            found = [each for each in found if each is not None and not each.late]
+        self._stats.count_drafts([None if each is None else each.draft for each in found])
 
     async def _wait(
         self,
