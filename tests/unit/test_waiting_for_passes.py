@@ -14,8 +14,10 @@ import torch
 from services.verifier.choosing import likeliest_ids
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.reading import LogitsReader
+from services.verifier.model.graphs import Made
+from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target import TransformersTarget
-from services.verifier.model.target_port import Rows
+from services.verifier.model.target_port import Rows, SingleRows, reads_all, rows_read
 
 WAIT_S = 0.2
 
@@ -85,3 +87,22 @@ def test_likeliest_ids_are_sent_for_before_choices_are_waited_for(monkeypatch: p
     assert [each.top_ids for each in found] == [each.top_ids for each in expected]
     assert found[0].top_ids == tuple(tuple(row) for row in logits[:3].topk(4).indices.tolist())
     assert found[1].top_ids == ()
+
+
+def test_rows_of_a_captured_pass_are_picked_where_some_are_not_read() -> None:
+    whole = [
+        Rows(request_id="a", context=4, tokens=(1, 2, 3), parents=(-1, 0), logits=3),
+        Rows(request_id="b", context=9, tokens=(7,), logits=1),
+    ]
+    some = [*whole, Rows(request_id="c", context=0, tokens=(5, 6, 7), logits=1)]
+    scored = [*whole, Rows(request_id="c", context=0, tokens=(5, 6, 7), logits=1, scored=(6, 7))]
+    singles = SingleRows(["a", "b"], [4, 9], [3, 7])
+    for batch, all_read in ((whole, True), (some, False), (scored, False), (singles, True)):
+        count = sum(len(rows.tokens) for rows in batch)
+        assert reads_all(batch) is all_read
+        assert not all_read or rows_read(batch) == list(range(count))
+        made = Made(torch.arange(2.0 * count).view(count, 2), {}, torch.arange(count))
+        part: Any = SimpleNamespace(is_last=True, device=torch.device("cpu"), likeliest=None)
+        found = ModelSlice._replay(part, lambda _, made=made: made, batch, None, None)
+        assert torch.equal(found, made.rows[rows_read(batch)])
+        assert part.likeliest() == rows_read(batch)

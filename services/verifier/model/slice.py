@@ -41,7 +41,7 @@ from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.pass_layouts import PassLayouts
 from services.verifier.model.request_memory import RequestMemory
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
-from services.verifier.model.target_port import Rows, rows_read
+from services.verifier.model.target_port import Rows, reads_all, rows_read
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.recurrence import functions
 from services.verifier.recurrence.captured_steps import stepped, unwrapped
@@ -284,13 +284,13 @@ class ModelSlice:
     def _replay(self, replay: Replay, batch: Sequence[Rows], hidden: _Entering, earlier: _Entering) -> torch.Tensor:
         """The pass by a captured graph."""
         made = replay(hidden)
-        chosen = rows_read(batch)
+        chosen = None if reads_all(batch) else rows_read(batch)
         if made.likeliest is not None:
             # Before anything else is launched, so that whoever needs no more waits for no more.
             self.likeliest = on_the_way(made.likeliest, chosen)
         if any(rows.layers for rows in batch):
             self.hidden_states.keep(batch, made.seen, earlier)
-        if not self.is_last or len(chosen) == len(made.rows):
+        if not self.is_last or chosen is None:
             return made.rows
         return made.rows[to_device(chosen, self.device, torch.int64)]
 

@@ -131,6 +131,11 @@ def rows_read(batch: Sequence[Rows]) -> list[int]:
     return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
 
+def reads_all(batch: Sequence[Rows]) -> bool:
+    """Whether the logits of each of a pass's rows are read, and nothing else is told of any."""
+    return isinstance(batch, SingleRows) or all(rows.logits == len(rows.tokens) for rows in batch)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSpec:
     """The streams that a row may have in a pass.
