@@ -75,7 +75,7 @@ ELSEWHERE: Mapping[str, str] = {
     "/collective_rpc": _WEIGHTS,
     "/add_external_corpus": "`outrider index publish` puts an index in place while serving",
     "/v1/responses/input_tokens": "POST /v1/chat/completions/render shows the tokens of a conversation",
-    "/v1/responses/compact": "conversations are kept whole; one that is too long is refused, or cut where truncation is auto",
+    "/v1/responses/compact": "conversations are kept whole",
 }
 # Only asked for where the setting has not put it there.
 _METRICS = "there is no /metrics at this port: set server.metrics: true, or ask the ops port (server.ops_port)"
