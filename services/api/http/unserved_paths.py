@@ -82,6 +82,7 @@ _METRICS = "there is no /metrics at this port: set server.metrics: true, or ask 
 _FOLDERS = {"/v1/audio": "audio", "/v1/images": "images"}
 _OTHER_FOLDERS = {
     "/v1/batches": _ASK_AGAIN,
+    "/v1/messages/batches": _ASK_AGAIN,
     "/v1/files": _ASK_AGAIN,
     "/v1/uploads": _ASK_AGAIN,
     "/v1/assistants": _OPENAI_S,
