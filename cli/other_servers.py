@@ -124,7 +124,8 @@ UNNEEDED: Mapping[str, str] = {
 }
 # Those of them that take no value.
 _BARE = {
-    "--async-scheduling", "--disable-log-requests", "--disable-log-stats", "--enable-auto-tool-choice", "--enable-chunked-prefill",
+    "--async-scheduling", "--disable-log-requests", "--disable-log-stats", "--enable-auto-tool-choice",
+    "--enable-chunked-prefill",
     "--enable-deterministic-inference", "--enable-lora", "--enable-trace", "--enforce-eager", "--speculative-adaptive",
     "--trust-remote-code",
 }  # fmt: skip
