@@ -110,6 +110,8 @@ UNNEEDED: Mapping[str, str] = {
     "--seed": "each request names its own",
     "--spec-draft-n-min": "a step drafts as little as pays",
     "--spec-draft-p-min": "drafter.stop_policy=confidence and drafter.assistant_confidence_threshold say it",
+    "--spec-synth-len": "`outrider replay` and `outrider bench sizes` say what drafts would bring",
+    "--spec-synth-rates": "`outrider replay` and `outrider bench sizes` say what drafts would bring",
     "--speculative-accept-threshold-acc": "no token is accepted that plain decoding would not write",
     "--speculative-accept-threshold-single": "no token is accepted that plain decoding would not write",
     "--speculative-adaptive": "how much is drafted follows the load by itself (verifier.budget)",
