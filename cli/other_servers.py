@@ -209,10 +209,10 @@ def _said_here(flag: str, value: str) -> tuple[list[str], str]:
         return [], UNNEEDED[flag]
     if flag == _ALGORITHM:
         # SGLang's n-grams are a trie of all that came before.
-        return ["--set", f"router.strategy={'suffix' if value.lower() == 'ngram' else _strategy(value)}"], ""
+        return _strategy("suffix" if value.lower() == "ngram" else value)
     if flag == _TYPES:
         # Of several kinds in one tree the blend is made.
-        return ["--set", f"router.strategy={'blend' if ',' in value else _strategy(value)}"], ""
+        return (["--set", "router.strategy=blend"], "") if "," in value else _strategy(value)
     if flag == _SPECULATION:
         return _speculation(value)
     return ["--set", _setting(SETTINGS[flag], value)], ""
@@ -225,8 +225,9 @@ def _setting(name: str, value: str) -> str:
     return f"{name}=[{value or 'VALUE'}]" if name in _LISTS and not value.startswith("[") else f"{name}={value or 'VALUE'}"
 
 
-def _strategy(name: str) -> str:
-    return STRATEGIES.get(name.lower(), "auto")
+def _strategy(name: str) -> tuple[list[str], str]:
+    known = STRATEGIES.get(name.lower())
+    return ["--set", f"router.strategy={known or 'auto'}"], "" if known else f"there is no {name or 'method'} here"
 
 
 def _speculation(text: str) -> tuple[list[str], str]:
@@ -236,10 +237,11 @@ def _speculation(text: str) -> tuple[list[str], str]:
         config = json.loads(text)
     if not isinstance(config, dict):
         return ["--set", "router.strategy=auto"], "it is no JSON object"
-    said = ["--set", f"router.strategy={_strategy(str(config.get('method', '')))}"]
+    said, why = _strategy(str(config.get("method", "")))
     if isinstance(model := config.get("model"), str):
         said += ["--set", f"drafter.models=[{model}]"]
     if isinstance(tokens := config.get("num_speculative_tokens"), int):
         said += ["--set", f"router.num_speculative_tokens={tokens}"]
     others = sorted(config.keys() - {"method", "model", "num_speculative_tokens"})
-    return said, f"what has no place there: {', '.join(others)}" if others else ""
+    left = f"what has no place here: {', '.join(others)}" if others else ""
+    return said, ", ".join(each for each in (why, left) if each)

@@ -44,8 +44,12 @@ SAID = {
     "adapters": ("--lora-modules one=/a", "--set 'verifier.lora_modules={one: /a}'"),
     "a draft model": (
         """--speculative-config '{"method": "eagle3", "model": "/head", "draft_tensor_parallel_size": 1}'""",
-        "--set router.strategy=eagle3 --set 'drafter.models=[/head]'; --speculative-config: what has no place there: "
+        "--set router.strategy=eagle3 --set 'drafter.models=[/head]'; --speculative-config: what has no place here: "
         "draft_tensor_parallel_size",
+    ),
+    "a drafter of one's own": (
+        """--speculative-config '{"method": "custom_class"}'""",
+        "--set router.strategy=auto; --speculative-config: there is no custom_class here",
     ),
     "no JSON": ("--speculative-config ngram", "--set router.strategy=auto; --speculative-config: it is no JSON object"),
 }
