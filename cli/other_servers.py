@@ -15,13 +15,14 @@ from speculation.errors import ConfigurationError
 
 # The setting that takes the flag's value as it is.
 SETTINGS: Mapping[str, str] = {
-    "--allowed-origins": "server.cors_origins",
     "--alias": "server.served_model_name",
+    "--allowed-origins": "server.cors_origins",
     "--chunked-prefill-size": "verifier.max_batched_tokens",
     "--context-length": "verifier.max_model_len",
     "--ctx-size": "verifier.max_model_len",
     "--data-parallel-size": "verifier.replicas",
     "--device": "verifier.device",
+    "--download-dir": "cache_dir",
     "--dp-size": "verifier.replicas",
     "--draft-max": "router.num_speculative_tokens",
     "--dtype": "verifier.dtype",
@@ -73,13 +74,21 @@ SWITCHES: Mapping[str, str] = {
     "--enable-metrics": "server.metrics=true",
     "--enable-prefix-caching": "verifier.enable_prefix_caching=true",
     "--no-enable-prefix-caching": "verifier.enable_prefix_caching=false",
+    "--speculative-use-rejection-sampling": "router.acceptance=rejection",
 }
 # What has no setting, and why.
 UNNEEDED: Mapping[str, str] = {
     "--admin-api-key": "`outrider new-key` makes one, for server.keys_file, whose scopes may have admin",
     "--api-key": "`outrider new-key` makes one, for server.keys_file",
+    "--async-scheduling": "the next pass is laid out while one runs, always",
+    "--block-size": "blocks of 64 tokens, always",
     "--chat-template": "it is read from the model's folder (chat_template.jinja)",
+    "--decoupled-spec-bind-endpoint": "`outrider draft` runs a drafter elsewhere, for drafter.address",
+    "--decoupled-spec-connect-endpoints": "`outrider draft` runs a drafter elsewhere, for drafter.address",
+    "--decoupled-spec-role": "`outrider draft` runs a drafter elsewhere, for drafter.address",
     "--disable-log-requests": "prompts and answers are never logged",
+    "--disable-log-stats": "numbers are metrics, not lines of the log",
+    "--draft-min": "a step drafts as little as pays",
     "--enable-auto-tool-choice": "the form of calls is found by the chat template",
     "--enable-chunked-prefill": "prompts are always read in chunks",
     "--enable-deterministic-inference": "bits never depend on what shares a pass, in float32 and int8 on a CPU",
@@ -87,23 +96,53 @@ UNNEEDED: Mapping[str, str] = {
     "--enable-trace": "tracing.otlp_endpoint says it",
     "--enforce-eager": "passes are captured on GPUs alone, where that is possible",
     "--grammar-backend": "llguidance, always",
+    "--guided-decoding-backend": "llguidance, always",
+    "--load-format": "it is read from the files",
+    "--max-cpu-loras": "all adapters are held",
+    "--max-lora-rank": "any rank up to 256",
+    "--max-loras": "all adapters are held",
     "--n-gpu-layers": "verifier.device=cuda puts all layers on a GPU",
     "--per-request-spec-decode-metrics": "each answer has them",
     "--quantization": "it is read from the checkpoint",
     "--reasoning-parser": "server.reasoning finds it by the chat template",
     "--revision": "fetch that revision, and name its folder as --model",
+    "--scheduling-policy": "fair between tenants, and by each request's priority",
+    "--seed": "each request names its own",
+    "--spec-draft-n-min": "a step drafts as little as pays",
+    "--spec-draft-p-min": "drafter.stop_policy=confidence and drafter.assistant_confidence_threshold say it",
+    "--spec-synth-len": "`outrider replay` and `outrider bench sizes` say what drafts would bring",
+    "--spec-synth-rates": "`outrider replay` and `outrider bench sizes` say what drafts would bring",
+    "--speculative-accept-threshold-acc": "no token is accepted that plain decoding would not write",
+    "--speculative-accept-threshold-single": "no token is accepted that plain decoding would not write",
+    "--speculative-adaptive": "how much is drafted follows the load by itself (verifier.budget)",
+    "--speculative-adaptive-config": "how much is drafted follows the load by itself (verifier.budget)",
+    "--speculative-ngram-external-corpus-path": "`outrider index build` makes an index of texts, for retrieval.index",
+    "--speculative-token-map": "a head's draft vocabulary is read from its own file",
+    "--structured-outputs-config": "llguidance, always",
+    "--swap-space": "a request that gives way is computed again, with the same tokens",
     "--tokenizer": "it is read from the model's folder",
     "--tool-call-parser": "the form of calls is found by the chat template",
     "--trust-remote-code": "code of models is never run",
 }
+# Those of them that take no value.
+_BARE = {
+    "--async-scheduling", "--disable-log-requests", "--disable-log-stats", "--enable-auto-tool-choice",
+    "--enable-chunked-prefill",
+    "--enable-deterministic-inference", "--enable-lora", "--enable-trace", "--enforce-eager", "--speculative-adaptive",
+    "--trust-remote-code",
+}  # fmt: skip
 STRATEGIES: Mapping[str, str] = {
     "dflash": "dflash", "draft_model": "draft_model", "dspark": "dflash", "eagle": "eagle", "eagle3": "eagle3",
     "frozen_kv_mtp": "mtp", "medusa": "medusa", "mtp": "mtp", "nextn": "mtp", "ngram": "prompt_lookup", "peagle": "peagle",
     "standalone": "draft_model", "suffix": "suffix", "uno": "uno",
+    # llama-server's.
+    "draft-dflash": "dflash", "draft-dspark": "dflash", "draft-eagle3": "eagle3", "draft-mtp": "mtp",
+    "draft-simple": "draft_model", "ngram-cache": "suffix", "ngram-map-k": "prompt_lookup", "ngram-map-k4v": "prompt_lookup",
+    "ngram-mod": "suffix", "ngram-simple": "prompt_lookup",
 }  # fmt: skip
 _MODEL = ("--model-path", "-m")
-_SPECULATION, _ALGORITHM = "--speculative-config", "--speculative-algorithm"
-KNOWN = {*SETTINGS, *SWITCHES, *UNNEEDED, *_MODEL, _SPECULATION, _ALGORITHM}
+_SPECULATION, _ALGORITHM, _TYPES = "--speculative-config", "--speculative-algorithm", "--spec-type"
+KNOWN = {*SETTINGS, *SWITCHES, *UNNEEDED, *_MODEL, _SPECULATION, _ALGORITHM, _TYPES}
 
 
 class SettingsCommand(TyperCommand):
@@ -134,10 +173,11 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
             given = given or ([left.pop(0)] if takes[flag] and left else [])
             said += [flag, *given]
             continue
-        if flag.startswith("-") and not given and flag not in SWITCHES and left and not left[0].startswith("-"):
-            given = [left.pop(0)]
         # vLLM takes underscores as well.
         usual = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
+        takes_value = flag.startswith("-") and usual not in SWITCHES and usual not in _BARE
+        if takes_value and not given and left and not left[0].startswith("-"):
+            given = [left.pop(0)]
         if flag.startswith("-") and usual not in KNOWN:
             reasons.append(f"{flag}: unknown here")
             continue
@@ -169,7 +209,10 @@ def _said_here(flag: str, value: str) -> tuple[list[str], str]:
         return [], UNNEEDED[flag]
     if flag == _ALGORITHM:
         # SGLang's n-grams are a trie of all that came before.
-        return ["--set", f"router.strategy={'suffix' if value.lower() == 'ngram' else _strategy(value)}"], ""
+        return _strategy("suffix" if value.lower() == "ngram" else value)
+    if flag == _TYPES:
+        # Of several kinds in one tree the blend is made.
+        return (["--set", "router.strategy=blend"], "") if "," in value else _strategy(value)
     if flag == _SPECULATION:
         return _speculation(value)
     return ["--set", _setting(SETTINGS[flag], value)], ""
@@ -182,8 +225,9 @@ def _setting(name: str, value: str) -> str:
     return f"{name}=[{value or 'VALUE'}]" if name in _LISTS and not value.startswith("[") else f"{name}={value or 'VALUE'}"
 
 
-def _strategy(name: str) -> str:
-    return STRATEGIES.get(name.lower(), "auto")
+def _strategy(name: str) -> tuple[list[str], str]:
+    known = STRATEGIES.get(name.lower())
+    return ["--set", f"router.strategy={known or 'auto'}"], "" if known else f"there is no {name or 'method'} here"
 
 
 def _speculation(text: str) -> tuple[list[str], str]:
@@ -193,10 +237,11 @@ def _speculation(text: str) -> tuple[list[str], str]:
         config = json.loads(text)
     if not isinstance(config, dict):
         return ["--set", "router.strategy=auto"], "it is no JSON object"
-    said = ["--set", f"router.strategy={_strategy(str(config.get('method', '')))}"]
+    said, why = _strategy(str(config.get("method", "")))
     if isinstance(model := config.get("model"), str):
         said += ["--set", f"drafter.models=[{model}]"]
     if isinstance(tokens := config.get("num_speculative_tokens"), int):
         said += ["--set", f"router.num_speculative_tokens={tokens}"]
     others = sorted(config.keys() - {"method", "model", "num_speculative_tokens"})
-    return said, f"what has no place there: {', '.join(others)}" if others else ""
+    left = f"what has no place here: {', '.join(others)}" if others else ""
+    return said, ", ".join(each for each in (why, left) if each)

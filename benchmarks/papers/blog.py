@@ -47,15 +47,11 @@ def blog(bench: Workbench) -> Experiment:
 def _unit(
     bench: Workbench, name: str, label: str, paper: str, source: str, nodes: int, temperature: float = 0.0
 ) -> DecodedRow:
-    return DecodedRow(
+    return bench.row(
         name=name,
         label=label,
         paper=paper,
-        decoder=bench.engine,
         drafting=lambda: RowDrafting(sources=(source,), nodes=nodes, config=_as_in_the_blog(bench.engine().config)),
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         temperature=temperature,
     )
 

@@ -95,15 +95,11 @@ def _unit(bench: Workbench, row: _Row, temperature: float = 0.0) -> DecodedRow:
     def drafting() -> RowDrafting:
         return RowDrafting(sources=(row.source,), nodes=row.nodes, config=with_trained(bench.engine().config, **row.tree))
 
-    return DecodedRow(
+    return bench.row(
         name=row.name,
         label=row.label,
         paper=row.paper,
-        decoder=bench.engine,
         drafting=drafting,
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         temperature=temperature,
         extra=lambda: training_losses(bench.checkpoints[row.source].folder) if row.source in bench.checkpoints else {},
     )

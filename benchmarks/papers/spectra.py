@@ -144,15 +144,11 @@ def _unit(bench: Workbench, row: _Row, index: Path | None, temperature: float = 
         config = replace(config, spectra=row.change(config.spectra))
         return RowDrafting(sources=row.sources, nodes=row.nodes, config=config, index=index)
 
-    return DecodedRow(
+    return bench.row(
         name=row.name,
         label=row.label,
         paper=row.paper,
-        decoder=bench.engine,
         drafting=drafting,
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         temperature=temperature,
         extra=lambda: {} if index is None else {"index": _about(read_manifest(index))},
     )

@@ -126,15 +126,12 @@ def _unit(bench: Workbench, row: _Row) -> DecodedRow:
             config, nodes = with_trained(config, num_steps=row.steps), _NODES
         return RowDrafting(sources=(row.source,), nodes=nodes, config=config)
 
-    return DecodedRow(
+    return bench.row(
         name=row.name,
         label=row.label,
         paper=row.paper,
-        decoder=lambda: bench.engine(row.form),
+        form=row.form,
         drafting=drafting,
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         extra=lambda: {"parameters": parameters(bench.checkpoints[row.source].folder)},
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from benchmarks.bench.prompts import make_requests
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
-from benchmarks.papers.engine import PaperEngine
+from benchmarks.papers.engine import PaperEngine, RowDrafting
+from benchmarks.papers.rows import DecodedRow
 from benchmarks.papers.shared_streams import SharedStreams
 from benchmarks.papers.trained_runs import TrainedRun
 from cluster.models.drafters import draft_models
@@ -98,6 +100,35 @@ class Workbench:
         if self._engine is None:
             self._engine = what, PaperEngine(settings, self.config.model)
         return self._engine[1]
+
+    def row(
+        self,
+        *,
+        name: str,
+        label: str,
+        paper: str,
+        drafting: Callable[[], RowDrafting],
+        temperature: float = 0.0,
+        extra: Callable[[], Mapping[str, Any]] = dict,
+        form: str = "two_steps",
+    ) -> DecodedRow:
+        """A row that is decoded over all prompts.
+
+        Args:
+            form: of streams, as ``engine`` takes it.
+        """
+        return DecodedRow(
+            name=name,
+            label=label,
+            paper=paper,
+            decoder=lambda: self.engine(form),
+            drafting=drafting,
+            requests=lambda: self.requests,
+            answers=self.answers,
+            max_tokens=self.config.max_tokens,
+            temperature=temperature,
+            extra=extra,
+        )
 
     @cached_property
     def requests(self) -> list[Request]:

@@ -27,6 +27,7 @@ from outrider._addresses import host_of, names_port, proxy_before
 from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 
+_CONNECTING = "Failed to connect to remote host: "
 _DETAIL_KEY = "outrider-error-bin"
 REQUEST_ID = "x-request-id"
 
@@ -151,7 +152,9 @@ def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
     if code is grpc.StatusCode.UNAVAILABLE and "http1.x server" in message:
         message = f"{address} is no gRPC server, but speaks HTTP; gRPC has a port of its own, 50051 unless told otherwise"
     elif code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
-        message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
+        # gRPC's own words name the address again, and what it calls its backends.
+        why = message.rpartition(_CONNECTING)[2]
+        message = f"no Outrider server answers at {address}, or not any more ({why}); start one with `outrider serve`"
         if not names_port(address):
             message += f". Without a port gRPC takes 443: {address}:50051 names Outrider's"
         if (proxy := proxy_before(address)) is not None:

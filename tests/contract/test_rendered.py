@@ -60,7 +60,16 @@ def test_what_is_not_served_says_so(both_entries: HttpService, path: str, word: 
 
 def test_paths_of_other_servers_lead_to_those_that_do_the_same(both_entries: HttpService) -> None:
     known = CLIENT.post(f"{both_entries.url}/nowhere", json={}).json()["error"]["message"]
-    for path in ("/generate", "/completion", "/server_info", "/flush_cache", "/sleep", "/api/chat", "/v1/batches"):
+    for path in (
+        "/generate",
+        "/completion",
+        "/server_info",
+        "/flush_cache",
+        "/sleep",
+        "/api/chat",
+        "/v1/batches",
+        "/v1/responses/input_tokens",
+    ):
         answer = CLIENT.post(both_entries.url + path, json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
         named = re.findall(r"(?:GET|POST) (/\S+)", answer.json()["error"]["message"])

@@ -27,8 +27,8 @@ SAID = {
         "--set router.num_speculative_tokens=5; --trust-remote-code: code of models is never run",
     ),
     "underscores and =": (
-        "--model a --max_model_len=4096 -tp 2 --swap-space 4",
-        "--model a --set verifier.max_model_len=4096 --set verifier.tensor_parallel_size=2; --swap-space: unknown here",
+        "--model a --max_model_len=4096 -tp 2 --nobody-s 4",
+        "--model a --set verifier.max_model_len=4096 --set verifier.tensor_parallel_size=2; --nobody-s: unknown here",
     ),
     "sglang": (
         "--model-path Qwen/Qwen3-0.6B --max-running-requests 16 --speculative-algorithm NGRAM --disable-radix-cache",
@@ -36,14 +36,20 @@ SAID = {
         "--set verifier.enable_prefix_caching=false",
     ),
     "llama-server": (
-        "-m a.gguf -c 4096 -md b",
-        "--model a.gguf --set verifier.max_model_len=4096 --set 'drafter.models=[b]'",
+        "-m a.gguf -c 4096 -md b --spec-type draft-simple,ngram-mod --spec-draft-n-min 1",
+        "--model a.gguf --set verifier.max_model_len=4096 --set 'drafter.models=[b]' --set router.strategy=blend; "
+        "--spec-draft-n-min: a step drafts as little as pays",
     ),
+    "a flag before the model": ("--trust-remote-code a", "--model a; --trust-remote-code: code of models is never run"),
     "adapters": ("--lora-modules one=/a", "--set 'verifier.lora_modules={one: /a}'"),
     "a draft model": (
         """--speculative-config '{"method": "eagle3", "model": "/head", "draft_tensor_parallel_size": 1}'""",
-        "--set router.strategy=eagle3 --set 'drafter.models=[/head]'; --speculative-config: what has no place there: "
+        "--set router.strategy=eagle3 --set 'drafter.models=[/head]'; --speculative-config: what has no place here: "
         "draft_tensor_parallel_size",
+    ),
+    "a drafter of one's own": (
+        """--speculative-config '{"method": "custom_class"}'""",
+        "--set router.strategy=auto; --speculative-config: there is no custom_class here",
     ),
     "no JSON": ("--speculative-config ngram", "--set router.strategy=auto; --speculative-config: it is no JSON object"),
 }
@@ -72,6 +78,6 @@ def test_every_flag_of_the_tables_is_known(page: str) -> None:
 def test_what_is_named_exists() -> None:
     names = {*SETTINGS.values(), *(said.partition("=")[0] for said in SWITCHES.values())}
     for name in names:
-        section, _, field = name.partition(".")
-        assert field in type(getattr(Settings(), section)).model_fields, name
+        section, _, field = name.rpartition(".")
+        assert field in type(getattr(Settings(), section) if section else Settings()).model_fields, name
     assert {*STRATEGIES.values()} <= set(OURS)

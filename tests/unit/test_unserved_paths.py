@@ -23,4 +23,11 @@ def test_what_is_named_exists(path: str) -> None:
 
 
 def test_what_nobody_knows_is_left_to_the_list_of_paths() -> None:
-    assert instead_of("/nowhere") is None
+    assert instead_of("/nowhere") is None and instead_of("/v1/filesystem") is None
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/files/file-1/content", "/v1/fine_tuning/jobs", "/v1/vector_stores/a/search"]
+)
+def test_everything_below_a_path_is_told(path: str) -> None:
+    assert (instead_of(path) or "").startswith(f"there is no {path}: ")

@@ -214,10 +214,11 @@ class HttpApp:
                 self._empty.set()
 
     def _find(self, call: HttpCall, method: str, path: str) -> _Path:
+        # Some of them look like ids of what is served.
+        said = None if path in self._paths else instead_of(path)
         path, call.path = _without_id(path)
-        known = self._paths.get(path)
+        known = None if said else self._paths.get(path)
         if known is None:
-            said = instead_of(path)
             raise HttpError(404, "unknown_url", said or f"there is no {path}; there are {', '.join(sorted(self._paths))}")
         for found in known.all:
             if method == found.method or (method == "HEAD" and found.is_open):

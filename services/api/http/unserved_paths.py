@@ -74,15 +74,27 @@ ELSEWHERE: Mapping[str, str] = {
     "/init_weights_update_group": _WEIGHTS,
     "/collective_rpc": _WEIGHTS,
     "/add_external_corpus": "`outrider index publish` puts an index in place while serving",
-    "/v1/batches": _ASK_AGAIN,
-    "/v1/files": _ASK_AGAIN,
-    "/v1/assistants": _OPENAI_S,
-    "/v1/threads": _OPENAI_S,
-    "/v1/conversations": _OPENAI_S,
+    "/v1/responses/input_tokens": "POST /v1/chat/completions/render shows the tokens of a conversation",
+    "/v1/responses/compact": "conversations are kept whole",
 }
 # Only asked for where the setting has not put it there.
 _METRICS = "there is no /metrics at this port: set server.metrics: true, or ask the ops port (server.ops_port)"
-_FOLDERS = {"/v1/audio/": "audio", "/v1/images/": "images"}
+_FOLDERS = {"/v1/audio": "audio", "/v1/images": "images"}
+_OTHER_FOLDERS = {
+    "/v1/batches": _ASK_AGAIN,
+    "/v1/messages/batches": _ASK_AGAIN,
+    "/v1/files": _ASK_AGAIN,
+    "/v1/uploads": _ASK_AGAIN,
+    "/v1/assistants": _OPENAI_S,
+    "/v1/threads": _OPENAI_S,
+    "/v1/conversations": _OPENAI_S,
+    "/v1/vector_stores": "texts are put into the prompt by who asks",
+    "/v1/containers": "functions are called by who asks",
+    "/v1/evals": "`outrider bench` measures, and prompts are asked over /v1/chat/completions",
+    "/v1/fine_tuning": "adapters and weights are trained elsewhere; POST /v1/load_lora_adapter loads one",
+    "/v1/realtime": f"{_TEXT}, and streams it as events",
+    "/v1/videos": _TEXT,
+}
 
 
 def instead_of(path: str) -> str | None:
@@ -91,5 +103,8 @@ def instead_of(path: str) -> str | None:
         return _METRICS
     if path in ELSEWHERE:
         return f"there is no {path}: {ELSEWHERE[path]}"
-    what = _PATHS.get(path) or next((what for folder, what in _FOLDERS.items() if path.startswith(folder)), None)
+    for folder, said in _OTHER_FOLDERS.items():
+        if f"{path}/".startswith(f"{folder}/"):
+            return f"there is no {path}: {said}"
+    what = _PATHS.get(path) or next((what for folder, what in _FOLDERS.items() if path.startswith(f"{folder}/")), None)
     return None if what is None else f"there is no {path}: {_TEXT}; for {what}, {_BESIDE[what]}"

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 
 from services.drafter.heads.cache import CacheShape
-from services.drafter.heads.levels import LevelTrees
+from services.drafter.heads.draft_vocabulary import DraftVocabulary
 from services.drafter.heads.session import Due, FeatureSession, due_in
-from services.drafter.heads.state_head import StateDrafter
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sources.interfaces import Ahead, AheadWanted, DraftWanted
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
+
+
+class Beyond(Protocol):
+    """A model whose vocabulary may be widened for a prompt."""
+
+    def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
+        """Those of ``tokens`` that it does not draft for every request; None: there are none."""
+        ...
+
+
+class Trees(Protocol):
+    """Grows trees of levels, see ``LevelTrees``."""
+
+    def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
+        """As ``LevelTrees.grow``."""
+        ...
+
+    def ahead(self, batch: Sequence[AheadWanted], go_on: Callable[[], bool]) -> list[list[Ahead]]:
+        """As ``LevelTrees.ahead``."""
+        ...
 
 
 class LevelSource(ABC):
@@ -30,8 +50,8 @@ class LevelSource(ABC):
 
     def __init__(
         self,
-        model: StateDrafter,
-        trees: LevelTrees,
+        model: Beyond,
+        trees: Trees,
         *,
         layers: tuple[int, ...],
         missing: torch.Tensor,
