@@ -110,11 +110,12 @@ def ablation_notes(runs: Sequence[TrainedRun]) -> list[str]:
     if not runs:
         return [WITHOUT_RUNS]
     first, seeds = runs[0], sorted({run.recipe["seed"] for run in runs})
-    learnt = sorted(run.predictions for run in runs)
+    counts = [run.predictions for run in runs]
+    learnt = " to ".join(f"{each:,}" for each in sorted({min(counts), max(counts)}))
     notes = [
         f"Table 3's heads were trained here, for {first.recipe['steps']:,} steps of {first.recipe['batch_rows']:,} "
-        f"positions on {first.answers:,} answers of {first.tokens:,} tokens ({learnt[0]:,} to {learnt[-1]:,} predictions), "
-        f"with the seeds {', '.join(map(str, seeds))}. That is far less than the 68,000 conversations of the paper's.",
+        f"positions on {first.answers:,} answers of {first.tokens:,} tokens ({learnt} predictions); "
+        f"seeds {', '.join(map(str, seeds))}. That is far less than the 68,000 conversations of the paper's.",
         "Table 3 has means of the runs, and ± their standard deviation over seeds. `held out` is a chain's tokens per pass "
         "on text that no run learnt from, and `1st draft` how often the first draft is accepted there (`outrider train "
         "evaluate` measures it). The paper's figures are τ and speed-up on MT-bench, CNN/DM and GSM8K.",

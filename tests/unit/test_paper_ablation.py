@@ -136,6 +136,6 @@ def test_table_3_and_figure_3(make: Make, model: ResolvedModel, tmp_path: Path) 
         drawn = (tmp_path / "plots" / f"fspad-ablation-{name}.svg").read_text()
         assert all(f"{label}: {part}" in drawn for label in ("FSPAD", "w/o both") for part in parts)
     notes = " ".join(ablation_notes(runs))
-    assert "4 steps of 4,096 positions on 48 answers" in notes and "the seeds 1, 2" in notes
+    assert "4 steps of 4,096 positions on 48 answers" in notes and "(100 predictions); seeds 1, 2." in notes
     assert "no row of fspad_sampler_only" in notes and "no row of fspad:" not in notes
     assert "--ablation RUN" in " ".join(ablation_notes([]))
