@@ -17,7 +17,7 @@ from services.machine.processor import cores
 _PART = 8 << 20
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """What is read of a stored tensor: what lies from ``begin`` to before ``end`` along ``axis``; all, if ``end`` is -1."""
 
     name: str
@@ -32,10 +32,10 @@ class NotedReads:
     """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.digests: dict[Piece, str] = {}
+        self.digests: dict[StoredPiece, str] = {}
         self._threads = threads
 
-    def note(self, piece: Piece, read: torch.Tensor) -> None:
+    def note(self, piece: StoredPiece, read: torch.Tensor) -> None:
         """Hash a piece, once. Its pages are read from the disk here; who needs them next finds them in memory."""
         if piece in self.digests:
             return
