@@ -39,7 +39,7 @@ class NotedReads:
         """Hash a piece, once. Its pages are read from the disk here; who needs them next finds them in memory."""
         if piece in self.digests:
             return
-        content = memoryview(read.contiguous().flatten().view(torch.uint8).numpy())
+        content = read.contiguous().flatten().view(torch.uint8).numpy().data
         parts = (content[at : at + _PART] for at in range(0, len(content), _PART))
         found = hashlib.sha256(f"{read.dtype} {list(read.shape)}".encode())
         for digest in self._threads.map(lambda part: hashlib.sha256(part).digest(), parts):
