@@ -131,10 +131,6 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "SHARE": 2, "HEADS": 16, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(256), **ALL_SIGHTS,
         "num_warps": warps_of(64, 256, split=False),
     }),
-    "many rows of wide heads apart": (tree_attend.attend, ATTEND, {
-        "SHARE": 2, "HEADS": 16, "BLOCK": 64, "CAPPED": True, "SPLIT": True, **head(256), **ALL_SIGHTS,
-        "num_warps": warps_of(64, 256, split=True),
-    }),
     "everything": (tree_attend.attend, ATTEND, {
         "SHARE": 7, "HEADS": 28, "BLOCK": 64, "CAPPED": True, "SPLIT": False, **head(80), **ALL_SIGHTS,
         "num_warps": warps_of(64, 128, split=False),

@@ -26,7 +26,6 @@ LARGE = {
     "many rows",
     "many rows of bytes",
     "many rows of wide heads",
-    "many rows of wide heads apart",
     "everything",
     "many products",
     "gated products",
@@ -48,11 +47,10 @@ ATTENTION = {
     "many rows of bytes",
     "few rows of wide heads",
     "many rows of wide heads",
-    "many rows of wide heads apart",
     "everything",
 }
 # Bytes of a thread's stack, at most: what these spill is not mended yet. All others have their numbers in registers.
-SPILLED = {"many rows of wide heads apart": 32, "many rows of bytes": 392, "many rows of wide heads": 592, "everything": 288,
+SPILLED = {"many rows of bytes": 392, "many rows of wide heads": 592, "everything": 288,
            "many products of a router": 512, "many products of fp8": 24, "many products of int8": 24}  # fmt: skip
 # Not in a loop: nothing to be copied ahead.
 WITHOUT_COPIES = {"one product"}

@@ -14,9 +14,8 @@ from services.verifier.model.target_port import Rows
 
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 NARROW, WIDE = 16, 64
-# Lanes of a value from which on four warps have no room for a wide block's sums: of all segments beside those of one, and of
-# one alone.
-_MANY_LANES, _MOST_LANES = 128, 256
+# Lanes of a value from which on four warps have no room for a wide block's sums of all segments beside those of one.
+_MANY_LANES = 128
 # Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
 MOST_SUMS_BYTES = 1 << 30
 # An H100's multiprocessors, where there is no GPU to ask; and how many programs one of them runs at a time, at least.
@@ -64,7 +63,7 @@ def warps_of(lanes: int, value_lanes: int, *, split: bool) -> int:
         lanes: of its block, rows times heads.
         split: whether it computes a segment alone.
     """
-    return 8 if lanes >= WIDE and value_lanes >= (_MOST_LANES if split else _MANY_LANES) else 4
+    return 8 if lanes >= WIDE and value_lanes >= _MANY_LANES and not split else 4
 
 
 def summed(call: Call) -> int:

@@ -21,10 +21,10 @@ SEGMENT_TILES = tl.constexpr(8)
 # Ints of a block's record, and of a chunk's: 64 slots, then their positions.
 BLOCK_INTS = tl.constexpr(4)
 CHUNK_INTS = tl.constexpr(128)
-# How much blocks of many rows do without, so that their sums stay in registers. SOME: places that chunks of trees have in
-# common are computed for each. MOST: those of tiles, too, and chunks are not copied ahead. No bit depends on it.
+# How much blocks of many rows do without on Hopper, so that their sums stay in registers. SOME: places that chunks of trees
+# have in common are computed for each. MOST: those of tiles, too, and chunks are not copied ahead. No bit depends on it.
 SOME, MOST = tl.constexpr(1), tl.constexpr(2)
-# Lanes of values from which on that is MOST, where a block keeps the sums of one segment only.
+# Lanes of values from which on a block that keeps the sums of one segment alone spares nothing.
 MANY_LANES = tl.constexpr(256)
 # Segments that ``merge`` reads at once.
 AHEAD = tl.constexpr(16)
@@ -231,7 +231,9 @@ def attend(
         unit: what a score is multiplied by to get the exponent of two.
         sums_at, blocks_at, work_at: where these begin in ``meta``.
     """
-    SPARING: tl.constexpr = 0 if BLOCK < TILE else SOME if SPLIT and VALUES < MANY_LANES else MOST
+    # Ampere's other products take their operands from registers, and spill more where they are spared so.
+    SPARES: tl.constexpr = BLOCK >= TILE and tl.target_info.cuda_capability_geq(9, 0)
+    SPARING: tl.constexpr = (0 if VALUES >= MANY_LANES else SOME) if SPLIT else MOST
     kv_head = tl.program_id(1)
     parts = meta + tl.load(meta + work_at + 1)
     # What parts have in common is computed for each of them: kept over the loop, it would take registers that sums need.
@@ -259,7 +261,7 @@ def attend(
                 top, total, sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
                     own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
-                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING if SPARES else 0,
                 )  # fmt: skip
                 # Once more, rather than kept where registers are few.
                 here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
@@ -279,7 +281,7 @@ def attend(
                 next_top, next_total, next_sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
                     own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
-                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING if SPARES else 0,
                 )  # fmt: skip
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
             here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
