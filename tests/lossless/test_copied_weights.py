@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.model_files.weights.files import WeightFiles, quantize_folder
-from services.model_files.weights.noted_reads import Piece, noting_reads
+from services.model_files.weights.noted_reads import StoredPiece, noting_reads
 from services.verifier.kernels.native.library import library
 from services.verifier.model.target import TransformersTarget
 from services.verifier.stages import same_weights
@@ -205,12 +205,17 @@ def test_what_was_read_tells_all_of_it(folder: Path) -> None:
         files.parts(UP, 0, [range(4), range(8, 12)])
         files.parts(UP, 1, [range(64)])
         files.get(NORM)
-    assert noted.digests.keys() == {Piece(UP, 0, 0, 4), Piece(UP, 0, 8, 12), Piece(UP, 1, 0, 64), Piece(NORM)}
+    assert noted.digests.keys() == {
+        StoredPiece(UP, 0, 0, 4),
+        StoredPiece(UP, 0, 8, 12),
+        StoredPiece(UP, 1, 0, 64),
+        StoredPiece(NORM),
+    }
 
     def digest(read: torch.Tensor) -> str:
         with noting_reads() as noted:
-            noted.note(Piece("one"), read)
-        return noted.digests[Piece("one")]
+            noted.note(StoredPiece("one"), read)
+        return noted.digests[StoredPiece("one")]
 
     large = torch.zeros(5_000_000, dtype=torch.float32)
     before = digest(large)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from services.model_files.folder import reading
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
-from services.model_files.weights.noted_reads import Piece, noted_here
+from services.model_files.weights.noted_reads import StoredPiece, noted_here
 from services.model_files.weights.quantised.method import format_of
 from services.model_files.weights.quantised.packed import Packed
 from services.model_files.weights.rounded_inputs import InputRounding
@@ -112,9 +112,9 @@ class WeightFiles:
         return tensor if kind is None else _in_blocks(tensor, *kind, self._orders.get(name))
 
     def _stored(self, name: str) -> torch.Tensor:
-        return self.stored(Piece(name))
+        return self.stored(StoredPiece(name))
 
-    def stored(self, piece: Piece) -> torch.Tensor:
+    def stored(self, piece: StoredPiece) -> torch.Tensor:
         """A piece of one of the folder's own tensors, as it is in its file."""
         opened, read = self._open(self._files[piece.name]), slice(piece.begin, piece.end)
         found: torch.Tensor = (
@@ -158,7 +158,7 @@ class WeightFiles:
             if isinstance(whole, StackedBlocks):
                 return whole.experts(begin, end)
             return whole.rows(begin, end) if isinstance(whole, StoredBlocks) else whole[begin:end]
-        return self._as_kept(name, self.stored(Piece(name, 0, begin, end)))
+        return self._as_kept(name, self.stored(StoredPiece(name, 0, begin, end)))
 
     def parts(self, name: str, axis: int, ranges: Sequence[range]) -> AnyWeight:
         """The numbers in these ranges of one dimension, one after the other; otherwise as ``part``.
@@ -180,7 +180,7 @@ class WeightFiles:
                 raise ValueError(f"{name} is kept in blocks, of which other parts than rows are not read")
             return joined([whole.rows(one.start, one.stop) for one in ranges])
         if whole is None:
-            return torch.cat([self.stored(Piece(name, axis, one.start, one.stop)) for one in ranges], axis)
+            return torch.cat([self.stored(StoredPiece(name, axis, one.start, one.stop)) for one in ranges], axis)
         return torch.cat([whole.narrow(axis, one.start, len(one)) for one in ranges], axis)
 
     def numbers(self, name: str) -> torch.Tensor:

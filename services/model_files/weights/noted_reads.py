@@ -17,7 +17,7 @@ from services.machine.processor import cores
 _PART = 8 << 20
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """What is read of a stored tensor: what lies from ``begin`` to before ``end`` along ``axis``; all, if ``end`` is -1."""
 
     name: str
@@ -32,14 +32,14 @@ class NotedReads:
     """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.digests: dict[Piece, str] = {}
+        self.digests: dict[StoredPiece, str] = {}
         self._threads = threads
 
-    def note(self, piece: Piece, read: torch.Tensor) -> None:
+    def note(self, piece: StoredPiece, read: torch.Tensor) -> None:
         """Hash a piece, once. Its pages are read from the disk here; who needs them next finds them in memory."""
         if piece in self.digests:
             return
-        content = memoryview(read.contiguous().flatten().view(torch.uint8).numpy())
+        content = read.contiguous().flatten().view(torch.uint8).numpy().data
         parts = (content[at : at + _PART] for at in range(0, len(content), _PART))
         found = hashlib.sha256(f"{read.dtype} {list(read.shape)}".encode())
         for digest in self._threads.map(lambda part: hashlib.sha256(part).digest(), parts):

@@ -18,7 +18,7 @@ from typing import TypeVar
 from services.model_files.folder import reading, weights_digest
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import BLOCKS_FILE, weight_files
-from services.model_files.weights.noted_reads import NotedReads, Piece, noting_reads
+from services.model_files.weights.noted_reads import NotedReads, StoredPiece, noting_reads
 from speculation.errors import ConfigurationError
 
 R = TypeVar("R")
@@ -151,7 +151,7 @@ class OwnFiles:
     def __init__(self, folder: Path) -> None:
         self._folder, self.told = folder, files_told(folder)
         # What several processes read is hashed here once.
-        self._digests: dict[Piece, str] = {}
+        self._digests: dict[StoredPiece, str] = {}
 
     def check(self, process: str, told: str) -> None:
         """Check what a process says that it has read.
@@ -165,7 +165,7 @@ class OwnFiles:
         """
         if told == self.told:
             return
-        theirs = {Piece(*piece): digest for *piece, digest in json.loads(told)}
+        theirs = {StoredPiece(*piece): digest for *piece, digest in json.loads(told)}
         with noting_reads() as noted, WeightFiles(self._folder) as files:
             self._hash(theirs, noted, files)
             differing = [piece.name for piece, digest in theirs.items() if self._digests[piece] != digest]
@@ -179,7 +179,7 @@ class OwnFiles:
             about="model",
         )
 
-    def _hash(self, pieces: Mapping[Piece, str], noted: NotedReads, files: WeightFiles) -> None:
+    def _hash(self, pieces: Mapping[StoredPiece, str], noted: NotedReads, files: WeightFiles) -> None:
         with reading(f"read the model at {self._folder}", about=self._folder):
             for piece in pieces:
                 if piece not in self._digests:

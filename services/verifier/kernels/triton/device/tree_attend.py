@@ -21,6 +21,11 @@ SEGMENT_TILES = tl.constexpr(8)
 # Ints of a block's record, and of a chunk's: 64 slots, then their positions.
 BLOCK_INTS = tl.constexpr(4)
 CHUNK_INTS = tl.constexpr(128)
+# How much blocks of many rows do without on Hopper, so that their sums stay in registers. SOME: places that chunks of trees
+# have in common are computed for each. MOST: those of tiles, too, and chunks are not copied ahead. No bit depends on it.
+SOME, MOST = tl.constexpr(1), tl.constexpr(2)
+# Lanes of values from which on a block that keeps the sums of one segment alone spares nothing.
+MANY_LANES = tl.constexpr(256)
 # Segments that ``merge`` reads at once.
 AHEAD = tl.constexpr(16)
 
@@ -88,11 +93,12 @@ def _segment(
     key_strides, value_strides, unit, cap,
     KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr,
     VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, BYTES: tl.constexpr,
+    SPARING: tl.constexpr,
 ):  # fmt: skip
     """One segment's maximum, sum of weights and weighted sum for a block of rows.
 
     ``lowest`` and ``last``: the positions between which some row sees something. ``row``: numbers of the rows in their
-    request. ``key_scales``, ``value_scales``: the head's.
+    request. ``key_scales``, ``value_scales``: the head's. ``SPARING``: SOME or MOST; 0: nothing.
     """
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK, 16), tl.float32)
@@ -110,7 +116,7 @@ def _segment(
     words = tl.load(meta + request + 7)
     first = tl.maximum(segment * SEGMENT_TILES, lowest // TILE)
     stop = tl.minimum((segment + 1) * SEGMENT_TILES, last // TILE + 1)
-    for tile in range(first, tl.minimum(stop, tail_tile)):
+    for tile in tl.range(first, tl.minimum(stop, tail_tile), disable_licm=SPARING == MOST):
         pool_tile = tl.load(meta + table + tile).to(tl.int64)
         lanes_at = tile * TILE + lanes
         places = pool_tile * key_strides[0] + key_at[:, None] * key_strides[1] + lanes[None, :] * key_strides[3]
@@ -133,7 +139,7 @@ def _segment(
             if turn == 1:
                 total, sums = _raised(top, new, total, sums, unit)
                 top = new
-            for chunk in range(begin, end):
+            for chunk in tl.range(begin, end, num_stages=1 if SPARING == MOST else None, disable_licm=SPARING > 0):
                 slots = tl.load(meta + chunks_at + chunk * CHUNK_INTS + lanes)
                 lanes_at = tl.load(meta + chunks_at + chunk * CHUNK_INTS + TILE + lanes)
                 # Two words of a row, not one for each of its slots, which would take registers that sums need.
@@ -225,6 +231,9 @@ def attend(
         unit: what a score is multiplied by to get the exponent of two.
         sums_at, blocks_at, work_at: where these begin in ``meta``.
     """
+    # Ampere's other products take their operands from registers, and spill more where they are spared so.
+    SPARES: tl.constexpr = BLOCK >= TILE and tl.target_info.cuda_capability_geq(9, 0)
+    SPARING: tl.constexpr = (0 if VALUES >= MANY_LANES else SOME) if SPLIT else MOST
     kv_head = tl.program_id(1)
     parts = meta + tl.load(meta + work_at + 1)
     # What parts have in common is computed for each of them: kept over the loop, it would take registers that sums need.
@@ -252,7 +261,7 @@ def attend(
                 top, total, sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
                     own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
-                    VALUES, WINDOW, CHUNK, CAPPED, BYTES,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING if SPARES else 0,
                 )  # fmt: skip
                 # Once more, rather than kept where registers are few.
                 here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
@@ -272,7 +281,7 @@ def attend(
                 next_top, next_total, next_sums = _segment(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, own_key_scales,
                     own_value_scales, key_strides, value_strides, unit, cap, HEADS // SHARE, BLOCK, KEY, KEYS, VALUE,
-                    VALUES, WINDOW, CHUNK, CAPPED, BYTES,
+                    VALUES, WINDOW, CHUNK, CAPPED, BYTES, SPARING if SPARES else 0,
                 )  # fmt: skip
                 top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
             here, row, pass_row, head = _lanes(record, meta, kv_head, SHARE, BLOCK)
