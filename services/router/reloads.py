@@ -8,6 +8,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import replace
 
+from services.abandoned import may_be_left
 from speculation.errors import OutriderError, Unavailable
 from speculation.ports import VerifierLink
 from speculation.reloads import ReloadOrder, ReloadStep, RunningAnswers
@@ -35,7 +36,7 @@ class Reloads:
         if self._task is not None and not self._task.done():
             raise Unavailable("the weights are being replaced already; try again")
         order = ReloadOrder(reload_id=uuid.uuid4().hex, step="read", folder=folder, running=running, within_s=within_s)
-        self._task = asyncio.create_task(self._replace(order), name="reload")
+        self._task = may_be_left(asyncio.create_task(self._replace(order), name="reload"))
         await asyncio.shield(self._task)
 
     async def _replace(self, order: ReloadOrder) -> None:

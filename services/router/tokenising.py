@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from services.abandoned import may_be_left
+
 _Result = TypeVar("_Result")
 _THREADS = 3
 
@@ -52,7 +54,7 @@ class TokenisingPool:
         """
         name = tenant or ""
         await self._turn(name, characters)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running = may_be_left(asyncio.get_running_loop().run_in_executor(self._threads, work))
         # Also of a caller that has gone: its thread is taken until the work ends.
         running.add_done_callback(lambda _: self._end(name))
         return await asyncio.shield(running)

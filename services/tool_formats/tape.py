@@ -153,10 +153,13 @@ class Tape:
         pattern, found, length = re.compile("|".join(map(re.escape, marks))), list[str](), 0
         while True:
             hit = pattern.search(self._text, self._at)
-            found.append(self.rest(self.begun(marks)) if hit is None else self.take(hit.start()))
-            length += len(found[-1])
-            if most is not None and length > most:
+            end = max(self._at, len(self._text) - self.begun(marks)) if hit is None else hit.start()
+            if most is not None and length + end - self._at > most:
+                # No further, however much has come: what follows may begin something else.
+                self.take(self._at + most + 1 - length)
                 raise OtherwiseError
+            found.append(self.take(end))
+            length += len(found[-1])
             if hit is not None:
                 self.take(hit.end())
                 return "".join(found), hit[0]

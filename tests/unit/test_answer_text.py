@@ -279,6 +279,8 @@ PIECES = st.sampled_from(
     [text for pair in WRITTEN.values() for text in pair]
     + [mark for made in FORMATS.values() for mark in made(Marks()).marks]
     + ["<think>", "</think>", '{"name": "f"', '"arguments": {', "}", "]", '"', "\\", " ", "\n", "look", "京", "["]
+    # A name that is too long, and almost.
+    + ["x" * size for size in (250, 256, 257, 400)]
 )
 
 
@@ -291,6 +293,21 @@ def test_cuts_change_nothing(pieces: list[str], form: str, thoughts: str, cut: b
     whole = read(text, form, thoughts=thoughts, cut=cut)
     assert read(text, form, thoughts=thoughts, cut=cut, cuts=tuple(cuts)) == whole
     assert read(text, form, thoughts=thoughts, cut=cut, cuts=(*range(len(text)),)) == whole
+
+
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("size", [250, 256, 257, 260, 400])
+def test_cuts_within_long_names_change_nothing(form: str, size: int) -> None:
+    """Whatever else has come with a name that is too long is no part of it: a call may begin there."""
+    for begin in FORMATS[form](Marks()).openings if form in FORMATS else ("<|channel|>commentary to=",):
+        for mark in FORMATS[form](Marks()).marks if form in FORMATS else MARKS:
+            text = (
+                f"{begin}{'x' * size}{mark}{''.join(WRITTEN.get(form, ()))}{HARMONY_END if form == 'harmony' else ''}{begin}"
+            )
+            for cut in (False, True):
+                whole = read(text, form, cut=cut)
+                for step in (1, 7):
+                    assert read(text, form, cut=cut, cuts=(*range(0, len(text), step),)) == whole, (text, step)
 
 
 HOSTILE = [

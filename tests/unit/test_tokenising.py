@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, processors
@@ -116,6 +118,26 @@ async def test_what_nobody_waits_for_is_not_done() -> None:
     go.set()
     assert await asyncio.gather(running, stays) == ["running", "stays"]
     assert done == ["running", "stays"]
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
+    pool, begun, go, logged = TokenisingPool(threads=1), threading.Event(), threading.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+
+    def fails() -> None:
+        begun.set()
+        go.wait(60)
+        raise InvalidArgument("prompt", "x", "y")
+
+    left = asyncio.create_task(pool.run(fails, 1))
+    await asyncio.to_thread(begun.wait, 60)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    del left
+    go.set()
+    assert await pool.run(lambda: True, 1)
+    gc.collect()
+    assert not logged
 
 
 async def test_a_turn_that_comes_to_one_who_leaves_goes_on_to_the_next() -> None:

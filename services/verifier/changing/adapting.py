@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+from services.abandoned import may_be_left
 from services.verifier.engine.identity import check_begun, with_adapter
 from services.verifier.loading.allowed_folder import allowed_folder
 from services.verifier.model.target import TransformersTarget
@@ -98,7 +99,8 @@ class Adapting:
             if order.name not in self._target.adapters:
                 self._loaded_by[order.name] = order.order_id
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
-                loading = asyncio.get_running_loop().run_in_executor(reader, self._target.load_adapter, order.name, folder)
+                load, loop = self._target.load_adapter, asyncio.get_running_loop()
+                loading = may_be_left(loop.run_in_executor(reader, load, order.name, folder))
                 try:
                     digest = await asyncio.shield(loading)
                 finally:
