@@ -197,7 +197,7 @@ class LevelGraphs:
 
         def trial(graph: Graph, made: LevelOutput) -> None:
             given.try_out()
-            states.copy_(torch.linspace(-1, 1, states.numel(), device=states.device).view(states.shape))
+            states.copy_(torch.linspace(-1, 1, states.numel(), dtype=states.dtype, device=states.device).view(states.shape))
             graph.replay()
             replayed = [each.clone() for each in (made.hidden, made.state, made.logits) if each is not None]
             launched = self._level(given, states)
