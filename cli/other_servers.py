@@ -68,6 +68,8 @@ SETTINGS: Mapping[str, str] = {
 }
 # Settings that take a list or a mapping, of which a flag names one.
 _LISTS = {"drafter.models", "server.cors_origins", "server.served_model_name"}
+# Those whose flags may name several, one word each.
+_SEVERAL = {"server.served_model_name", "verifier.lora_modules"}
 # Flags without a value, and the setting that they are.
 SWITCHES: Mapping[str, str] = {
     "--disable-radix-cache": "verifier.enable_prefix_caching=false",
@@ -167,7 +169,8 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
     said, reasons, foreign = list[str](), list[str](), list[str]()
     left = list(args)
     while left:
-        flag, equals, value = left.pop(0).partition("=")
+        word = left.pop(0)
+        flag, equals, value = word.partition("=") if word.startswith("-") else (word, "", "")
         given = [value] if equals else []
         if flag in takes:
             given = given or ([left.pop(0)] if takes[flag] and left else [])
@@ -176,17 +179,22 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
         # vLLM takes underscores as well.
         usual = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
         takes_value = flag.startswith("-") and usual not in SWITCHES and usual not in _BARE
-        if takes_value and not given and left and not left[0].startswith("-"):
-            given = [left.pop(0)]
+        several = SETTINGS.get(usual) in _SEVERAL
+        while takes_value and left and not left[0].startswith("-") and (several or not given):
+            given.append(left.pop(0))
         if flag.startswith("-") and usual not in KNOWN:
             reasons.append(f"{flag}: unknown here")
             continue
         foreign.append(flag)
-        new, why = _said_here(usual, given[0] if given else "")
+        new, why = _said_here(usual, given)
         if new[:1] == ["--model"] and "--model" not in takes:
             new = ["--set", f"model={new[1]}"]
         said += new
         reasons += [f"{flag}: {why}"] if why else []
+    if command.endswith(" serve") and "--port" in said:
+        # Theirs is HTTP's; --port is gRPC's here.
+        at = said.index("--port")
+        said[at : at + 2] = ["--set", f"server.http_port={said[at + 1]}"]
     # Otherwise Typer's own refusal names what is unknown, and what is near.
     if foreign:
         raise ConfigurationError(
@@ -197,8 +205,9 @@ def refuse_flags_of_others(command: str, args: Sequence[str], takes: Mapping[str
         )
 
 
-def _said_here(flag: str, value: str) -> tuple[list[str], str]:
+def _said_here(flag: str, values: Sequence[str]) -> tuple[list[str], str]:
     """The words in place of a flag, and why there are none."""
+    value = values[0] if values else ""
     if not flag.startswith("-"):
         return ["--model", flag], ""
     if flag in _MODEL:
@@ -215,14 +224,14 @@ def _said_here(flag: str, value: str) -> tuple[list[str], str]:
         return (["--set", "router.strategy=blend"], "") if "," in value else _strategy(value)
     if flag == _SPECULATION:
         return _speculation(value)
-    return ["--set", _setting(SETTINGS[flag], value)], ""
+    return ["--set", _setting(SETTINGS[flag], values)], ""
 
 
-def _setting(name: str, value: str) -> str:
-    if name == "verifier.lora_modules" and "=" in value:
-        adapter, _, folder = value.partition("=")
-        return f"{name}={{{adapter}: {folder}}}"
-    return f"{name}=[{value or 'VALUE'}]" if name in _LISTS and not value.startswith("[") else f"{name}={value or 'VALUE'}"
+def _setting(name: str, values: Sequence[str]) -> str:
+    if name == "verifier.lora_modules" and values and all("=" in each for each in values):
+        return f"{name}={{{', '.join(each.replace('=', ': ', 1) for each in values)}}}"
+    said = ", ".join(values) or "VALUE"
+    return f"{name}=[{said}]" if name in _LISTS and not said.startswith("[") else f"{name}={said}"
 
 
 def _strategy(name: str) -> tuple[list[str], str]:

@@ -281,12 +281,11 @@ class Features:
         if not others:
             return self
         data = self.data
-        if isinstance(data, bytes):
-            data = b"".join([data, *(bytes(other.data) for other in others)])
-        elif any(isinstance(other.data, bytes) for other in others):
+        held = [other.data for other in others if not isinstance(other.data, bytes)]
+        if isinstance(data, bytes) or len(held) < len(others):
             data = b"".join([bytes(data), *(bytes(other.data) for other in others)])
         else:
-            data = data.followed_by([other.data for other in others if not isinstance(other.data, bytes)])
+            data = data.followed_by(held)
         return replace(self, data=data, rows=self.rows + sum(other.rows for other in others))
 
 

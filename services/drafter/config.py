@@ -220,8 +220,8 @@ class TrainedConfig:
         default_strategy: of requests that name none.
         target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
         stop: when a draft model's chain ends.
-        captures: the kernels that the settings name, with which a head on a GPU whose passes cannot be captured is refused;
-            empty: they are launched.
+        captures: the kernels that the settings name, with which a head on a GPU whose passes cannot be captured is refused,
+            unless it hands on more than keys and values; empty: they are launched.
         draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
             the given tokens' output rows (None: all); refuses with a ConfigurationError what these do not compute. None:
             torch computes it.

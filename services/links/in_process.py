@@ -1,6 +1,6 @@
 """Links within one process. They carry the same messages as over gRPC: all pass through the codec.
 
-Only the bytes of hidden states, which are large, are passed by reference.
+Only hidden states, which are large, are passed by reference, as bytes or where they are held.
 """
 
 from __future__ import annotations

@@ -28,13 +28,18 @@ class DeviceStates:
         return self.numbers.cpu().view(torch.int16).numpy().astype("<i2").tobytes()
 
     def rows(self, begin: int, end: int) -> DeviceStates:
-        return DeviceStates(self.numbers[begin:end])
+        return part_of(self.numbers, begin, end)
 
     def columns(self, parts: Sequence[range]) -> DeviceStates:
         return DeviceStates(torch.cat([self.numbers[:, part.start : part.stop] for part in parts], dim=1))
 
     def followed_by(self, others: Sequence[HeldNumbers]) -> DeviceStates:
         return DeviceStates(torch.cat([self.numbers, *(cast(DeviceStates, other).numbers for other in others)]))
+
+
+def part_of(numbers: torch.Tensor, begin: int, end: int) -> DeviceStates:
+    """Rows in memory of their own, unless they are all: whoever drops the others frees them, as it counts them."""
+    return DeviceStates(numbers if end - begin == len(numbers) else numbers[begin:end].clone())
 
 
 def apart(rows: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

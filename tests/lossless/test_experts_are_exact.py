@@ -217,7 +217,7 @@ def test_widths_and_threads_that_fill_no_vectors(tmp_path: Path, kernels: Kernel
     """SiLU over 1,000 columns: what a thread computes of them ends anywhere."""
     folder = make_tiny_model(tmp_path, intermediate_size=1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.verifier.model.slice.fuse", lambda *_: (0, "of the test"))
+        patch.setattr("services.verifier.model.fused_layers.fuse", lambda *_: (0, "of the test"))
         target = served(folder, kernels, threads=threads)
     before = torch.get_num_threads()
     try:

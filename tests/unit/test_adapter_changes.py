@@ -15,6 +15,7 @@ from typing_extensions import override
 from cluster.verifiers.chosen_verifier import ChosenVerifier
 from services.router.adapter_changes import AdapterChanges
 from services.verifier.changing.adapting import Adapting
+from services.verifier.engine.identity import Identity, with_adapter
 from speculation import limits
 from speculation.adapters import AdapterOrder
 from speculation.errors import ConfigurationError, InvalidArgument, NotBegun, OutriderError
@@ -211,3 +212,17 @@ async def test_a_file_that_lies_elsewhere_is_not_read(short: Path) -> None:
 
 def order_to_load(folder: str) -> AdapterOrder:
     return AdapterOrder(order_id="x", step="load", name="one", folder=folder)
+
+
+async def test_an_answer_goes_on_by_no_other_weights_than_it_was_begun_by() -> None:
+    verifier = Verifier(Adapters())
+    await verifier.adapt(AdapterOrder(order_id="o", step="load", name="one", folder=ONE))
+
+    async def once_replaced(message: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        # Weights were replaced while its grammar was compiled.
+        Identity(arithmetic="new").check(message)
+        yield Finished(reason=FinishReason.STOP)
+
+    begun = replace(request("r", [1]), adapter="one", committed=(1,), arithmetic=with_adapter("old", "d"))
+    with pytest.raises(NotBegun, match="other weights"):
+        _ = [event async for event in verifier.adapting.answering(begun, once_replaced, "old")]

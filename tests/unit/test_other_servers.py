@@ -41,6 +41,15 @@ SAID = {
         "--spec-draft-n-min: a step drafts as little as pays",
     ),
     "a flag before the model": ("--trust-remote-code a", "--model a; --trust-remote-code: code of models is never run"),
+    "HTTP's port": (
+        "Qwen/Qwen3-0.6B --port 8000 --max-num-seqs 16",
+        "--model Qwen/Qwen3-0.6B --set server.http_port=8000 --set verifier.max_num_seqs=16",
+    ),
+    "a folder with =": ("./runs/lr=1e-4/model -c 4096", "--model ./runs/lr=1e-4/model --set verifier.max_model_len=4096"),
+    "several adapters and names": (
+        "a --lora-modules one=/a two=/b=c --served-model-name x y",
+        "--model a --set 'verifier.lora_modules={one: /a, two: /b=c}' --set 'server.served_model_name=[x, y]'",
+    ),
     "adapters": ("--lora-modules one=/a", "--set 'verifier.lora_modules={one: /a}'"),
     "a draft model": (
         """--speculative-config '{"method": "eagle3", "model": "/head", "draft_tensor_parallel_size": 1}'""",

@@ -106,12 +106,15 @@ class LevelGraphs:
         """Capture all levels up to the largest; returns the number of graphs. Later none is captured.
 
         Raises:
-            ConfigurationError: there is not enough memory, or graphs are required and the head cannot be captured.
+            ConfigurationError: there is not enough memory, or graphs are required and the head cannot be captured. One that
+                hands on more than keys and values is launched all the same.
         """
         keys = self._keys() if self._capturing.on and self._sizes.rows else []
-        if not keys or not self._launches(keys[-1]):
+        if not keys:
             return 0
         try:
+            if not self._launches(keys[-1]):
+                return 0
             held = torch.zeros(max(map(self._numbers, keys)), dtype=self._shape.dtype, device=self._shape.device)
             for key in keys:
                 if (bucket := self._captured(key, held)) is None:

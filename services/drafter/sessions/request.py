@@ -62,7 +62,8 @@ class DraftedRequest:
 
     Attributes:
         text: None if the plan names no text source, or all have failed.
-        text_s: seconds that the text sources took for the last step; infinite before the first one.
+        text_s: seconds that the text sources took for the last step that they were told of alone, or too slowly;
+            infinite before the first one. ``prefix`` and ``answer`` are behind while it has entered ``SessionsTogether``.
         counted: whether the text sources have read all of the prompt.
         answer: the answer so far, where it will be shared; None: it will not.
         generation: of its tenant's shared answers when it was opened; None: not known.

@@ -24,8 +24,6 @@ class SessionsTogether:
     def __init__(self) -> None:
         # Of those that have entered: the address by which compiled code knows each.
         self._addresses: dict[str, int] = {}
-        # Seconds that each of the last drafts took.
-        self._took_s = 0.0
 
     def drafted(
         self, sessions: OrderedDict[str, DraftedRequest], reports: ReportColumns, most_s: float, start: float
@@ -34,15 +32,15 @@ class SessionsTogether:
 
         Args:
             sessions: by their names; those that are drafted for become the last ones.
-            most_s: longest time of a draft; who takes longer is left.
+            most_s: longest time of a draft; who takes longer drafts alone next. Below 0: nobody drafts here.
             start: when drafting began, in seconds of ``perf_counter``.
         """
         known = self._addresses
-        if self._took_s > most_s:
-            # The next ones are taken one by one, and tell how long they take.
+        if most_s < 0:
+            # Others draft meanwhile, and sessions learn from each other: in what order counts.
             for name in [*known]:
                 self.leave(sessions[name])
-            self._took_s = 0.0
+            return None
         names = reports.session_ids
         addresses = array("Q", [known.get(name, 0) for name in names])
         for at in _zeros(ready_for(addresses, reports)):
@@ -52,7 +50,7 @@ class SessionsTogether:
             return None
         taken = take_steps(addresses, reports)
         done = [count != NOT_DONE for count in taken.counts]
-        self._took_s = (time.perf_counter() - start) / max(1, sum(done))
+        took_s = (time.perf_counter() - start) / max(1, sum(done))
         counts = [*compress(taken.counts, done)]
         ids = [*compress(names, done)]
         if NO_MEMORY in counts:
@@ -61,6 +59,10 @@ class SessionsTogether:
             counts = [max(0, count) for count in counts]
         for name in ids:
             sessions.move_to_end(name)
+            if took_s > most_s:
+                # Its next ones are drafted for alone, and tell how long they take.
+                sessions[name].text_s = took_s
+                self.leave(sessions[name])
         return DraftColumns(
             left=[at for at, each in enumerate(done) if not each] if len(ids) < len(names) else (),
             session_ids=ids,
@@ -72,7 +74,7 @@ class SessionsTogether:
             sources=taken.sources,
             source_names=KNOWN,
             scores=taken.scores,
-            drafting_s=self._took_s,
+            drafting_s=took_s,
             group=TEXT,
         )
 
@@ -99,7 +101,6 @@ class SessionsTogether:
         taken, before = session.text.joined.settle(counted=counted), session.prefix
         if taken is None:
             return
-        session.text_s = self._took_s
         if session.answer is not None:
             session.answer += taken.tokens
         session.begin(drafted_prefix(length=taken.length, hash=taken.hash, max_nodes=before.max_nodes, start=before.start))

@@ -299,6 +299,8 @@ class SuffixSession:
         if shared is not known or shared.changes != changes or self._unfollowed:
             end = self._shared_end()
         room = min(self.config.max_tokens - own.end, _TOLD - 1 - len(self._answer) if self._beside else _PIECE)
+        if room <= 0:
+            return None
         addresses = own.automaton.address, shared.address  # type: ignore[union-attr]  # Both are compiled.
         return Entered(*addresses, answers.changes, end, room)
 

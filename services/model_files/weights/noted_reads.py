@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from services.machine.held_variable import held
 from services.machine.processor import cores
 
 # Bytes that one thread hashes at a time.
@@ -55,11 +56,8 @@ def noting_reads() -> Iterator[NotedReads]:
     """Note what this thread reads by ``WeightFiles`` that are opened in the block."""
     with ThreadPoolExecutor(cores(), thread_name_prefix="hash") as threads:
         noted = NotedReads(threads)
-        before = _NOTING.set(noted)
-        try:
+        with held(_NOTING, noted):
             yield noted
-        finally:
-            _NOTING.reset(before)
 
 
 def noted_here() -> NotedReads | None:

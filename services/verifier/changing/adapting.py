@@ -50,8 +50,8 @@ class Adapting:
         """The events of an answer with an adapter; the first tokens say by which arithmetic they were chosen.
 
         Args:
-            answer: gives the events of a request that was not begun elsewhere, as far as it knows.
-            arithmetic: the target's without an adapter. Weights may be replaced before the first token.
+            answer: gives the events of a request, by the target without an adapter, as far as it knows.
+            arithmetic: that target's. Weights may be replaced before the first token, or before the answer goes on here.
 
         Raises:
             NotBegun: the adapter is not here, or is about to go; or the answer was begun by another arithmetic.
@@ -63,7 +63,7 @@ class Adapting:
         check_begun(request, with_adapter(arithmetic, digest))
         self._under_way[name] += 1
         try:
-            async with aclosing(answer(replace(request, arithmetic=""))) as events:
+            async with aclosing(answer(replace(request, arithmetic=arithmetic))) as events:
                 async for event in events:
                     if isinstance(event, Progress) and event.arithmetic:
                         event = replace(event, arithmetic=with_adapter(event.arithmetic, digest))

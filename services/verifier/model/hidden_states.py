@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.machine.device_states import DeviceStates, apart
+from services.machine.device_states import DeviceStates, apart, part_of
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.model.graphs import Keep
 from services.verifier.model.stream_rows import StreamRows
@@ -51,7 +51,7 @@ class _Fetched:
             return numbers[at].astype("<i2").tobytes()
         first = at[0] if at else 0
         if at == list(range(first, first + len(at))):
-            return DeviceStates(numbers[first : first + len(at)])
+            return part_of(numbers, first, first + len(at))
         return DeviceStates(numbers[to_device(at, numbers.device, torch.int64)])
 
 

@@ -17,6 +17,7 @@ from itertools import count
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
+from services.verifier.stages.long_values import get_long, set_long
 from services.verifier.stages.settling import process_name
 from speculation.errors import OutriderError, TargetLost
 
@@ -81,7 +82,7 @@ class Asking:
             if not self._alive(process):
                 raise TargetLost(f"{process_name(process, self._ranks)} has died while it was {doing}")
             time.sleep(_POLL_S)
-        return self.store.get(key).decode()
+        return get_long(self.store, key)
 
 
 class Listening:
@@ -129,7 +130,7 @@ class Listening:
                 # A thread for each, since torch's threads in it go with it.
                 with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{kind} of stage {self._process}") as reader:
                     answer = reader.submit(self._answered, kind, number, told).result()
-                self.store.set(f"asked/{number}/{self._process}", answer)
+                set_long(self.store, f"asked/{number}/{self._process}", answer)
         except RuntimeError:
             # The process's own thread notices that as well, and says so.
             log.debug("process %d is asked nothing any more", self._process, exc_info=True)

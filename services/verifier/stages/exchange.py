@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
 from services.machine.sockets import bind
+from services.verifier.stages.long_values import get_long, set_long
 from services.verifier.stages.settling import IDLE_S, JOIN_TIMEOUT, process_name, told_by
 from services.verifier.stages.ways import (
     GLOO,
@@ -249,7 +250,7 @@ class Meeting:
             return
         try:
             for rank in range(size - 1):
-                check(process_name(rank, ranks), self._store.get(f"weights/{rank}").decode())
+                check(process_name(rank, ranks), get_long(self._store, f"weights/{rank}"))
         except BaseException:
             self._store.set("way", "")
             raise
@@ -316,7 +317,7 @@ def attend_meeting(
     try:
         store = TCPStore(host, port, None, False, JOIN_TIMEOUT)
         store.set(f"gpu/{rank}", "" if refusal else identity(device))
-        store.set(f"weights/{rank}", weights)
+        set_long(store, f"weights/{rank}", weights)
         store.set(f"ready/{rank}", refusal)
         if refusal:
             return None

@@ -130,7 +130,7 @@ class FeatureSource:
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
         ahead: whether drafts may be made ahead, for which sessions keep what their last draft was made of.
-        graphs: captures passes over levels, see ``LevelGraphs``; None: on a GPU, and where that fails they are launched.
+        graphs: captures passes over levels, see ``LevelGraphs``: on a GPU alone, and where that fails they are launched.
 
     Raises:
         ConfigurationError: they cannot be captured, and must be; or there is not enough memory for them.
