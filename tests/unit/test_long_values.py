@@ -7,10 +7,12 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
-from services.verifier.stages.long_values import MOST_BYTES, get_long, set_long
+from services.verifier.stages.long_values import MOST_CHARACTERS, get_long, set_long
 
 
-@pytest.mark.parametrize("text", ["", "é", "x" * MOST_BYTES, "ab€" * (3 << 20)], ids=["none", "short", "a part", "15 MiB"])
+@pytest.mark.parametrize(
+    "text", ["", "é", "x" * MOST_CHARACTERS, "ab€" * (3 << 20)], ids=["none", "short", "a part", "15 MiB"]
+)
 def test_a_text_of_any_length_arrives(text: str) -> None:
     patience = timedelta(seconds=60)
     theirs = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from torch.distributed import Store
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
-MOST_BYTES = 4 << 20
+# Each takes at most four bytes.
+MOST_CHARACTERS = 1 << 20
 
 
-def set_long(store: Store, key: str, text: str) -> None:
+def set_long(store: TCPStore, key: str, text: str) -> None:
     """Write a text of any length; ``key`` is there once all of it is.
 
     Raises:
         RuntimeError: the store cannot be reached.
     """
-    told = text.encode()
-    parts = [told[at : at + MOST_BYTES] for at in range(0, len(told), MOST_BYTES)]
+    parts = [text[at : at + MOST_CHARACTERS] for at in range(0, len(text), MOST_CHARACTERS)]
     for number, part in enumerate(parts):
         store.set(f"{key}/part/{number}", part)
     store.set(key, str(len(parts)))
 
 
-def get_long(store: Store, key: str) -> str:
+def get_long(store: TCPStore, key: str) -> str:
     """The text that was written there.
 
     Raises:
