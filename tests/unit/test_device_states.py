@@ -161,3 +161,10 @@ def test_a_target_makes_the_same_states(tiny_model: Path, monkeypatch: pytest.Mo
 )
 def test_who_shares_the_device(settings: list[str], in_process: bool, stay: bool) -> None:
     assert states_stay(load(None, settings, {}), in_process=in_process) is stay
+
+
+def test_a_part_does_not_hold_the_memory_of_the_rest() -> None:
+    whole = DeviceStates(torch.ones(64, 4, dtype=torch.float16))
+    part = whole.rows(8, 16)
+    assert part.numbers.untyped_storage().nbytes() == len(part) and torch.equal(part.numbers, whole.numbers[8:16])
+    assert whole.rows(0, 64).numbers is whole.numbers
