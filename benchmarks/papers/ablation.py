@@ -91,15 +91,11 @@ def _decoded(bench: Workbench, run: TrainedRun, nodes: int, tree: Mapping[str, A
         }
         return {_KEY: record, "losses": run.losses, "acceptance": run.acceptance}
 
-    return DecodedRow(
+    return bench.row(
         name=f"{_KEY}-{run.name}{'-sampled' if temperature else ''}",
         label=row.label,
         paper=row.sampled if temperature else row.greedy,
-        decoder=bench.engine,
         drafting=drafting,
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         temperature=temperature,
         extra=told,
     )

@@ -102,15 +102,12 @@ def _shared_unit(bench: Workbench, shared: SharedStreams) -> DecodedRow:
         equal = decoder().equal
         return {"parameters": parameters(shared.folder), "as_the_target": f"{sum(equal)} of {len(equal)}"}
 
-    return DecodedRow(
+    return bench.row(
         name=_SHARED,
         label="SS, shared (other tokens)",
         paper=_TABLE_1[1].paper,
         decoder=decoder,
         drafting=drafting,
-        requests=lambda: bench.requests,
-        answers=bench.answers,
-        max_tokens=bench.config.max_tokens,
         extra=told,
     )
 
@@ -130,7 +127,7 @@ def _unit(bench: Workbench, row: _Row) -> DecodedRow:
         name=row.name,
         label=row.label,
         paper=row.paper,
-        form=row.form,
+        decoder=lambda: bench.engine(row.form),
         drafting=drafting,
         extra=lambda: {"parameters": parameters(bench.checkpoints[row.source].folder)},
     )

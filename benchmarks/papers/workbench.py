@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.bench.prompts import make_requests
 from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from benchmarks.papers.engine import PaperEngine, RowDrafting
-from benchmarks.papers.rows import DecodedRow
+from benchmarks.papers.rows import DecodedRow, RowDecoder
 from benchmarks.papers.shared_streams import SharedStreams
 from benchmarks.papers.trained_runs import TrainedRun
 from cluster.models.drafters import draft_models
@@ -110,18 +110,18 @@ class Workbench:
         drafting: Callable[[], RowDrafting],
         temperature: float = 0.0,
         extra: Callable[[], Mapping[str, Any]] = dict,
-        form: str = "two_steps",
+        decoder: Callable[[], RowDecoder] | None = None,
     ) -> DecodedRow:
         """A row that is decoded over all prompts.
 
         Args:
-            form: of streams, as ``engine`` takes it.
+            decoder: None: the engine.
         """
         return DecodedRow(
             name=name,
             label=label,
             paper=paper,
-            decoder=lambda: self.engine(form),
+            decoder=decoder or self.engine,
             drafting=drafting,
             requests=lambda: self.requests,
             answers=self.answers,

@@ -67,7 +67,8 @@ async def answers_are_of_their_versions(
         assert {told.arithmetic for told in streamed} == {versions.names["a"]}
         # Of which nothing was told; one that drafts well may have ended before.
         assert all(told.restarted == (told.arithmetic == versions.names["b"]) for told in whole)
-        assert any(told.restarted for told in whole) == (running == "restart") or not some_restart
+        restarted = any(told.restarted for told in whole)
+        assert restarted == (running == "restart") or (running == "restart" and not some_restart)
         for task in asked.late:
             versions.check(0, await task, "b")
         for number in range(len(ASKED)):
