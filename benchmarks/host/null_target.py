@@ -15,6 +15,7 @@ from benchmarks.host.gpu_layout import GpuLayout
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rows_up
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.likeliest_ids import Tops
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
@@ -44,13 +45,15 @@ class PassMark:
     """When a pass ended: seconds on the clock and of the process's processors, and how many passes there were.
 
     Attributes:
-        thread_s: of a processor, those of the target's thread alone, without what only the benchmark does there.
+        thread_s: of a processor, those of the target's thread alone.
+        own_s: what only the benchmark does, in the target's thread; it is in none of the others.
     """
 
     passes: int
     wall_s: float
     cpu_s: float
     thread_s: float
+    own_s: float
     tokens: int
     nodes: int
 
@@ -65,17 +68,14 @@ class _ScriptedChooser(Chooser):
     own_s = 0.0
 
     @override
-    def _likeliest(
-        self, batch: Sequence[Rows], logits: torch.Tensor
-    ) -> Callable[[Sequence[Sequence[int]]], list[tuple[tuple[int, ...], ...]]]:
-        def found(choices: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
+    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[int]], Tops]:
+        def found(choices: Sequence[int]) -> Tops:
             start = time.thread_time()
-            # Where nothing is chosen, there are ids, too.
-            others = {k: likely_after(0, k) for k in {rows.top_k for rows in batch}}
-            tops = [
-                tuple([likely_after(choice, k) if choice > 0 else others[k] for choice in own]) if k else ()
-                for own, k in zip(choices, [rows.top_k for rows in batch], strict=True)
-            ]
+            tops, first = Tops(), 0
+            for rows in batch:
+                end, k = first + rows.logits, rows.top_k
+                tops.append(tuple([likely_after(max(0, each), k) for each in choices[first:end]]) if k else ())
+                first = end
             self.own_s += time.thread_time() - start
             return tops
 
@@ -209,12 +209,14 @@ class NullTarget:
         if not isinstance(batch, SingleRows):
             self._nodes += sum(len(rows.parents) for rows in batch)
         if self._passes % self._every == 0:
+            own_s = self._chooser.own_s
             self._marked(
                 PassMark(
                     passes=self._passes,
-                    wall_s=time.perf_counter(),
-                    cpu_s=time.process_time(),
-                    thread_s=time.thread_time() - self._chooser.own_s,
+                    wall_s=time.perf_counter() - own_s,
+                    cpu_s=time.process_time() - own_s,
+                    thread_s=time.thread_time() - own_s,
+                    own_s=own_s,
                     tokens=self._tokens,
                     nodes=self._nodes,
                 )

@@ -10,6 +10,7 @@ import torch
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.target_port import NOT_CHOSEN, Rows
+from services.verifier.model.tree_outcomes import TreeOutcomes
 from tests.choices import ELSEWHERE
 
 VOCABULARY = 8
@@ -40,7 +41,13 @@ def test_the_choices_are_those_of_the_law(seed: int) -> None:
     ids = [draw.randrange(VOCABULARY) for _ in range(sum(rows.logits for rows in batch))]
     logits = torch.nn.functional.one_hot(torch.tensor(ids, dtype=torch.int64), VOCABULARY).float()
     found = chooser_for(batch).outcomes(batch, logits.to("meta"), lambda: ids)
-    assert found == chooser_for(batch).outcomes(batch, logits)
+    assert isinstance(found, TreeOutcomes)
+    whole = chooser_for(batch).outcomes(batch, logits)
+    assert [*found] == whole
+    for begin in range(len(batch) + 1):
+        for end in range(len(batch) + 2):
+            assert [*found[begin:end]] == whole[begin:end]
+    assert [found[at] for at in range(-len(batch), len(batch))] == [*whole, *whole]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,7 +60,7 @@ def test_likely_ids_are_those_of_the_long_way(seed: int, monkeypatch: pytest.Mon
         if not short:
             monkeypatch.setattr(Chooser, "_plain_outcomes", lambda *given: None)
         ids = logits.argmax(dim=1).tolist()
-        found.append(chooser_for(batch, ELSEWHERE).outcomes(batch, logits, partial(list, ids)))
+        found.append([*chooser_for(batch, ELSEWHERE).outcomes(batch, logits, partial(list, ids))])
     assert found[0] == found[1]
     assert all(len(made.top_ids) == (rows.logits if rows.top_k else 0) for rows, made in zip(batch, found[0], strict=True))
 

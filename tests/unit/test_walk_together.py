@@ -47,7 +47,7 @@ def test_paths_are_those_of_the_walk(seed: int) -> None:
     trees = [tree_of(draw) for _ in range(draw.randint(1, 12))]
     outcomes = [outcome_of(draw, tree) for tree in trees]
     never = StopRule(stop_token_ids=frozenset(), generated=0, room=100)
-    found = walk_together(trees, [outcome.choices for outcome in outcomes])
+    found = walk_together(trees, [choice for outcome in outcomes for choice in outcome.choices])
     assert found is not None
     for (path, tokens), tree, outcome in zip(found, trees, outcomes, strict=True):
         accepted = walk(tree, lambda node, choices=outcome.choices: choices[node + 1], never)  # type: ignore[misc]
@@ -61,7 +61,8 @@ def test_verdicts_are_those_of_verify(seed: int) -> None:
     requests = [live(draw, number) for number in range(draw.randint(1, 12))]
     trees = [tree_of(draw) for _ in requests]
     outcomes = [outcome_of(draw, tree) for tree in trees]
-    together = verify_together(requests, trees, outcomes)
+    choices = [choice for outcome in outcomes for choice in outcome.choices]
+    together = verify_together(requests, trees, choices, [outcome.top_ids for outcome in outcomes])
     for request, tree, outcome, found in zip(requests, trees, outcomes, together, strict=True):
         try:
             verdict = verify(request, tree, outcome)

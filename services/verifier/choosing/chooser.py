@@ -22,7 +22,7 @@ from services.verifier.choosing.point_choices import PointChoices
 from services.verifier.choosing.prepared_rows import PreparedRows
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.sought import WHOLE_ROWS, Sought
-from services.verifier.choosing.walks import RequestState, Walk, followed
+from services.verifier.choosing.walks import RequestState, Walk
 from services.verifier.kernels.native.library import Library
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import (
@@ -34,6 +34,7 @@ from services.verifier.model.target_port import (
     SingleRows,
     ids_of,
 )
+from services.verifier.model.tree_outcomes import TreeOutcomes
 from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
@@ -129,7 +130,8 @@ class Chooser:
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not self._reader.on_host(logits):
             self._try(tried, logits)
-        top_ids, made = tops_of_all([walk.choices for walk in walks]), ChosenLogprobs(walks, logits)
+        chosen = [choice for walk in walks for choice in walk.choices]
+        top_ids, made = tops_of_all(chosen), ChosenLogprobs(walks, logits)
         found = [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
         if not any(rows.noise for rows in batch):
             return found
@@ -183,18 +185,12 @@ class Chooser:
             return None if NOT_CHOSEN in (ids := likeliest()) else SingleOutcomes(ids)
         if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
             return None
+        for rows in batch:
+            _choices(rows)
         # They are sent for before anybody waits for the choices.
         tops_of_all = self._likeliest(batch, logits)
-        ids, choices, first = likeliest(), list[list[int]](), 0
-        for rows in batch:
-            count = _choices(rows)
-            own, known = followed(rows, ids, first) if count else ([], True)
-            if not known:
-                return None
-            choices.append(own)
-            first += count
-        tops = tops_of_all(choices)
-        return [_make_outcome(choices=tuple(own), top_ids=top) for own, top in zip(choices, tops, strict=True)]
+        ids = likeliest()
+        return None if NOT_CHOSEN in ids else TreeOutcomes(batch, ids, tops_of_all(ids))
 
     def _outcome(
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
@@ -222,11 +218,11 @@ class Chooser:
             scored=scored,
         )
 
-    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[Sequence[int]]], Tops]:
+    def _likeliest(self, batch: Sequence[Rows], logits: torch.Tensor) -> Callable[[Sequence[int]], Tops]:
         """Send for the likeliest ids after the rows of entries that ask for them.
 
         Returns:
-            What gives them, told the choices after these rows: a target that knows them may know these ids as well.
+            What gives them, told the choices after all rows: a target that knows them may know these ids as well.
         """
         found = send_likeliest(batch, logits, self._finder, self._reader)
         return lambda choices: found()

@@ -12,7 +12,8 @@ from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
 from services.verifier.choosing.sought import Draw
 from services.verifier.kernels.native.choice_structs import request_struct
-from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling, Tried
+from services.verifier.model.target_port import Rows, Sampling, Tried
+from services.verifier.model.tree_outcomes import followed
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 
@@ -122,23 +123,3 @@ class Walk:
             return []
         tokens, parents = self.rows.tokens[self.rows.chain :], self.rows.parents
         return [node + 1 for node, parent in enumerate(parents) if parent == row - 1 and tokens[node] == choice]
-
-
-def followed(rows: Rows, ids: Sequence[int], first: int) -> tuple[list[int], bool]:
-    """The choices down a tree by the likeliest token after each row of the pass, and whether all that are reached are known.
-
-    Args:
-        rows: of which the target chooses after some.
-        ids: of the pass; those of these rows are the ``first`` and later ones.
-    """
-    parents, choice = rows.parents, ids[first]
-    if not parents:
-        return [choice], choice != NOT_CHOSEN
-    choices = [choice, *[NOT_CHOSEN] * len(parents)]
-    known = choice != NOT_CHOSEN
-    # Parents come before their children.
-    for node, (token, parent) in enumerate(zip(rows.tokens[-len(parents) :], parents, strict=True)):
-        if choices[parent + 1] == token:
-            choices[node + 1] = choice = ids[first + node + 1]
-            known = known and choice != NOT_CHOSEN
-    return choices, known

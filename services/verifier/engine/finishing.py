@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 
 from services.verifier.engine.passes import Part, PassWork
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, verify_together, with_features
 from services.verifier.model.target_port import Outcome, Target
+from services.verifier.model.tree_outcomes import TreeOutcomes
+from speculation.types import Verdict
 
 
 def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
@@ -23,7 +25,7 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
     with times.measure("choose"):
         alone = len(singles)
         singles.decide(outcomes[:alone] if parts else outcomes)
-        kept = _decided(parts, outcomes[alone:])
+        kept = _decided(parts, outcomes[alone:] if alone else outcomes)
     if any(part.rows.layers for part in parts):
         _observe_all(target, parts, kept)
     with times.measure("keep"):
@@ -36,24 +38,44 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
 
 def _decided(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[list[int]]:
     """Give parts their verdicts, if their rows reach the end of the prompt. Returns the rows of each to keep."""
-    walking = [_only_walks(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
-    trees, requests = [part.tree for part in compress(parts, walking)], [part.request for part in compress(parts, walking)]
-    verdicts = iter(verify_together(requests, trees, [*compress(outcomes, walking)]) if trees else ())
+    if isinstance(outcomes, TreeOutcomes) and all(map(_has_one_tree, parts)):
+        # No part needs an object of its own.
+        requests, trees = [part.request for part in parts], [part.tree for part in parts]
+        verdicts = verify_together(requests, trees, outcomes.ids, outcomes.top_ids)
+    else:
+        outcomes = [*outcomes]
+        verdicts = _walked(parts, outcomes)
     kept: list[list[int]] = []
-    for part, outcome, walks in zip(parts, outcomes, walking, strict=True):
-        verdict = next(verdicts) if walks else None
+    for number, (part, verdict) in enumerate(zip(parts, verdicts, strict=True)):
         if verdict is None:
-            kept.append(_decided_alone(part, outcome))
+            kept.append(_decided_alone(part, outcomes[number]))
             continue
         part.verdict = verdict
         kept.append([0, *[1 + node for node in verdict.accepted_path]])
     return kept
 
 
+def _walked(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[Verdict | None]:
+    """The verdicts of those parts that are only walked; None: it is to be verified alone."""
+    walking = [_only_walks(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+    if True not in walking:
+        return [None] * len(parts)
+    own, choosing = [*compress(parts, walking)], [*compress(outcomes, walking)]
+    choices = chain.from_iterable([outcome.choices for outcome in choosing])
+    requests, trees = [part.request for part in own], [part.tree for part in own]
+    verdicts = iter(verify_together(requests, trees, choices, [outcome.top_ids for outcome in choosing]))
+    return [next(verdicts) if walks else None for walks in walking]
+
+
+def _has_one_tree(part: Part) -> bool:
+    """Whether a part is a pending token and nodes below it, which may all be accepted."""
+    tree = part.tree
+    return part.chain == 1 and part.verified and bool(tree.tokens) and not tree.probes
+
+
 def _only_walks(part: Part, outcome: Outcome) -> bool:
     """Whether the choices say all that is to be known of a part with one pending token."""
-    nodes = len(part.tree.tokens)
-    if part.chain != 1 or not part.verified or not nodes or part.tree.probes or len(outcome.choices) != 1 + nodes:
+    if not _has_one_tree(part) or len(outcome.choices) != 1 + len(part.tree.tokens):
         return False
     return outcome.distribution is None and outcome.logprobs is None and not outcome.scored
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.verifier.choosing.word_rule import word_rule
@@ -186,10 +186,6 @@ class LiveRequest:
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
         return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self.stop_ids, self._room)
-
-    def goes_on_after(self, tokens: Sequence[int]) -> bool:
-        """Whether the answer ends with none of these tokens, if they are committed next."""
-        return self.stop_ids.isdisjoint(tokens) and len(self.tokens) + len(tokens) < self.full_at
 
     @property
     def complete(self) -> FinishReason | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,28 +45,30 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
 
 
 def verify_together(
-    requests: Sequence[LiveRequest], trees: Sequence[TokenTree], outcomes: Sequence[Outcome]
+    requests: Sequence[LiveRequest],
+    trees: Sequence[TokenTree],
+    choices: Iterable[int],
+    top_ids: Sequence[tuple[tuple[int, ...], ...]],
 ) -> list[Verdict | None]:
     """As ``verify`` of each tree, where that needs only its choices; None: it needs more, or the answer ends.
 
     Args:
         trees: with nodes.
-        outcomes: what they have of distributions and log-probabilities is not looked at.
+        choices: after the root and after each node of each tree; those that no walk reaches may be anything.
+        top_ids: as in ``Outcome``, of each request.
     """
-    walked = walk_together(trees, [outcome.choices for outcome in outcomes])
+    walked = walk_together(trees, choices)
     if walked is None:
         return [None] * len(requests)
-    return [
-        _make_verdict(
-            accepted_path=path,
-            committed=tokens,
-            length=len(request.tokens) + len(tokens),
-            observation=_make_observation(tree=tree, top_ids=outcome.top_ids) if outcome.top_ids else None,
-        )
-        if tokens[-1] != NOT_CHOSEN and request.goes_on_after(tokens)
-        else None
-        for request, tree, outcome, (path, tokens) in zip(requests, trees, outcomes, walked, strict=True)
-    ]
+    found: list[Verdict | None] = []
+    for request, tree, ids, (path, tokens) in zip(requests, trees, top_ids, walked, strict=True):
+        length = len(request.tokens) + len(tokens)
+        if tokens[-1] == NOT_CHOSEN or length >= request.full_at or not request.stop_ids.isdisjoint(tokens):
+            found.append(None)
+            continue
+        seen = _make_observation(tree=tree, top_ids=ids) if ids else None
+        found.append(_make_verdict(accepted_path=path, committed=tokens, length=length, observation=seen))
+    return found
 
 
 def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:

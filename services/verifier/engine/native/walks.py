@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
 from services.verifier.engine.native.library import engine_library
@@ -15,24 +15,25 @@ _WALKS = struct.Struct("q7P")
 
 
 def walk_together(
-    trees: Sequence[TokenTree], choices: Sequence[Sequence[int]]
+    trees: Sequence[TokenTree], choices: Iterable[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """For each tree the path that the choices lead to, and its tokens with the choice after it. None: nothing is compiled.
 
     Args:
         trees: without probes.
-        choices: after the root and after each node of each tree.
+        choices: after the root and after each node of each tree, one tree after the other.
     """
     library = engine_library()
     if library is None:
         return None
-    count, nodes = len(trees), sum([len(tree.tokens) for tree in trees])
+    sizes = array("i", [len(tree.tokens) for tree in trees])
+    count, nodes = len(trees), sum(sizes)
     counts, paths, tokens = (array("i", bytes(4 * room)) for room in (count, nodes, nodes + count))
     held = (
-        array("i", [len(tree.tokens) for tree in trees]),
+        sizes,
         array("i", chain.from_iterable([tree.tokens for tree in trees])),
         array("i", chain.from_iterable([tree.parents for tree in trees])),
-        array("i", chain.from_iterable(choices)),
+        array("i", choices),
         counts,
         paths,
         tokens,
