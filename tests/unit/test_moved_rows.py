@@ -23,9 +23,14 @@ CALLS = [
 Place = tuple[str, int]
 
 
-def filled(calls: Sequence[Call] = CALLS, whole_rows: bool = False) -> KVPool:
-    """Every number in it is another one."""
+def filled(calls: Sequence[Call] = CALLS, whole_rows: bool = False, on_host: bool = True) -> KVPool:
+    """Every number in it is another one.
+
+    Args:
+        on_host: False: its rows move as on a device.
+    """
     pool = KVPool(calls, rows=9 * BLOCK, dtype=torch.float32, device=torch.device("cpu"), whole_rows=whole_rows)
+    pool._on_host = on_host
     for keys, values in pool._alike:
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
@@ -69,14 +74,16 @@ MOVES: dict[str, list[tuple[str, Sequence[int], int]]] = {
 }
 
 
+@pytest.mark.parametrize("on_host", [True, False], ids=["on a host", "as on a device"])
 @pytest.mark.parametrize("whole_rows", [False, True], ids=["a column of ones", "aligned"])
 @pytest.mark.parametrize("name", MOVES)
-def test_rows_lie_where_they_belong(name: str, whole_rows: bool) -> None:
-    check(filled(whole_rows=whole_rows), MOVES[name])
+def test_rows_lie_where_they_belong(name: str, whole_rows: bool, on_host: bool) -> None:
+    check(filled(whole_rows=whole_rows, on_host=on_host), MOVES[name])
 
 
-def test_any_moves() -> None:
-    source, pool = random.Random(0), filled()
+@pytest.mark.parametrize("on_host", [True, False], ids=["on a host", "as on a device"])
+def test_any_moves(on_host: bool) -> None:
+    source, pool = random.Random(0), filled(on_host=on_host)
     for _ in range(30):
         moves = []
         for owner in source.choices(list(OWNED), k=source.randint(1, 4)):
@@ -101,7 +108,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_as_many_kernels_for_many_requests_as_for_one(kinds: int) -> None:
-    pool = filled(CALLS[:1] if kinds == 1 else CALLS)
+    pool = filled(CALLS[:1] if kinds == 1 else CALLS, on_host=False)
     with Copies() as counted:
         for owner, sources, start in MOVES["several requests"]:
             pool.move(owner, sources, start)
@@ -113,9 +120,10 @@ def test_as_many_kernels_for_many_requests_as_for_one(kinds: int) -> None:
     assert not counted.names
 
 
-def test_moves_of_a_request_that_has_ended() -> None:
+@pytest.mark.parametrize("on_host", [True, False], ids=["on a host", "as on a device"])
+def test_moves_of_a_request_that_has_ended(on_host: bool) -> None:
     """They reach blocks that are shared, and what a new owner gets is wiped after them."""
-    pool = filled()
+    pool = filled(on_host=on_host)
     before = rows_of(pool)
     pool.move("a", [10, 12, 63, 66], 10)
     pool.forget("a")

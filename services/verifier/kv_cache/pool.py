@@ -40,6 +40,7 @@ class KVPool:
         self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device, whole_rows: bool = False
     ) -> None:
         self.device = device
+        self._on_host = device.type == "cpu"
         self.dtype = dtype
         self.calls = tuple(sorted(calls, key=lambda call: call.entry))
         self._whole_rows, self._ones, self.rounded = whole_rows, not whole_rows, False
@@ -152,13 +153,13 @@ class KVPool:
 
     def _to_change(self) -> Iterable[tuple[Any, Any]]:
         """Keys and values to write into; on a host as arrays, which for a few rows take a quarter of torch's time."""
-        if self.device.type != "cpu":
+        if not self._on_host:
             return self._alike
         return [(_as_array(keys), _as_array(values)) for keys, values in self._alike]
 
     def _indices(self, places: NDArray[np.int64]) -> NDArray[np.int64] | torch.Tensor:
         """Places as indices into what there is ``_to_change``."""
-        return places if self.device.type == "cpu" else to_device(places, self.device)
+        return places if self._on_host else to_device(places, self.device)
 
     def clear(self) -> None:
         """Take all blocks from all owners."""
