@@ -20,7 +20,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
+from services.verifier.model.target_port import ColumnRows, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -178,6 +178,10 @@ class ToyTarget:
     def keep_singles(self, batch: SingleRows) -> None:
         for rows in batch:
             self.keep(rows.request_id, rows.context, (0,))
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
+        for rows, path in zip(batch, paths, strict=True):
+            self.keep(rows.request_id, rows.context, (0, *[1 + node for node in path]))
 
     def beat(self) -> None:
         self.beats += 1

@@ -20,6 +20,7 @@ from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.pool import BLOCK, KVPool, in_place
 from services.verifier.model.target_port import (
+    ColumnRows,
     Outcome,
     Prefix,
     Rows,
@@ -28,6 +29,7 @@ from services.verifier.model.target_port import (
     StreamSpec,
     tokens_of,
 )
+from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
 from speculation.types import Features
 
 # Rows of a request that read keys and values together: of a model with four query heads per key-value head.
@@ -72,10 +74,10 @@ class _ScriptedChooser(Chooser):
         def found(choices: Sequence[int]) -> Tops:
             start = time.thread_time()
             tops, first = Tops(), 0
-            for rows in batch:
-                end, k = first + rows.logits, rows.top_k
-                tops.append(tuple([likely_after(max(0, each), k) for each in choices[first:end]]) if k else ())
-                first = end
+            for count, k in zip(counts_of(batch), top_ks_of(batch), strict=True):
+                own = choices[first : first + count]
+                tops.append(tuple([likely_after(max(0, each), k) for each in own]) if k else ())
+                first += count
             self.own_s += time.thread_time() - start
             return tops
 
@@ -158,7 +160,7 @@ class NullTarget:
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._under_way.append(batch)
-        if not isinstance(batch, SingleRows):
+        if not isinstance(batch, ColumnRows):
             self._rows.update((rows.request_id, rows) for rows in batch)
 
     def finish(self) -> Sequence[Outcome]:
@@ -197,6 +199,8 @@ class NullTarget:
         if isinstance(batch, SingleRows):
             pairs = zip(batch.request_ids, batch.contexts, strict=True)
             return [self._texts[request_id][context + 1] for request_id, context in pairs]
+        if isinstance(batch, TreeRows):
+            return self._choices_of_trees(batch)
         return [
             choice
             for each in batch
@@ -204,9 +208,18 @@ class NullTarget:
             for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
         ]
 
+    def _choices_of_trees(self, batch: TreeRows) -> list[int]:
+        choices, first = list[int](), 0
+        for request_id, context, count in zip(batch.request_ids, batch.contexts, batch.counts, strict=True):
+            choices += choices_of(self._texts[request_id], context, 1, batch.parents[first : first + count])
+            first += count
+        return choices
+
     def _count(self, batch: Sequence[Rows]) -> None:
         self._passes += 1
-        if not isinstance(batch, SingleRows):
+        if isinstance(batch, TreeRows):
+            self._nodes += len(batch.parents)
+        elif not isinstance(batch, SingleRows):
             self._nodes += sum(len(rows.parents) for rows in batch)
         if self._passes % self._every == 0:
             own_s = self._chooser.own_s
@@ -235,10 +248,19 @@ class NullTarget:
         raise NotImplementedError
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        computed = self._rows[request_id].tokens
+        self._keep(request_id, context, rows, [computed[row] for row in rows])
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
+        first, tokens = 0, batch.tokens
+        for request_id, context, count, path in zip(batch.request_ids, batch.contexts, counts_of(batch), paths, strict=True):
+            rows = [0, *[1 + node for node in path]]
+            self._keep(request_id, context, rows, [tokens[first + row] for row in rows])
+            first += count
+
+    def _keep(self, request_id: str, context: int, rows: Sequence[int], kept: list[int]) -> None:
         if not in_place(rows):
             self._pool.move(request_id, [context + row for row in rows], context)
-        computed = self._rows[request_id].tokens
-        kept = [computed[row] for row in rows]
         self._chooser.commit(request_id, context, kept)
         self._tokens += len(kept)
         own = self._computed[request_id]

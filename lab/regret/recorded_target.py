@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.regret.recorded_answers import RecordedAnswer
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
+from services.verifier.model.target_port import (
+    NOT_CHOSEN,
+    ColumnRows,
+    Outcome,
+    Prefix,
+    Rows,
+    Sampling,
+    SingleRows,
+    StreamSpec,
+)
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -120,6 +129,9 @@ class RecordedTarget:
         pass
 
     def keep_singles(self, batch: SingleRows) -> None:
+        pass
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
         pass
 
     def close(self, request_id: str) -> None:

@@ -142,7 +142,7 @@ class _MachineWorker(SimulatedWorker):
             # Prompts are the same for all strategies: they take no longer than a token.
             seconds = self._machine.seconds(sum(max(1, rows.logits) for rows in work.rows))
             self.took_s = seconds * (1 + self._machine.slower * share) * (1 + self._numbers.gauss(0, _NOISE))
-            watched = any(part.rows.top_k for part in work.parts)
+            watched = any(rows.top_k for rows in work.part_rows)
             self.whole_s = self.took_s + (self._machine.unseen * seconds if watched else 0.0)
         return super().submit(function, *arguments, **keywords)
 

@@ -17,7 +17,16 @@ from services.model_files.generation_config import GenerationConfig
 from services.verifier.kv_cache.blocks import BlockAllocator
 from services.verifier.kv_cache.kept_states import KeptStates
 from services.verifier.kv_cache.pool import BLOCK
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
+from services.verifier.model.target_port import (
+    NOT_CHOSEN,
+    ColumnRows,
+    Outcome,
+    Prefix,
+    Rows,
+    Sampling,
+    SingleRows,
+    StreamSpec,
+)
 from speculation.errors import TargetLost
 from speculation.types import Features, SamplingParams
 from tests.simulation.fault_points import FaultPoints
@@ -197,6 +206,10 @@ class LawfulTarget:
     def keep_singles(self, batch: SingleRows) -> None:
         for rows in batch:
             self.keep(rows.request_id, rows.context, (0,))
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
+        for rows, path in zip(batch, paths, strict=True):
+            self.keep(rows.request_id, rows.context, (0, *[1 + node for node in path]))
 
     def _outcome(self, rows: Rows) -> Outcome:
         self._rows[rows.request_id] = rows

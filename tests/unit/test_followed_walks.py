@@ -10,7 +10,7 @@ import torch
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.target_port import NOT_CHOSEN, Rows
-from services.verifier.model.tree_outcomes import TreeOutcomes
+from services.verifier.model.tree_rows import TreeOutcomes
 from tests.choices import ELSEWHERE
 
 VOCABULARY = 8

@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from services.verifier.engine.finishing import _decided, _decided_alone
+from services.verifier.engine.finishing import _decided, _decided_alone, make_verdicts
 from services.verifier.engine.native import walks
 from services.verifier.engine.native.library import engine_library
 from services.verifier.engine.native.walks import walk_together
-from services.verifier.engine.passes import Part
+from services.verifier.engine.passes import Part, PassWork
+from services.verifier.engine.singles import Singles
+from services.verifier.engine.treed import Treed
 from services.verifier.engine.verify import verify, verify_together
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome
+from services.verifier.model.tree_rows import TreeOutcomes
 from speculation.acceptance import StopRule, walk
 from speculation.errors import Internal
-from speculation.types import TokenLogprobs, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, TokenLogprobs, TokenTree, Verdict
 from tests.fakes import random_tree
 from tests.unit.test_singles import live
 
@@ -47,9 +50,14 @@ def test_paths_are_those_of_the_walk(seed: int) -> None:
     trees = [tree_of(draw) for _ in range(draw.randint(1, 12))]
     outcomes = [outcome_of(draw, tree) for tree in trees]
     never = StopRule(stop_token_ids=frozenset(), generated=0, room=100)
-    found = walk_together(trees, [choice for outcome in outcomes for choice in outcome.choices])
+    found = walk_together(
+        [len(tree) for tree in trees],
+        [token for tree in trees for token in (0, *tree.tokens)],
+        [parent for tree in trees for parent in tree.parents],
+        [choice for outcome in outcomes for choice in outcome.choices],
+    )
     assert found is not None
-    for (path, tokens), tree, outcome in zip(found, trees, outcomes, strict=True):
+    for path, tokens, tree, outcome in zip(*found, trees, outcomes, strict=True):
         accepted = walk(tree, lambda node, choices=outcome.choices: choices[node + 1], never)  # type: ignore[misc]
         assert (path, tokens) == (accepted.path, accepted.tokens)
 
@@ -61,8 +69,7 @@ def test_verdicts_are_those_of_verify(seed: int) -> None:
     requests = [live(draw, number) for number in range(draw.randint(1, 12))]
     trees = [tree_of(draw) for _ in requests]
     outcomes = [outcome_of(draw, tree) for tree in trees]
-    choices = [choice for outcome in outcomes for choice in outcome.choices]
-    together = verify_together(requests, trees, choices, [outcome.top_ids for outcome in outcomes])
+    together = verify_together(requests, trees, outcomes)
     for request, tree, outcome, found in zip(requests, trees, outcomes, together, strict=True):
         try:
             verdict = verify(request, tree, outcome)
@@ -107,6 +114,29 @@ def test_a_pass_is_decided_as_each_part_alone(seed: int, without: bool, monkeypa
     if without:
         monkeypatch.setattr(walks, "engine_library", lambda: None)
     (parts, outcomes), (others, _) = parts_of(seed), parts_of(seed)
-    kept = _decided(parts, outcomes)
+    kept = _decided(PassWork(Singles([]), parts), outcomes)
     assert kept == [_decided_alone(part, outcome) for part, outcome in zip(others, outcomes, strict=True)]
     assert [told(part) for part in parts] == [told(part) for part in others]
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(60))
+def test_parts_by_columns_are_decided_as_each_alone(seed: int) -> None:
+    """Some trees are empty, and some answers end."""
+    draw = random.Random(seed)
+    parts = [
+        Part(request=live(draw, number), chain=1, verified=True, tree=tree_of(draw) if draw.random() < 0.9 else EMPTY_TREE)
+        for number in range(draw.randint(1, 12))
+    ]
+    treed = Treed([part.request for part in parts], [part.tree for part in parts], quiet=False)
+    ids = [draw.randrange(FEW) for _ in treed.rows.tokens]
+    tops = [tuple((draw.randrange(FEW), 1) for _ in range(1 + len(part.tree))) * draw.randrange(2) for part in parts]
+    outcomes = TreeOutcomes(treed.rows, ids, tops)
+    others = [Part(request=part.request, chain=1, verified=True, tree=part.tree) for part in parts]
+    kept = [_decided_alone(part, outcome) for part, outcome in zip(others, outcomes, strict=True)]
+    work = PassWork(Singles([]), parts, treed)
+    assert _decided(work, outcomes) is None
+    make_verdicts(work)
+    assert [told(part) for part in parts] == [told(part) for part in others]
+    assert treed.walked is not None
+    assert [[0, *[1 + node for node in path]] for path in treed.walked.paths] == kept

@@ -34,7 +34,7 @@ from services.verifier.model.target_port import (
     SingleRows,
     ids_of,
 )
-from services.verifier.model.tree_outcomes import TreeOutcomes
+from services.verifier.model.tree_rows import TreeOutcomes, TreeRows
 from speculation.records import maker
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
@@ -183,10 +183,11 @@ class Chooser:
             return None
         if isinstance(batch, SingleRows):
             return None if NOT_CHOSEN in (ids := likeliest()) else SingleOutcomes(ids)
-        if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
-            return None
-        for rows in batch:
-            _choices(rows)
+        if not isinstance(batch, TreeRows):
+            if any(rows.scored or rows.noise or rows.tried is not None for rows in batch):
+                return None
+            for rows in batch:
+                _choices(rows)
         # They are sent for before anybody waits for the choices.
         tops_of_all = self._likeliest(batch, logits)
         ids = likeliest()

@@ -13,6 +13,7 @@ from services.verifier.choosing.reading import LogitsReader
 from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way
+from services.verifier.model.tree_rows import TreeRows, counts_of, top_ks_of
 
 # Of each entry, the ids after each of its rows.
 Tops = list[tuple[tuple[int, ...], ...]]
@@ -29,12 +30,13 @@ def send_likeliest(
         finder: finds them on a host.
     """
     sent: list[tuple[list[int], Callable[[], list[list[int]]]]] = []
-    wanted = {rows.top_k for rows in batch if rows.top_k and rows.logits}
+    top_ks, counts = top_ks_of(batch), counts_of(batch)
+    wanted = {k for k, count in zip(top_ks, counts, strict=True) if k and count}
     # Most passes ask for none.
-    ends = [*accumulate([rows.read for rows in batch])] if wanted else []
+    ends = [*accumulate(counts if isinstance(batch, TreeRows) else [rows.read for rows in batch])] if wanted else []
     for k in wanted:
-        asking = [at for at, rows in enumerate(batch) if rows.top_k == k]
-        asked = [row for at in asking for row in range(ends[at] - batch[at].logits, ends[at])]
+        asking = [at for at, own in enumerate(top_ks) if own == k]
+        asked = [row for at in asking for row in range(ends[at] - counts[at], ends[at])]
         own = finder.find(logits, asked, k) if finder is not None and reader.on_host(logits) else None
         gives = on_the_way(likeliest(rows_of(logits, asked), k, reader)) if own is None else partial(list, own)
         sent.append((asking, gives))
@@ -45,7 +47,7 @@ def send_likeliest(
             ids = [*map(tuple, gives())]
             end = 0
             for at in asking:
-                begin, end = end, end + batch[at].logits
+                begin, end = end, end + counts[at]
                 tops[at] = tuple(ids[begin:end])
         return tops
 

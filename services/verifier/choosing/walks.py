@@ -13,7 +13,7 @@ from services.verifier.choosing.processors import build_pipeline, build_truncati
 from services.verifier.choosing.sought import Draw
 from services.verifier.kernels.native.choice_structs import request_struct
 from services.verifier.model.target_port import Rows, Sampling, Tried
-from services.verifier.model.tree_outcomes import followed
+from services.verifier.model.tree_rows import followed
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, compress
+from itertools import compress
 
 from services.verifier.engine.passes import Part, PassWork
 from services.verifier.engine.stats import StepTimes
-from services.verifier.engine.verify import verify, verify_together, with_features
+from services.verifier.engine.verify import verdict_of, verify, verify_together, with_features
 from services.verifier.model.target_port import Outcome, Target
-from services.verifier.model.tree_outcomes import TreeOutcomes
+from services.verifier.model.tree_rows import TreeOutcomes
 from speculation.types import Verdict
 
 
@@ -21,38 +21,59 @@ def finish_pass(target: Target, work: PassWork, times: StepTimes) -> None:
     with times.measure("forward"):
         outcomes = target.finish()
     times.move(target.choosing_s, "forward", "choose")
-    singles, parts = work.singles, work.parts
+    singles, parts, alone = work.singles, work.parts, len(work.singles)
     with times.measure("choose"):
-        alone = len(singles)
         singles.decide(outcomes[:alone] if parts else outcomes)
-        kept = _decided(parts, outcomes[alone:] if alone else outcomes)
-    if any(part.rows.layers for part in parts):
-        _observe_all(target, parts, kept)
+        kept = _decided(work, outcomes[alone:] if alone else outcomes)
     with times.measure("keep"):
         if singles.requests:
             target.keep_singles(singles.rows)
-        for part, kept_rows in zip(parts, kept, strict=True):
+        if kept is None:
+            assert work.treed is not None and work.treed.walked is not None
+            target.keep_paths(work.treed.rows, work.treed.walked.paths)
+            return
+    if any(rows.layers for rows in work.part_rows):
+        _observe_all(target, work, kept)
+    with times.measure("keep"):
+        for part, rows, kept_rows in zip(parts, work.part_rows, kept, strict=True):
             if part.error is None:
-                target.keep(part.rows.request_id, part.rows.context, kept_rows)
+                target.keep(rows.request_id, rows.context, kept_rows)
 
 
-def _decided(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[list[int]]:
-    """Give parts their verdicts, if their rows reach the end of the prompt. Returns the rows of each to keep."""
-    if isinstance(outcomes, TreeOutcomes) and all(map(_has_one_tree, parts)):
-        # No part needs an object of its own.
-        requests, trees = [part.request for part in parts], [part.tree for part in parts]
-        verdicts = verify_together(requests, trees, outcomes.ids, outcomes.top_ids)
-    else:
-        outcomes = [*outcomes]
-        verdicts = _walked(parts, outcomes)
+def _decided(work: PassWork, outcomes: Sequence[Outcome]) -> list[list[int]] | None:
+    """Give parts their verdicts, if their rows reach the end of the prompt.
+
+    Returns:
+        The rows of each to keep; None: those that ``work.treed`` has found, from which verdicts are made later.
+    """
+    treed, parts = work.treed, work.parts
+    if treed is not None and isinstance(outcomes, TreeOutcomes) and (ending := treed.walk(outcomes)) is not None:
+        assert treed.walked is not None
+        for number in ending:
+            _decided_alone(parts[number], outcomes[number])
+            if (verdict := parts[number].verdict) is not None:
+                treed.walked.paths[number] = verdict.accepted_path
+        return None
     kept: list[list[int]] = []
-    for number, (part, verdict) in enumerate(zip(parts, verdicts, strict=True)):
+    outcomes = [*outcomes]
+    for part, outcome, verdict in zip(parts, outcomes, _walked(parts, outcomes), strict=True):
         if verdict is None:
-            kept.append(_decided_alone(part, outcomes[number]))
+            kept.append(_decided_alone(part, outcome))
             continue
         part.verdict = verdict
         kept.append([0, *[1 + node for node in verdict.accepted_path]])
     return kept
+
+
+def make_verdicts(work: PassWork) -> None:
+    """Make the verdicts for which ``finish_pass`` has noted all there is; in the event loop's thread."""
+    if work.treed is None or work.treed.walked is None:
+        return
+    walked, contexts = work.treed.walked, work.treed.rows.contexts
+    for part, context, ids, path, tokens in zip(work.parts, contexts, work.treed.top_ids, *walked, strict=True):
+        # Whose answer ends has one.
+        if part.verdict is None and part.error is None:
+            part.verdict = verdict_of(path, tokens, context + 1, part.tree, ids)
 
 
 def _walked(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[Verdict | None]:
@@ -60,22 +81,16 @@ def _walked(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[Verdict 
     walking = [_only_walks(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
     if True not in walking:
         return [None] * len(parts)
-    own, choosing = [*compress(parts, walking)], [*compress(outcomes, walking)]
-    choices = chain.from_iterable([outcome.choices for outcome in choosing])
-    requests, trees = [part.request for part in own], [part.tree for part in own]
-    verdicts = iter(verify_together(requests, trees, choices, [outcome.top_ids for outcome in choosing]))
+    own = [*compress(parts, walking)]
+    found = verify_together([part.request for part in own], [part.tree for part in own], [*compress(outcomes, walking)])
+    verdicts = iter(found)
     return [next(verdicts) if walks else None for walks in walking]
-
-
-def _has_one_tree(part: Part) -> bool:
-    """Whether a part is a pending token and nodes below it, which may all be accepted."""
-    tree = part.tree
-    return part.chain == 1 and part.verified and bool(tree.tokens) and not tree.probes
 
 
 def _only_walks(part: Part, outcome: Outcome) -> bool:
     """Whether the choices say all that is to be known of a part with one pending token."""
-    if not _has_one_tree(part) or len(outcome.choices) != 1 + len(part.tree.tokens):
+    nodes = len(part.tree.tokens)
+    if part.chain != 1 or not part.verified or not nodes or part.tree.probes or len(outcome.choices) != 1 + nodes:
         return False
     return outcome.distribution is None and outcome.logprobs is None and not outcome.scored
 
@@ -103,9 +118,10 @@ def whole_pass(target: Target, work: PassWork, times: StepTimes) -> None:
     finish_pass(target, work, times)
 
 
-def _observe_all(target: Target, parts: Sequence[Part], kept: Sequence[Sequence[int]]) -> None:
+def _observe_all(target: Target, work: PassWork, kept: Sequence[Sequence[int]]) -> None:
     """Take the hidden states that parts ask for, with one wait for them all."""
-    asking = [(part, rows) for part, rows in zip(parts, kept, strict=True) if part.rows.layers and part.error is None]
+    of_parts = zip(work.parts, work.part_rows, kept, strict=True)
+    asking = [(part, own) for part, rows, own in of_parts if rows.layers and part.error is None]
     if not asking:
         return
     asked = {part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :] for part, rows in asking}

@@ -299,12 +299,12 @@ class DecodingLoop:
         if not others:
             return PassWork(singles, [])
         everybody, rows = self._requests.running.values(), self.config.prompt_rows()
-        parts, failed = plan_parts(
+        parts, treed, failed = plan_parts(
             others, self._budget, rows, everybody, beside=singles.load, quiet=self._drafting.quiet, named=self._named
         )
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
-        return PassWork(singles, parts)
+        return PassWork(singles, parts, treed)
 
     async def _wait_for_drafts(self, batch: list[LiveRequest], singles: Singles, others: list[LiveRequest]) -> None:
         with self.stats.times.measure("draft_wait"):

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.clock import now
-from services.verifier.engine.finishing import finish_pass, whole_pass
+from services.verifier.engine.finishing import finish_pass, make_verdicts, whole_pass
 from services.verifier.engine.passes import PassWork
 from services.verifier.engine.stats import StepTimes
 from services.verifier.model.target_port import Target
@@ -136,6 +136,7 @@ class PassQueue:
                 await self._watched(run, self._target, begun.work, self._times, meanwhile=meanwhile)
         finally:
             _mark(begun.work, in_pass=False)
+        make_verdicts(begun.work)
         return begun, self._times.seconds["forward"] - before
 
     async def abandon(self) -> None:

@@ -13,7 +13,9 @@ from services.verifier.engine.deciding.asking import prices_of
 from services.verifier.engine.deciding.named_share import NamedShare
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.singles import Singles
-from services.verifier.model.target_port import Rows
+from services.verifier.engine.treed import Treed
+from services.verifier.model.target_port import Rows, contexts_of
+from services.verifier.model.tree_rows import sizes_of
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.records import maker
@@ -30,7 +32,7 @@ class Part:
     Attributes:
         chain: how many of its rows are no nodes.
         verified: the chain reaches the pending token, so that the pass yields a new one.
-        rows: set once its nodes are chosen.
+        rows: set once its nodes are chosen, unless the pass is ``Treed``.
         drafted: the nodes at hand, of which ``tree`` holds those that the budget chose.
         ends: those of the tree's nodes, and ``ROOT``, that have streams.
         stream_rows: as in ``LoopStats``.
@@ -58,10 +60,15 @@ class Part:
 
 @dataclass(slots=True)
 class PassWork:
-    """What one pass does: for the requests that want one token each together, for the others one by one."""
+    """What one pass does: for the requests that want one token each together, for the others one by one.
+
+    Attributes:
+        treed: the rows of ``parts``, where each is a pending token and a tree; None: not all are, and each has its own.
+    """
 
     singles: Singles
     parts: list[Part]
+    treed: Treed | None = None
 
     def __len__(self) -> int:
         """How many requests there are in it."""
@@ -78,7 +85,12 @@ class PassWork:
         """What the target is to compute."""
         if not self.parts:
             return self.singles.rows
-        return [*self.singles.rows, *[part.rows for part in self.parts]]
+        return [*self.singles.rows, *self.part_rows] if len(self.singles) else self.part_rows
+
+    @property
+    def part_rows(self) -> Sequence[Rows]:
+        """The rows of each part."""
+        return [part.rows for part in self.parts] if self.treed is None else self.treed.rows
 
 
 _NOTHING = Load(rows=0, requests=0, keys=0)
@@ -97,8 +109,10 @@ def plan_parts(
     beside: Load = _NOTHING,
     quiet: bool = False,
     named: NamedShare | None = None,
-) -> tuple[list[Part], list[Failed]]:
+) -> tuple[list[Part], Treed | None, list[Failed]]:
     """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
+
+    In between: the rows of the parts, where each is a pending token and a tree.
 
     Args:
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
@@ -115,9 +129,16 @@ def plan_parts(
         named = named if named_parts(parts) < len(parts) + beside.requests else None
         failed = _choose_nodes(parts, drafted, budget, named, beside, quiet=quiet)
         parts = [part for part in parts if part.error is None]
+    if parts and all(map(_has_one_tree, parts)):
+        return parts, Treed([part.request for part in parts], [part.tree for part in parts], quiet=quiet), failed
     for part in parts:
         part.rows = _rows(part, quiet and not part.request.by_paper)
-    return parts, failed
+    return parts, None, failed
+
+
+def _has_one_tree(part: Part) -> bool:
+    """Whether a part's rows are a pending token and a tree below it, of which only tokens and likely ids are asked."""
+    return part.chain == 1 and part.verified and part.request.ordinary and not part.tree.probes
 
 
 def _chains(requests: Sequence[LiveRequest], budget: Budget, most: int, everybody: Iterable[LiveRequest]) -> list[Part]:
@@ -327,15 +348,16 @@ class PassSize:
 
 def size_of(work: PassWork) -> PassSize:
     """The size of a pass, whose rows are set."""
-    parts = work.parts
-    rows, streams = [len(part.rows.tokens) for part in parts], sum([part.stream_rows for part in parts])
-    load = _load([part.rows.context for part in parts], rows).together(work.singles.load)
+    parts, own = work.parts, work.part_rows
+    rows, streams = sizes_of(own), sum([part.stream_rows for part in parts])
+    load = _load(contexts_of(own), rows).together(work.singles.load)
+    treed = work.treed is not None
     return PassSize(
         parts=len(work),
         named=named_parts(parts),
         rows=load.rows,
         stream_rows=streams,
-        observed_rows=sum([len(part.rows.tokens) for part in parts if part.rows.layers]),
-        prompts=max([part.chain for part in parts], default=0) > 1,
+        observed_rows=0 if treed else sum([len(each.tokens) for each in own if each.layers]),
+        prompts=not treed and max([part.chain for part in parts], default=0) > 1,
         load=replace(load, rows=load.rows + round(streams)) if streams else load,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from typing_extensions import override
@@ -45,30 +46,41 @@ def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
 
 
 def verify_together(
-    requests: Sequence[LiveRequest],
-    trees: Sequence[TokenTree],
-    choices: Iterable[int],
-    top_ids: Sequence[tuple[tuple[int, ...], ...]],
+    requests: Sequence[LiveRequest], trees: Sequence[TokenTree], outcomes: Sequence[Outcome]
 ) -> list[Verdict | None]:
     """As ``verify`` of each tree, where that needs only its choices; None: it needs more, or the answer ends.
 
     Args:
-        trees: with nodes.
-        choices: after the root and after each node of each tree; those that no walk reaches may be anything.
-        top_ids: as in ``Outcome``, of each request.
+        outcomes: what they have of distributions and log-probabilities is not looked at.
     """
-    walked = walk_together(trees, choices)
+    walked = walk_together(
+        [len(tree.tokens) for tree in trees],
+        chain.from_iterable([(NOT_CHOSEN, *tree.tokens) for tree in trees]),
+        chain.from_iterable([tree.parents for tree in trees]),
+        chain.from_iterable([outcome.choices for outcome in outcomes]),
+    )
     if walked is None:
         return [None] * len(requests)
-    found: list[Verdict | None] = []
-    for request, tree, ids, (path, tokens) in zip(requests, trees, top_ids, walked, strict=True):
-        length = len(request.tokens) + len(tokens)
-        if tokens[-1] == NOT_CHOSEN or length >= request.full_at or not request.stop_ids.isdisjoint(tokens):
-            found.append(None)
-            continue
-        seen = _make_observation(tree=tree, top_ids=ids) if ids else None
-        found.append(_make_verdict(accepted_path=path, committed=tokens, length=length, observation=seen))
-    return found
+    return [
+        verdict_of(path, tokens, len(request.tokens), tree, outcome.top_ids)
+        if tokens[-1] != NOT_CHOSEN
+        and request.stop_ids.isdisjoint(tokens)
+        and len(request.tokens) + len(tokens) < request.full_at
+        else None
+        for request, tree, outcome, path, tokens in zip(requests, trees, outcomes, *walked, strict=True)
+    ]
+
+
+def verdict_of(
+    path: tuple[int, ...], tokens: tuple[int, ...], before: int, tree: TokenTree, top_ids: tuple[tuple[int, ...], ...]
+) -> Verdict:
+    """The verdict on a tree without probes down which the choices lead, behind ``before`` tokens; the answer goes on."""
+    return _make_verdict(
+        accepted_path=path,
+        committed=tokens,
+        length=before + len(tokens),
+        observation=_make_observation(tree=tree, top_ids=top_ids) if top_ids else None,
+    )
 
 
 def _plain(request: LiveRequest, outcome: Outcome) -> Verdict:

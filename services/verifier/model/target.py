@@ -35,7 +35,7 @@ from services.verifier.model.served_weights import served_weights
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_adapters import TargetAdapters
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
+from services.verifier.model.target_port import ColumnRows, Outcome, Prefix, Rows, Sampling, SingleRows, StreamSpec
 from services.verifier.model.to_device import Timed
 from services.verifier.stages.same_weights import NOTHING_READ
 from services.verifier.stages.upstream import Launch, earlier_stages
@@ -302,6 +302,10 @@ class TransformersTarget:
     def keep_singles(self, batch: SingleRows) -> None:
         for request_id, context, token in zip(batch.request_ids, batch.contexts, batch.tokens, strict=True):
             self._keep(request_id, context, _FIRST, (token,))
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
+        for rows, path in zip(batch, paths, strict=True):
+            self._keep(rows.request_id, rows.context, (0, *[1 + node for node in path]), rows.tokens)
 
     def _keep(self, request_id: str, context: int, rows: Sequence[int], computed: Sequence[int]) -> None:
         """Keep ``rows`` of those that a pass has computed of a request."""

@@ -65,14 +65,12 @@ class Rows:
 _make_rows = maker(Rows)
 
 
-class SingleRows(Sequence[Rows]):
-    """Entries of a pass with one token each, after which the target chooses, and nothing else: by columns.
+class ColumnRows(Sequence[Rows]):
+    """Entries of a pass by columns. A ``Rows`` is made for each where they are read one by one.
 
-    A ``Rows`` is made for each where they are read one by one.
-
-    >>> rows = SingleRows(["a", "b"], [3, 8], [5, 6])
-    >>> rows[1] == Rows(request_id="b", context=8, tokens=(6,), logits=1)
-    True
+    Attributes:
+        request_ids, contexts: of each entry.
+        tokens: of all rows, entry after entry; after each of them the target chooses.
     """
 
     __slots__ = ("_made", "contexts", "request_ids", "tokens")
@@ -83,7 +81,7 @@ class SingleRows(Sequence[Rows]):
 
     @override
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.request_ids)
 
     @overload
     def __getitem__(self, at: int) -> Rows: ...
@@ -101,39 +99,58 @@ class SingleRows(Sequence[Rows]):
 
     def _all(self) -> list[Rows]:
         if self._made is None:
-            self._made = [
-                _make_rows(request_id=request_id, context=context, tokens=(token,), logits=1)
-                for request_id, context, token in zip(self.request_ids, self.contexts, self.tokens, strict=True)
-            ]
+            self._made = self._make()
         return self._made
+
+    def _make(self) -> list[Rows]:
+        """Each entry by itself."""
+        raise NotImplementedError
+
+
+class SingleRows(ColumnRows):
+    """Entries with one token each, after which the target chooses, and nothing else.
+
+    >>> rows = SingleRows(["a", "b"], [3, 8], [5, 6])
+    >>> rows[1] == Rows(request_id="b", context=8, tokens=(6,), logits=1)
+    True
+    """
+
+    __slots__ = ()
+
+    @override
+    def _make(self) -> list[Rows]:
+        return [
+            _make_rows(request_id=request_id, context=context, tokens=(token,), logits=1)
+            for request_id, context, token in zip(self.request_ids, self.contexts, self.tokens, strict=True)
+        ]
 
 
 def ids_of(batch: Sequence[Rows]) -> list[str]:
     """The requests of a pass's entries."""
-    return batch.request_ids if isinstance(batch, SingleRows) else [rows.request_id for rows in batch]
+    return batch.request_ids if isinstance(batch, ColumnRows) else [rows.request_id for rows in batch]
 
 
 def contexts_of(batch: Sequence[Rows]) -> list[int]:
     """The contexts of a pass's entries."""
-    return batch.contexts if isinstance(batch, SingleRows) else [rows.context for rows in batch]
+    return batch.contexts if isinstance(batch, ColumnRows) else [rows.context for rows in batch]
 
 
 def tokens_of(batch: Sequence[Rows]) -> list[int]:
     """The tokens of all rows of a pass."""
-    return batch.tokens if isinstance(batch, SingleRows) else [*chain.from_iterable([rows.tokens for rows in batch])]
+    return batch.tokens if isinstance(batch, ColumnRows) else [*chain.from_iterable([rows.tokens for rows in batch])]
 
 
 def rows_read(batch: Sequence[Rows]) -> list[int]:
     """Indices of a pass's rows whose logits are read."""
-    if isinstance(batch, SingleRows):
-        return list(range(len(batch)))
+    if isinstance(batch, ColumnRows):
+        return list(range(len(batch.tokens)))
     ends = accumulate(len(rows.tokens) for rows in batch)
     return [row for rows, end in zip(batch, ends, strict=True) for row in range(end - rows.read, end)]
 
 
 def reads_all(batch: Sequence[Rows]) -> bool:
     """Whether the logits of each of a pass's rows are read, and nothing else is told of any."""
-    return isinstance(batch, SingleRows) or all(rows.logits == len(rows.tokens) for rows in batch)
+    return isinstance(batch, ColumnRows) or all(rows.logits == len(rows.tokens) for rows in batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,6 +363,9 @@ class Target(Protocol):
 
     def keep_singles(self, batch: SingleRows) -> None:
         """As ``keep`` of each entry's one row."""
+
+    def keep_paths(self, batch: ColumnRows, paths: Sequence[Sequence[int]]) -> None:
+        """As ``keep`` of each entry's first row, its pending token, and of the nodes of its path."""
 
     def close(self, request_id: str) -> None:
         """Free what the request holds. It must not be in a pass."""

@@ -4,7 +4,7 @@
 /* The first child of a node that holds a token; the number of nodes: there is none. */
 static int64_t child_with(const int32_t *held, const int32_t *parents, int64_t nodes, int64_t node, int32_t token) {
     int64_t child = node + 1;
-    while (child < nodes && (parents[child] != node || held[child] != token)) child++;
+    while (child < nodes && (parents[child] != node || held[child + 1] != token)) child++;
     return child;
 }
 
@@ -20,7 +20,7 @@ void walks_take(const struct walks *walks) {
             if (node < nodes) *paths++ = (int32_t)node;
         }
         walks->path_counts[tree] = (int32_t)(paths - begin);
-        held += nodes;
+        held += nodes + 1;
         parents += nodes;
         choices += nodes + 1;
     }

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from services.verifier.engine.native.library import engine_library
-from speculation.types import TokenTree
 
 # The struct walks in walks.h.
 _WALKS = struct.Struct("q7P")
 
 
+class Walked(NamedTuple):
+    """For each tree the path that the choices lead to, and its tokens with the choice after it."""
+
+    paths: list[tuple[int, ...]]
+    tokens: list[tuple[int, ...]]
+
+
 def walk_together(
-    trees: Sequence[TokenTree], choices: Iterable[int]
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """For each tree the path that the choices lead to, and its tokens with the choice after it. None: nothing is compiled.
+    counts: Sequence[int], tokens: Iterable[int], parents: Iterable[int], choices: Iterable[int]
+) -> Walked | None:
+    """Go down all trees, which have no probes. None: nothing is compiled.
 
     Args:
-        trees: without probes.
-        choices: after the root and after each node of each tree, one tree after the other.
+        counts: nodes of each tree.
+        tokens: the root's and the nodes', tree after tree; ``parents``: the nodes', likewise.
+        choices: after the root and after each node, likewise; those that no walk reaches may be anything.
     """
     library = engine_library()
     if library is None:
         return None
-    sizes = array("i", [len(tree.tokens) for tree in trees])
-    count, nodes = len(trees), sum(sizes)
-    counts, paths, tokens = (array("i", bytes(4 * room)) for room in (count, nodes, nodes + count))
-    held = (
-        sizes,
-        array("i", chain.from_iterable([tree.tokens for tree in trees])),
-        array("i", chain.from_iterable([tree.parents for tree in trees])),
-        array("i", choices),
-        counts,
-        paths,
-        tokens,
-    )
+    count, nodes = len(counts), sum(counts)
+    accepted, paths, taken = (array("i", bytes(4 * room)) for room in (count, nodes, nodes + count))
+    held = (*(array("i", each) for each in (counts, tokens, parents, choices)), accepted, paths, taken)
     library.walks_take(_WALKS.pack(count, *[each.buffer_info()[0] for each in held]))
-    return _cut(counts.tolist(), tuple(paths), tuple(tokens))
-
-
-def _cut(
-    counts: Sequence[int], paths: tuple[int, ...], tokens: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Each path, and its tokens: one more than its nodes."""
-    for tree, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
-        yield paths[begin:end], tokens[begin + tree : end + tree + 1]
+    ends = [*accumulate(accepted, initial=0)]
+    all_nodes, all_tokens = tuple(paths), tuple(taken)
+    return Walked(
+        [all_nodes[begin:end] for begin, end in pairwise(ends)],
+        # One more than its nodes.
+        [all_tokens[begin + tree : end + tree + 1] for tree, (begin, end) in enumerate(pairwise(ends))],
+    )

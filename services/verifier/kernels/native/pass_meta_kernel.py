@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from services.verifier.attention.calls import TILE
 from services.verifier.kernels.native.library import Library
 from services.verifier.model.target_port import Rows, SingleRows, contexts_of
+from services.verifier.model.tree_rows import TreeRows
 
 # Numbers that suffice for most passes, by row; where they do not, more are tried once.
 _ROOM_PER_ROW, _MOST_PER_ROW = 256, 4096
@@ -85,7 +86,10 @@ class PassMetaKernel:
         entries = np.empty((len(batch), 5), dtype=np.int64)
         entries[:, :2], entries[:, 2], entries[:, 3], entries[:, 4] = tables, contexts_of(batch), 1, 0
         parents = array("i")
-        if not isinstance(batch, SingleRows):
+        if isinstance(batch, TreeRows):
+            entries[:, 4] = batch.counts
+            parents.extend(batch.parents)
+        elif not isinstance(batch, SingleRows):
             entries[:, 3], entries[:, 4] = [each.chain for each in batch], [len(each.parents) for each in batch]
             parents.extend(chain.from_iterable([each.parents for each in batch]))
         count: int = self._describe(
