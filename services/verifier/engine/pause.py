@@ -82,12 +82,13 @@ class Pause:
 
     def look(self, passes: int) -> None:
         """Note whether anything is under way, with so many passes."""
-        if self._reached is None or self._reached.done() or passes:
+        if self._reached is None or self._reached.done():
             return
+        # Over stages some pass is always under way as long as anybody decodes: those that are in none do not wait for that.
         for request in self.under_way if self._restarting else ():
-            if request.message.whole or request.generated == 0:
+            if (request.message.whole or request.generated == 0) and not request.in_pass:
                 self._begin_again(request)
-        if not self.under_way:
+        if not passes and not self.under_way:
             # Not even an answer that comes from another verifier from now on.
             self._requests.waiting.turns = "none"
             self._reached.set_result(None)
