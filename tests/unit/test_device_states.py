@@ -169,7 +169,12 @@ def test_who_shares_the_device(settings: list[str], in_process: bool, stay: bool
 @pytest.mark.parametrize("layers", [(-1,), ()], ids=str)
 def test_the_plan_of_memory_knows_what_is_kept(layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(component_configs, "observed_layers", lambda *asked: layers)
-    on_gpu = ["verifier.device=cuda", "drafter.device=cuda", "drafter.models_in=verifier", "verifier.kept_feature_bytes=1000"]
+    on_gpu = [
+        "verifier.device=cuda",
+        "drafter.device=cuda",
+        "drafter.models_in=verifier",
+        "verifier.kept_feature_bytes=1000",
+    ]
     model = ResolvedModel(name="m", path=Path("m"))
     target = component_configs.verifier_config(load(None, on_gpu, {}), model).target
     # The loop's, and those of the drafter's sessions.

@@ -67,8 +67,11 @@ class SplitWeights:
         self._numbers: WeakKeyDictionary[Read, int] = WeakKeyDictionary()
         self._dropped: deque[int] = deque()
 
-    def load(self, folder: Path, own: Callable[[], R]) -> R:
-        """Have new weights read by all, and wait for it; passes may run. ``own`` reads this process's part.
+    def load(self, folder: Path, own: Callable[[str], R]) -> R:
+        """Have new weights read by all, and wait for it; passes may run.
+
+        Args:
+            own: reads this process's part, given the ``files_told`` of the folder.
 
         Raises:
             ConfigurationError: a process cannot, or reads others; says which one and why. None keeps them.
@@ -79,7 +82,7 @@ class SplitWeights:
         complete = False
         try:
             try:
-                weights = own()
+                weights = own(files.told)
             finally:
                 answers = self._asking.answers(number, "reading weights")
             for process, answer in answers.items():
