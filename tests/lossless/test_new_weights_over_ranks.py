@@ -23,7 +23,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.model import new_weights
 from services.verifier.model.target import TransformersTarget
-from services.verifier.stages import process, split_weights
+from services.verifier.stages import process, same_weights, split_weights
 from services.verifier.stages.split_weights import StageWeights
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless.test_stages import passes
@@ -111,6 +111,16 @@ def test_all_change_between_two_passes_and_back(
     assert all(len(each._held) == 1 for each in held)
     target.exchange(again)
     assert torch.equal(passes(target), plain[0])
+
+
+def test_each_process_looks_at_the_files_once(
+    make: Make, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, told = make(2, 2), list[Path]()
+    look = same_weights._outline
+    monkeypatch.setattr(same_weights, "_outline", lambda file: (told.append(file), look(file))[1])
+    read(target, folders[1])
+    assert told == [folders[1] / FILE] * 4
 
 
 def test_weights_are_read_while_passes_run(make: Make, folders: tuple[Path, Path], plain: tuple[torch.Tensor, ...]) -> None:
