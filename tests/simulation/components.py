@@ -135,6 +135,7 @@ class VerifierMachine(Component):
         pass_s: float,
         weights: int,
         kept_states: int | None,
+        stages: int,
         tell: Callable[[str], None],
         others: Callable[[], Handle] | None,
     ) -> None:
@@ -142,7 +143,7 @@ class VerifierMachine(Component):
         self._others = others
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
-        self._weights, self._kept_states, self._tell = weights, kept_states, tell
+        self._weights, self._kept_states, self._stages, self._tell = weights, kept_states, stages, tell
         # Requests that got room, with the time.
         self.opened: list[tuple[float, str]] = []
         self.methods: Any = None
@@ -160,7 +161,7 @@ class VerifierMachine(Component):
     @override
     async def _start(self) -> None:
         self.target = LawfulTarget(
-            assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states
+            assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states, self._stages
         )
         self.worker = Worker(self._pass_s, self._faults)
         tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")

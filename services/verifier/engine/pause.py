@@ -75,10 +75,10 @@ class Pause:
         self._requests.waiting.turns, self._restarting, self._reached = "all", False, None
         self._wake()
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "decoding was resumed") -> None:
         """Have ``begin`` raise ``Unavailable`` if it still waits."""
         if self._reached is not None and not self._reached.done():
-            self._reached.set_exception(Unavailable("decoding was resumed before all answers had ended"))
+            self._reached.set_exception(Unavailable(f"{why} before all answers had ended"))
 
     def look(self, passes: int) -> None:
         """Note whether anything is under way, with so many passes."""
@@ -94,8 +94,11 @@ class Pause:
             self._reached.set_result(None)
 
     def refuse_moved(self) -> None:
-        """Refuse answers that have come during the pause, begun by the weights before."""
+        """Refuse answers that have come during the pause, begun by the weights before, unless nobody has seen anything."""
         for request in self.under_way:
+            if request.message.whole:
+                self._begin_again(request)
+                continue
             request.fail(NotBegun("the answer was begun by other weights than those that serve now"))
             self._release(request)
 
@@ -141,11 +144,11 @@ class Hold:
             self.end()
             raise
 
-    def end(self) -> None:
+    def end(self, why: str = "decoding was resumed") -> None:
         """Let the loop go on."""
         self.on = False
         if self._still is not None and not self._still.done():
-            self._still.set_exception(Unavailable("decoding was resumed before it stood still"))
+            self._still.set_exception(Unavailable(f"{why} before it stood still"))
         self._wake()
 
     def look(self, passes: int) -> None:
