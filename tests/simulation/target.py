@@ -63,6 +63,9 @@ class SimulatedWeights:
         # These stay what was read when the numbers are exchanged.
         self.digest, self.config = f"law {self.number}", SimpleNamespace(model_path=str(self.number))
 
+    def drop(self) -> None:
+        """There is no memory to give back."""
+
 
 class LawfulTarget:
     """Implements ``Target``.

@@ -44,6 +44,7 @@ async def under_way(
 ) -> AsyncIterator[tuple[DecodingLoop, Mortal, dict[str, asyncio.Task[tuple[list[int], bool]]]]]:
     """Answers that have had a few passes, at whose end nothing is held, whatever became of them."""
     target = Mortal(depth=depth)
+    target.processes = max(2, depth)
     async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
         tasks = {name: asyncio.create_task(read(loop, wanted(name))) for name in names}
         await asyncio.sleep(6 * PASS_S)
@@ -148,7 +149,7 @@ async def test_a_reader_that_goes_in_a_pause(depth: int, how: str) -> None:
     """One whose answer goes on meanwhile, and one whose answer has begun again and waits."""
     async with under_way(depth, "ax") as (loop, target, tasks):
         if how == "its deadline":
-            limited = [asyncio.create_task(asyncio.wait_for(tasks[name], 2 * depth * PASS_S)) for name in "ax"]
+            limited = [asyncio.create_task(asyncio.wait_for(tasks[name], 2 * (depth + 1) * PASS_S)) for name in "ax"]
         pause = pausing(loop, restart=True)
         await asyncio.sleep((depth + 1) * PASS_S)
         assert loop.waiting == loop.running == 1
@@ -157,7 +158,7 @@ async def test_a_reader_that_goes_in_a_pause(depth: int, how: str) -> None:
                 task.cancel()
         before = loop.stats.times.steps
         await pause
-        assert loop.stats.times.steps - before <= 2 * depth
+        assert loop.stats.times.steps - before <= 2 * (depth + 1)
         if how == "its deadline":
             assert [type(each) for each in await asyncio.gather(*limited, return_exceptions=True)] == [TimeoutError] * 2
         await asyncio.sleep(PASS_S)
@@ -180,7 +181,7 @@ async def test_a_pause_that_ends_before_it_has_begun(depth: int) -> None:
 async def test_a_stage_that_dies_while_decoding_stands_still(depth: int) -> None:
     async with under_way(depth, SHOWN) as (loop, target, tasks):
         await loop.hold.begin()
-        target.lose_next, target.processes = True, max(2, depth)
+        target.lose_next = True
         ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
         assert all(isinstance(each, Unavailable) for each in ended) and target.recovered == 1
         # Their router asks once more, behind what they have.

@@ -268,7 +268,7 @@ class DecodingLoop:
         self._pass_ended = now()
 
     async def _idle(self) -> None:
-        """Wait for something to do. A process that is lost meanwhile is found, and replaced before a request waits for it."""
+        """Wait for something to do. A process that is lost meanwhile is found and replaced before a request waits for it."""
         self._wake.clear()
         if self._target.processes == 1:
             await self._wake.wait()

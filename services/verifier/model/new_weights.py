@@ -109,6 +109,14 @@ class NewWeights:
                 pair.exchange()
             raise
 
+    def drop(self) -> None:
+        """Give their memory back, which takes a moment for each gigabyte: in a thread where nobody waits. They are of no use
+        any more.
+        """
+        # One by one: other threads run between two of them.
+        while self._pairs:
+            self._pairs.pop()
+
 
 def weights_of_part(
     config: TargetConfig,

@@ -8,6 +8,7 @@ be computed: a process that has not changed notices, and the target is rebuilt.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,6 +28,10 @@ class Read(Protocol):
 
     def exchange(self) -> None:
         """Exchange them with those that serve."""
+        ...
+
+    def drop(self) -> None:
+        """Give their memory back."""
         ...
 
 
@@ -137,7 +142,9 @@ class StageWeights:
 
     def drop(self, number: int) -> None:
         """Forget what is held of that number; a process that could not read it holds nothing."""
-        self._held.pop(number, None)
+        if (found := self._held.pop(number, None)) is not None:
+            # No pass waits for it.
+            threading.Thread(target=found.drop, name="dropped weights", daemon=True).start()
         self._version.drop(number)
 
     def check(self, version: int) -> None:
