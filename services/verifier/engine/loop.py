@@ -241,8 +241,10 @@ class DecodingLoop:
                 await self._step()
             except TargetLost as lost:
                 await self._faults.recover(lost)
+                self.pause.lost()
             except PassHung:
                 await self._faults.returned()
+                self.pause.lost()
             except Exception as error:
                 await self._faults.failed(error)
 

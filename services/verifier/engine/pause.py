@@ -11,10 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.verifier.engine.admission import Admission
+from services.verifier.engine.clock import now
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.grammar.grammar_state import GrammarState
 from speculation.errors import NotBegun, Unavailable
 from speculation.messages import GenerationRequest
+
+# Seconds in which the routers of lost answers have asked once more (``RouterWaits.migration_s``); and by which a timer may be
+# early.
+_COME_BACK_S, _EARLY_S = 4.0, 0.01
 
 Make = Callable[[GenerationRequest, GrammarState | None], LiveRequest]
 
@@ -37,6 +42,7 @@ class Pause:
         self._make = make
         self._restarting = False
         self._reached: asyncio.Future[None] | None = None
+        self._back_until = 0.0
 
     @property
     def under_way(self) -> list[LiveRequest]:
@@ -54,7 +60,7 @@ class Pause:
             Unavailable: some are still under way after ``within_s`` seconds; there is no pause any more.
         """
         self._requests.waiting.turns, self._restarting = "under way", restart
-        self._reached = asyncio.get_running_loop().create_future()
+        self._reached, self._back_until = asyncio.get_running_loop().create_future(), 0.0
         self._wake()
         try:
             async with asyncio.timeout(within_s):
@@ -80,6 +86,12 @@ class Pause:
         if self._reached is not None and not self._reached.done():
             self._reached.set_exception(Unavailable(f"{why} before all answers had ended"))
 
+    def lost(self) -> None:
+        """Note that answers were lost with the target, which is there again: those that come back end before the pause."""
+        if self._reached is not None and not self._reached.done():
+            self._back_until = now() + _COME_BACK_S
+            asyncio.get_running_loop().call_later(_COME_BACK_S + _EARLY_S, self._wake)
+
     def look(self, passes: int) -> None:
         """Note whether anything is under way, with so many passes."""
         if self._reached is None or self._reached.done():
@@ -88,7 +100,7 @@ class Pause:
         for request in self.under_way if self._restarting else ():
             if (request.message.whole or request.generated == 0) and not request.in_pass:
                 self._begin_again(request)
-        if not passes and not self.under_way:
+        if not passes and not self.under_way and now() >= self._back_until:
             # Not even an answer that comes from another verifier from now on.
             self._requests.waiting.turns = "none"
             self._reached.set_result(None)
