@@ -17,7 +17,7 @@ from services.verifier.grammar.grammar_state import GrammarState
 from speculation.errors import NotBegun, Unavailable
 from speculation.messages import GenerationRequest
 
-# Seconds in which routers have asked once more for lost answers (``RouterWaits.migration_s``), and by which timers may be early.
+# Seconds in which routers have asked once more for lost answers (``RouterWaits.migration_s``); by which timers may be early.
 _COME_BACK_S, _EARLY_S = 4.0, 0.01
 
 Make = Callable[[GenerationRequest, GrammarState | None], LiveRequest]
