@@ -172,11 +172,10 @@ class VerifierMachine(Component):
         budget: Budget = SimulatedBudget(self._pass_s, MAX_NODES) if self._measured else FixedBudget(max_nodes=MAX_NODES)
         worker: Any = self.worker
         identity = Identity(arithmetic=f"law {self._weights}")
-        self.engine = DecodingLoop(
-            self.target, origins, budget, self._config, worker, grammars=SharedGrammars(), identity=identity
-        )
+        grammars = SharedGrammars()
+        self.engine = DecodingLoop(self.target, origins, budget, self._config, worker, grammars=grammars, identity=identity)
         service: Any = VerifierService.__new__(VerifierService)
-        service.loop, service._target, service._origins = self.engine, self.target, origins
+        service.loop, service._target, service._origins, service._grammars = self.engine, self.target, origins, grammars
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
         service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
         service._registered = RegisteredModels(origins, self.target.check_layers, "", False)
