@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,17 @@ def test_weights_in_fewer_bits(make: Make, folders: tuple[Path, Path], options: 
     target = make(2, 2, **options)
     target.exchange(target.new_weights(config(folders[1], **options)))
     assert torch.equal(passes(target), wanted)
+
+
+def test_memory_of_weights_that_serve_no_more_is_given_back(make: Make, folders: tuple[Path, Path]) -> None:
+    target = make(2)
+    weights = read(target, folders[1])
+    target.exchange(weights)
+    held = [weakref.ref(pair.new) for pair in weights._pairs]
+    weights.drop()
+    gc.collect()
+    assert held and not any(each() is not None for each in held)
+    assert passes(target).isfinite().all()
 
 
 def failing(own: Callable[..., Any], *given: Any, **named: Any) -> Any:
