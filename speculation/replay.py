@@ -64,9 +64,9 @@ class AnswerReplay:
         Args:
             min_probability: as in ``StepReport``.
         """
-        rest = self._tokens[self.length :]
-        stop = StopRule(stop_token_ids=frozenset(), generated=0, room=len(rest))
-        accepted = walk(tree, lambda node: rest[len(path_to(tree, node))], stop)
+        # What is left is not copied: of a long answer that would be most of its replay's time.
+        stop = StopRule(stop_token_ids=frozenset(), generated=0, room=len(self._tokens) - self.length)
+        accepted = walk(tree, lambda node: self._tokens[self.length + len(path_to(tree, node))], stop)
         self.length += len(accepted.tokens)
         self._hash = extend_hash(self._hash, accepted.tokens)
         return StepReport(

@@ -63,7 +63,7 @@ class ToyTarget:
 
     def __init__(self, rooms: int = 64, depth: int = 1, rows: int = 1_000_000) -> None:
         self.rooms = rooms
-        self.depth = depth
+        self.depth = self.processes = depth
         self.rows = rows
         self.granted: dict[str, int] = {}
         self.under_way: deque[Sequence[Rows]] = deque()

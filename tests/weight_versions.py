@@ -172,11 +172,14 @@ class Asked:
         """Ask, and wait until the first answers have begun."""
         if step != "pause" or self.router is None:
             return
-        for number in range(COUNT):
-            told = self.answers[number] = Answered()
-            request = wanted(number, whole=self.whole(number))
-            self.tasks.append(asyncio.create_task(answered(self.router, request, told)))
-        await until(lambda: all(self.answers[number].tokens for number in range(4)))
+        # Those that may begin again come last, and so are still under way then: to compile another one's grammar takes a while.
+        for whole in (False, True):
+            numbers = [number for number in range(COUNT) if self.whole(number) is whole]
+            for number in numbers:
+                told = self.answers[number] = Answered()
+                request = wanted(number, whole=whole)
+                self.tasks.append(asyncio.create_task(answered(self.router, request, told)))
+            await until(lambda numbers=numbers: all(self.answers[number].tokens for number in numbers if number < 4))
 
     async def check(self, versions: Versions, version: str | None = None) -> None:
         await asyncio.gather(*self.tasks)

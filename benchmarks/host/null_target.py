@@ -101,7 +101,7 @@ class NullTarget:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({0})
-    depth = 1
+    depth = processes = 1
 
     def __init__(
         self,

@@ -75,7 +75,8 @@ class GpuPlan:
 
     Attributes:
         weights, cache, states, drafters, graphs: bytes of the fullest GPU; ``states`` of requests, prefixes and branches,
-            with the rows that are noted for them; ``graphs`` with CUDA's context, NCCL's buffers and what comes and goes.
+            with the rows that are noted for them; ``drafters`` with the target's hidden states that are kept for them;
+            ``graphs`` with CUDA's context, NCCL's buffers and what comes and goes.
         cache_tokens: that the cache holds, over all requests.
         free: what is left of it.
         step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
@@ -118,7 +119,14 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     Raises:
         ConfigurationError: it does not fit; says what would.
     """
-    from services.verifier.loading.memory import buffer_bytes, graph_bytes, share_of, stepped_bytes, with_cache_of
+    from services.verifier.loading.memory import (
+        buffer_bytes,
+        drafters_bytes,
+        graph_bytes,
+        share_of,
+        stepped_bytes,
+        with_cache_of,
+    )
 
     if config.dtype == "fp8" and config.by_torchao and not kind.fp8:
         able = ", ".join(name for name, other in GPUS.items() if other.fp8)
@@ -128,7 +136,7 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     free, fp8 = kind.memory - _CONTEXT_BYTES - drafters, kind.fp8 or config.kernels != "torch"
     config = with_cache_of(config, shape, share_of(config, kind.memory, free), fp8=fp8, least=config.max_model_len or 1)
     weights, cache, states = shape.weights(config), shape.cache(config), shape.states(config) + stepped_bytes(config, shape)
-    graphs = graph_bytes(config, shape) + buffer_bytes(config, shape)
+    graphs, kept = graph_bytes(config, shape) + buffer_bytes(config, shape), drafters_bytes(config)
     moved = _MOVED_BY_INT8 if config.dtype == "int8" and config.by_torchao else 1
     reading, reading_many = (moved * shape.read_per_pass(config, rows) / kind.bandwidth for rows in (1, MANY_ROWS))
     in_fp8 = config.dtype == "fp8" and config.by_torchao
@@ -138,9 +146,9 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
         cache=cache,
         cache_tokens=config.cache_tokens,
         states=states,
-        drafters=drafters,
+        drafters=drafters + kept,
         graphs=_CONTEXT_BYTES + graphs,
-        free=free - weights - cache - states - graphs,
+        free=free - weights - cache - states - graphs - kept,
         step_s=reading + _gathering(config, shape, kind, 1),
         gather_s=_gathering(config, shape, kind, 1),
         many_s=max(reading_many, multiplying) + _gathering(config, shape, kind, MANY_ROWS),

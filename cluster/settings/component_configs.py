@@ -222,6 +222,9 @@ def verifier_config(settings: Settings, model: ResolvedModel, *, in_process: boo
         raise ConfigurationError(field="verifier.stage_host", value=verifier.stage_host, allowed="an IP address") from error
     loop = filled(LoopConfig, verifier)
     loop = replace(loop, max_batched_tokens=loop.prompt_rows(verifier.device))
+    observed = observed_layers(settings, model) if verifier.device != "cpu" else ()
+    # By the loop, and by the sessions of the drafter beside it.
+    kept = loop.kept_feature_bytes + filled(DrafterConfig, settings.drafter).max_feature_bytes if observed else 0
     target = filled(
         TargetConfig,
         verifier,
@@ -230,8 +233,9 @@ def verifier_config(settings: Settings, model: ResolvedModel, *, in_process: boo
         pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + loop.prompt_rows(),
         pass_requests=verifier.max_num_seqs,
         draft_adapter=uno_folder(settings, model),
-        observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
+        observed_layers=observed,
         states_stay=states_stay(settings, in_process=in_process),
+        kept_state_bytes=kept,
     )
     check_backends(target)
     return filled(

@@ -51,7 +51,7 @@ class RecordedTarget:
         elsewhere: the likeliest ids after texts that are not the recording's.
     """
 
-    depth = 1
+    depth = processes = 1
     eos_token_ids: frozenset[int] = frozenset()
     choosing_s = 0.0
 

@@ -34,7 +34,7 @@ class Calls:
     Attributes:
         found: calls that are complete and not yet told.
         begun: the call that is being read; None: its name is not known yet.
-        so_far: its arguments, where they are not JSON in the text.
+        members: its arguments so far, as JSON by their names, where they are not JSON in the text.
     """
 
     def __init__(self, tape: Tape, schemas: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Calls:
         self.schemas = schemas
         self.found: list[ToolCall] = []
         self.begun: ToolCall | None = None
-        self.so_far = ""
+        self.members: Mapping[str, str] = {}
 
     def begin(self, name: str, id: str = "") -> None:
         """A call's name has been read; its arguments come next.
@@ -54,7 +54,7 @@ class Calls:
         """
         if name not in self.schemas:
             raise OtherwiseError
-        self.begun, self.so_far = ToolCall(name, "", id), ""
+        self.begun, self.members = ToolCall(name, "", id), {}
         self._head += self._tape.forget()
 
     def end(self, arguments: str) -> None:

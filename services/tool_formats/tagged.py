@@ -39,7 +39,7 @@ class TaggedCalls(ABC):
 
     def cut(self, text: str, calls: Calls) -> ToolCall | None:
         """The arguments that are complete."""
-        return None if calls.begun is None else ToolCall(calls.begun.name, calls.so_far.removesuffix("}"))
+        return None if calls.begun is None else ToolCall(calls.begun.name, as_object(calls.members).removesuffix("}"))
 
     def call_id(self, name: str, index: int) -> str:
         return long_id(name, index)
@@ -74,8 +74,8 @@ class FunctionTags(TaggedCalls):
         name, _ = yield from tape.until(">", most=MOST_NAME)
         calls.begin(name.strip())
         found: dict[str, str] = {}
+        calls.members = found
         while True:
-            calls.so_far = as_object(found)
             yield from tape.space()
             if not (yield from tape.accept("<parameter=")):
                 break
@@ -115,14 +115,13 @@ class KeyTags(TaggedCalls):
         name, mark = yield from tape.until(self._key[0], self.closing, most=MOST_NAME)
         calls.begin(name.strip())
         found: dict[str, str] = {}
+        calls.members = found
         while mark == self._key[0]:
-            calls.so_far = as_object(found)
             key, _ = yield from tape.until(self._key[1], most=MOST_NAME)
             yield from tape.space()
             yield from tape.expect(self._value[0])
             value, _ = yield from tape.until(self._value[1])
             found[key.strip()] = as_json(value, calls.schema_of(key.strip()))
-            calls.so_far = as_object(found)
             yield from tape.space()
             if not (yield from tape.accept(self._key[0])):
                 yield from tape.expect(self.closing)

@@ -38,6 +38,7 @@ class TargetConfig:
         pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
         observed_layers: layers whose hidden states drafters ask for; passes that keep them are captured, too.
         states_stay: these states are read on the target's device alone, and are not copied to the host.
+        kept_state_bytes: most bytes of them that are kept for drafters, there.
         generation_config, override_generation_config: see ``read_generation_config``.
     """
 
@@ -140,6 +141,7 @@ class TargetConfig:
     pass_requests: int = 16
     observed_layers: Sequence[int] = ()
     states_stay: bool = False
+    kept_state_bytes: int = 0
     # Generous, because a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion
     # parameters take most of a minute on two cores. A stage that dies is noticed at once.
     pass_timeout_s: Annotated[

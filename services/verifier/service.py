@@ -95,12 +95,12 @@ class VerifierService:
         self._registered = RegisteredModels(origins, target.check_layers, config.tokenizer, drafts_itself)
         named = partial(arithmetic_of, target, config.target)
         identity = Identity(arithmetic=named(weights), tokenizer=config.tokenizer)
-        grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
+        self._grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
         self._comparing = Comparing(origins, budget, target.vocab_size)
         self._contest = self._learnt.read(Contest.from_object) or Contest()
         self.loop = DecodingLoop(
             target, self._comparing.origins, budget, config.loop, worker,
-            grammars=grammars, identity=identity, metrics=metrics, contest=self._contest,
+            grammars=self._grammars, identity=identity, metrics=metrics, contest=self._contest,
         )  # fmt: skip
         reloads = self._reloading = Reloading(target, config.target, self.loop, worker, config.weights_from, named)
         self._adapting = Adapting(target, config.target.lora_folders, reloads.reading, lambda: self._reloading.open)
@@ -114,6 +114,7 @@ class VerifierService:
 
     async def start(self) -> None:
         """Begin to decode."""
+        await self._grammars.prepare()
         await self.loop.start()
 
     async def stop(self) -> None:

@@ -33,11 +33,8 @@ def layout(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("running", ["finish", "restart"])
-async def test_every_answer_is_that_of_the_version_that_it_names(
-    versions: Versions, running: RunningAnswers, layout: str
-) -> None:
-    # Over stages all that are sent as a whole come to their ends before the pause takes hold (docs/log.md, 2026-11-29).
-    await test_reload.answers_are_of_their_versions(versions, "in process", running, some_restart="stages" not in layout)
+async def test_every_answer_is_that_of_the_version_that_it_names(versions: Versions, running: RunningAnswers) -> None:
+    await test_reload.test_every_answer_is_that_of_the_version_that_it_names(versions, "in process", running)
 
 
 @pytest.mark.exhaustive

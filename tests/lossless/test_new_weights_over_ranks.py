@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.model import new_weights
 from services.verifier.model.target import TransformersTarget
-from services.verifier.stages import process, split_weights
+from services.verifier.stages import process, same_weights, split_weights
 from services.verifier.stages.split_weights import StageWeights
 from speculation.errors import ConfigurationError, TargetLost
 from tests.lossless.test_stages import passes
@@ -113,6 +114,16 @@ def test_all_change_between_two_passes_and_back(
     assert torch.equal(passes(target), plain[0])
 
 
+def test_each_process_looks_at_the_files_once(
+    make: Make, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, told = make(2, 2), list[Path]()
+    look = same_weights._outline
+    monkeypatch.setattr(same_weights, "_outline", lambda file: (told.append(file), look(file))[1])
+    read(target, folders[1])
+    assert told == [folders[1] / FILE] * 4
+
+
 def test_weights_are_read_while_passes_run(make: Make, folders: tuple[Path, Path], plain: tuple[torch.Tensor, ...]) -> None:
     target, found = make(2, 2), list[new_weights.NewWeights]()
     reading = threading.Thread(target=lambda: found.append(read(target, folders[1])))
@@ -129,6 +140,17 @@ def test_weights_in_fewer_bits(make: Make, folders: tuple[Path, Path], options: 
     target = make(2, 2, **options)
     target.exchange(target.new_weights(config(folders[1], **options)))
     assert torch.equal(passes(target), wanted)
+
+
+def test_memory_of_weights_that_serve_no_more_is_given_back(make: Make, folders: tuple[Path, Path]) -> None:
+    target = make(2)
+    weights = read(target, folders[1])
+    target.exchange(weights)
+    held = [weakref.ref(pair.new) for pair in weights._pairs]
+    weights.drop()
+    gc.collect()
+    assert held and not any(each() is not None for each in held)
+    assert passes(target).isfinite().all()
 
 
 def failing(own: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -135,6 +135,7 @@ class VerifierMachine(Component):
         pass_s: float,
         weights: int,
         kept_states: int | None,
+        stages: int,
         tell: Callable[[str], None],
         others: Callable[[], Handle] | None,
     ) -> None:
@@ -142,7 +143,7 @@ class VerifierMachine(Component):
         self._others = others
         self._network, self._servers, self._faults, self._drafters = network, servers, faults, drafters
         self._config, self._blocks, self._measured, self._pass_s = config, blocks, measured, pass_s
-        self._weights, self._kept_states, self._tell = weights, kept_states, tell
+        self._weights, self._kept_states, self._stages, self._tell = weights, kept_states, stages, tell
         # Requests that got room, with the time.
         self.opened: list[tuple[float, str]] = []
         self.methods: Any = None
@@ -160,7 +161,7 @@ class VerifierMachine(Component):
     @override
     async def _start(self) -> None:
         self.target = LawfulTarget(
-            assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states
+            assets().vocab_size, 512, self._blocks, self._faults, self._opens, self._weights, self._kept_states, self._stages
         )
         self.worker = Worker(self._pass_s, self._faults)
         tls: Any = SimulatedTls(self._servers, self._network, self._faults, "drafts")
@@ -171,11 +172,10 @@ class VerifierMachine(Component):
         budget: Budget = SimulatedBudget(self._pass_s, MAX_NODES) if self._measured else FixedBudget(max_nodes=MAX_NODES)
         worker: Any = self.worker
         identity = Identity(arithmetic=f"law {self._weights}")
-        self.engine = DecodingLoop(
-            self.target, origins, budget, self._config, worker, grammars=SharedGrammars(), identity=identity
-        )
+        grammars = SharedGrammars()
+        self.engine = DecodingLoop(self.target, origins, budget, self._config, worker, grammars=grammars, identity=identity)
         service: Any = VerifierService.__new__(VerifierService)
-        service.loop, service._target, service._origins = self.engine, self.target, origins
+        service.loop, service._target, service._origins, service._grammars = self.engine, self.target, origins, grammars
         service._config = VerifierConfig(model_name="lawful", target=TargetConfig(model_path=str(assets().folder)))
         service._check, service._weights = SelfCheck(self.engine, 0), ServedWeights()
         service._registered = RegisteredModels(origins, self.target.check_layers, "", False)

@@ -45,6 +45,10 @@ def _common_s(one: tuple[float, float], other: tuple[float, float]) -> float:
 def _work_s(world: World) -> float:
     """Seconds of all passes that there can be: every call's, one after the other."""
     setup = world.schedule.setup
-    passes = sum(len(call.ask.prompt) / setup.max_batched_tokens + 2 * call.ask.max_tokens + 2 for call in world.calls)
+    # A pass over stages is begun and ended, which takes the same thread's time twice.
+    calls = 1 if setup.stages == 1 else 2
+    passes = calls * sum(
+        len(call.ask.prompt) / setup.max_batched_tokens + 2 * call.ask.max_tokens + 2 for call in world.calls
+    )
     slow = world.points.fired["target: a pass is slow"]
     return setup.pass_s * (passes + _SLOW_PASSES * slow)

@@ -43,6 +43,8 @@ class Setup(NamedTuple):
     two_weights: bool = False
     # How many states a target keeps whose layers have some; None: they have none.
     kept_states: int | None = None
+    # Pipeline stages of each target, so many passes of which are under way.
+    stages: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,10 @@ def schedule_of(seed: int) -> Schedule:
         events += (Event(later.random() * spread_s, "replace key", ROUTERS[0], 0.0, later.choice(tenants)),)
     setup = setup._replace(kept_states=later.choice(_KEPT_STATES))
     events += _changes(later, setup, spread_s)
+    # And so is this.
+    staged = random.Random(f"stages {seed}")
+    setup = setup._replace(stages=staged.choice(_STAGES))
+    events += _lost_in_changes(staged, events)
     return Schedule(seed=seed, setup=setup, asks=asks, events=events, points=drawn(source))
 
 
@@ -143,6 +149,8 @@ _TWO_WEIGHTS, _NEW_KEY = 0.15, 0.15
 _KEPT_STATES = (None, None, 1, 3)
 # How often decoding is paused and weights are replaced, and with something that happens shortly afterwards.
 _PAUSED, _RELOADED, _TROUBLED = 0.1, 0.1, 0.6
+# Stages of targets; and how often one of them dies, or a pass fails, shortly after that.
+_STAGES, _LOST = (1, 1, 1, 2, 3), 0.5
 
 
 def _changes(later: random.Random, setup: Setup, spread_s: float) -> tuple[Event, ...]:
@@ -159,6 +167,17 @@ def _changes(later: random.Random, setup: Setup, spread_s: float) -> tuple[Event
         if later.random() < _TROUBLED:
             kind = later.choice(("kill verifier", "freeze verifier", "cut verifier", "kill router", "freeze router"))
             found += (_event(later, setup, 0.0, kind)._replace(at_s=at_s + later.random() * later.choice((0.1, 1.0, 8.0))),)
+    return found
+
+
+def _lost_in_changes(staged: random.Random, events: Sequence[Event]) -> tuple[Event, ...]:
+    """Stages that die in the midst of what operators do, or passes that fail or hang there."""
+    found: tuple[Event, ...] = ()
+    for event in events:
+        if event.kind in ("pause", "reload") and staged.random() < _LOST:
+            kind = staged.choice(("lose target", "lose target", "fail pass", "hang pass"))
+            at_s = event.at_s + staged.random() * staged.choice((0.02, 0.2, 2.0))
+            found += (Event(at_s, kind, staged.choice(VERIFIERS), staged.choice(_KINDS[kind][1])),)
     return found
 
 

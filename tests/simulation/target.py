@@ -8,6 +8,7 @@ second time, as ``states`` has stepped it; where the two differ, other tokens ar
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
@@ -71,6 +72,9 @@ class SimulatedWeights:
         # These stay what was read when the numbers are exchanged.
         self.digest, self.config = f"law {self.number}", SimpleNamespace(model_path=str(self.number))
 
+    def drop(self) -> None:
+        """There is no memory to give back."""
+
 
 class LawfulTarget:
     """Implements ``Target``.
@@ -80,13 +84,13 @@ class LawfulTarget:
         opens: told of every request that is about to get room.
         weights: as of ``plain_answer``.
         kept_states: how many states it keeps, one at every border of blocks; None: it has none.
+        stages: as many passes are under way.
 
     Attributes:
         fail_next, lose_next: the next pass raises.
         passes: how many have begun.
     """
 
-    depth = 1
     exact = True
     choosing_s = 0.0
     eos_token_ids = frozenset({EOS})
@@ -101,8 +105,10 @@ class LawfulTarget:
         opens: Callable[[str], None],
         weights: int = 0,
         kept_states: int | None = None,
+        stages: int = 1,
     ) -> None:
         self.weights = weights
+        self.depth = self.processes = stages
         self._kept_states = kept_states
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -129,7 +135,7 @@ class LawfulTarget:
         self._sampling: dict[str, Sampling] = {}
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
-        self._batch: Sequence[Rows] = ()
+        self._under_way: deque[Sequence[Rows]] = deque()
         self.recovered += 1
 
     def open(
@@ -156,7 +162,7 @@ class LawfulTarget:
         return len(self._tokens.get(request_id, ()))
 
     def close(self, request_id: str) -> None:
-        assert not any(rows.request_id == request_id for rows in self._batch), "closed in mid-pass"
+        assert request_id not in self._in_passes, "closed in mid-pass"
         self.blocks.release(request_id)
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
@@ -167,17 +173,23 @@ class LawfulTarget:
     def forget(self, tenant: str) -> None:
         self.blocks.forget(tenant)
 
+    @property
+    def _in_passes(self) -> set[str]:
+        return {rows.request_id for batch in self._under_way for rows in batch}
+
     def begin(self, batch: Sequence[Rows]) -> None:
+        busy = self._in_passes
         for rows in batch:
+            assert rows.request_id not in busy, "in two passes"
             room = len(self.blocks.blocks_of(rows.request_id)) * BLOCK
             assert rows.context + len(rows.tokens) <= room, "beyond its room"
         if self._states is not None:
             self._states.step(batch, self.blocks, self.weights)
-        self._batch = batch
+        self._under_way.append(batch)
         self.passes += 1
 
     def finish(self) -> list[Outcome]:
-        batch, self._batch = self._batch, ()
+        batch = self._under_way.popleft()
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("a planted failure")
@@ -188,6 +200,7 @@ class LawfulTarget:
 
     def exchange(self, weights: SimulatedWeights) -> None:
         """As ``TransformersTarget.exchange``."""
+        assert not self._under_way, "exchanged in mid-pass"
         self.weights, weights.number = weights.number, self.weights
         self.blocks.forget_all()
 
@@ -261,7 +274,9 @@ class LawfulTarget:
         raise NotImplementedError("nobody reads hidden states here")
 
     def beat(self) -> None:
-        pass
+        if self.lose_next:
+            self.lose_next = False
+            raise TargetLost("a planted loss")
 
     def shutdown(self) -> None:
         pass

@@ -129,7 +129,7 @@ class World:
             name, self.loop, self.network, self.servers, self.points, setup.drafters, config,
             blocks=setup.blocks, measured=setup.measured, pass_s=setup.pass_s,
             weights=OTHER_WEIGHTS if setup.two_weights and name != VERIFIERS[0] else 0,
-            kept_states=setup.kept_states, tell=self.problems.append, others=self._others if self.operated else None,
+            kept_states=setup.kept_states, stages=setup.stages, tell=self.problems.append, others=self._others if self.operated else None,
         )  # fmt: skip
 
     def _others(self) -> Handle:

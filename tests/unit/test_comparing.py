@@ -12,6 +12,7 @@ from services.links.in_process import InProcessDraftLink
 from services.router.comparisons import compared, plan_comparisons
 from services.router.drafters import TrainedDrafter
 from services.router.strategies import StrategyConfig
+from services.verifier.comparing import comparing as comparing_module
 from services.verifier.comparing.comparing import MOST_S, Comparing
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import InvalidArgument, Unavailable
@@ -86,6 +87,24 @@ async def test_time_is_bounded_for_those_who_wait_too() -> None:
         assert both[1] == (UNKNOWN, UNKNOWN, UNKNOWN)
         assert clock() - began == pytest.approx(MOST_S, abs=0.1)
     assert not drafter.sessions
+
+
+@simulated
+async def test_nobody_waits_for_the_passes_of_a_long_answer_to_be_added_up() -> None:
+    comparing, turns = Comparing([], SimulatedBudget(PASS_S), VOCAB), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    count = 50 * comparing_module._AT_ONCE
+    (found,) = await comparing.compare(replace(wanted(), committed=(1,) * count), [PLAIN])
+    beside.cancel()
+    assert found.num_passes == count and found.seconds == pytest.approx(PASS_S * (count - 1))
+    assert turns >= 50
 
 
 class Absent:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.models.target import ResolvedModel
+from cluster.settings import component_configs
 from cluster.settings.component_configs import states_stay
 from cluster.settings.config import load
 from services.drafter.heads.session import state_numbers
@@ -20,6 +22,7 @@ from services.links.in_process import _with_data
 from services.machine.device_states import DeviceStates, apart
 from services.verifier.config import TargetConfig
 from services.verifier.engine.kept_features import pieces, rows_from
+from services.verifier.loading.memory import drafters_bytes
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.messages import FeatureChunk
@@ -161,6 +164,21 @@ def test_a_target_makes_the_same_states(tiny_model: Path, monkeypatch: pytest.Mo
 )
 def test_who_shares_the_device(settings: list[str], in_process: bool, stay: bool) -> None:
     assert states_stay(load(None, settings, {}), in_process=in_process) is stay
+
+
+@pytest.mark.parametrize("layers", [(-1,), ()], ids=str)
+def test_the_plan_of_memory_knows_what_is_kept(layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(component_configs, "observed_layers", lambda *asked: layers)
+    on_gpu = [
+        "verifier.device=cuda",
+        "drafter.device=cuda",
+        "drafter.models_in=verifier",
+        "verifier.kept_feature_bytes=1000",
+    ]
+    model = ResolvedModel(name="m", path=Path("m"))
+    target = component_configs.verifier_config(load(None, on_gpu, {}), model).target
+    # The loop's, and those of the drafter's sessions.
+    assert drafters_bytes(target) == (1000 + 2**30 if layers else 0)
 
 
 def test_a_part_does_not_hold_the_memory_of_the_rest() -> None:

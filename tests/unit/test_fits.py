@@ -194,6 +194,21 @@ def test_a_gpu_says_how_many_tokens_its_cache_holds(monkeypatch: pytest.MonkeyPa
         with_cache_of(config, shape, 62 * GIB, least=2_000_000)
 
 
+def test_hidden_states_kept_for_drafters_on_a_gpu_are_counted() -> None:
+    """The cache gets what they leave; where they are copied to the host, all of it."""
+    shape = replace(SHAPE, vocabulary=2**17, longest=4096)
+    config = TargetConfig(model_path="", device="cuda", dtype="bfloat16", states_stay=True, kept_state_bytes=3 * GIB)
+    plain = replace(config, states_stay=False)
+    beside, alone = (with_cache_of(each, shape, 62 * GIB) for each in (config, plain))
+    block = shape.cache(replace(alone, kv_cache_tokens=64))
+    assert abs(shape.cache(alone) - shape.cache(beside) - 3 * GIB) <= block
+    assert needed(beside, shape) - needed(replace(beside, states_stay=False), shape) == 3 * GIB
+    for elsewhere in (replace(config, device="cpu"), replace(config, stages=2), replace(config, tensor_parallel_size=2)):
+        assert needed(elsewhere, shape) == needed(replace(elsewhere, states_stay=False), shape)
+    with refuses(ConfigurationError, "model", None, "3.0 GiB of hidden states for drafters (verifier.kept_feature_bytes)"):
+        with_cache_of(replace(config, kv_cache_tokens=64), shape, 3 * GIB)
+
+
 def test_what_comes_and_goes_on_a_gpu_is_counted() -> None:
     """Logits of the largest pass in two types, or trials of kernels where they take more; NCCL's buffers beside others."""
     shape, config = (

@@ -344,6 +344,16 @@ async def test_a_tokenizer_that_could_not_be_read_is_read_later(
     assert await compiled.open(asked("regex", "a"))
 
 
+@pytest.mark.parametrize("large", [True, False])
+async def test_a_large_vocabulary_is_ready_before_anybody_asks(
+    compiled: CompiledGrammars, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr(compiled_grammars, "_LARGE", VOCAB if large else VOCAB + 1)
+    await compiled.prepare()
+    assert (compiled._tokenizer is not None) == large
+    assert await compiled.open(asked("regex", "a"))
+
+
 async def test_a_model_without_an_end_is_not_asked_to_end(tiny_model: Path) -> None:
     endless = CompiledGrammars(str(tiny_model), VOCAB, frozenset())
     with refuses(

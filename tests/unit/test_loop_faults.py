@@ -133,6 +133,24 @@ async def test_a_part_that_is_lost_while_nothing_is_asked_is_replaced() -> None:
         assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
 
 
+async def test_a_rank_that_is_lost_while_nothing_is_asked_is_replaced() -> None:
+    """Ranks of a single stage: one pass at a time, in several processes."""
+
+    class Silent(ToyTarget):
+        @override
+        def beat(self) -> None:
+            super().beat()
+            if not self.recovered:
+                raise TargetLost("planted silence")
+
+    target = Silent()
+    target.processes = 2
+    async with decoding(target, idle_beat_s=0.01) as loop:
+        await until(lambda: target.recovered == 1 and target.beats > 2)
+        assert loop.healthy
+        assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
+
+
 async def test_a_target_of_one_process_is_not_asked() -> None:
     target = ToyTarget()
     async with decoding(target, idle_beat_s=0.001) as loop:

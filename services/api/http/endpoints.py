@@ -42,6 +42,8 @@ _Read = TypeVar("_Read")
 Form = Callable[[Asked, Prepared, RouterPort, str, int], AnswerInProgress]
 _OWNER = "outrider"
 # Names fields of a request that had no effect.
+# Tokens of an answer, its prompt included, whose JSON is written in a thread.
+_MANY = 512
 _IGNORED, _MOST_NAMED = "x-outrider-ignored", 500
 
 
@@ -133,7 +135,8 @@ class Endpoints:
         while not running.over:
             if (told := await running.next()) is not None:
                 answer.take(*told)
-        await call.answer(await answer.whole(), headers=_ignored(answer))
+        tokens = sum(record.text.tokens for record in answer.records) + sum(map(len, answer.prepared.prompts))
+        await call.answer(await answer.whole(), headers=_ignored(answer), large=tokens > _MANY)
 
     async def _streamed(
         self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool

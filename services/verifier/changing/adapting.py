@@ -91,21 +91,27 @@ class Adapting:
         return ""
 
     async def _load(self, order: AdapterOrder) -> str:
-        folder = allowed_folder("lora_path", order.folder, "verifier.lora_folders", self._folders)
-        # A thread of its own, since torch's threads in it go with it.
+        def load() -> str:
+            # Here as well, since a disk may be slow.
+            folder = allowed_folder("lora_path", order.folder, "verifier.lora_folders", self._folders)
+            return self._target.load_adapter(order.name, folder)
+
         async with self._reading:
             if self._replacing():
                 raise Unavailable("the weights are being replaced at present; try again")
             if order.name not in self._target.adapters:
                 self._loaded_by[order.name] = order.order_id
-            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter") as reader:
-                load, loop = self._target.load_adapter, asyncio.get_running_loop()
-                loading = may_be_left(loop.run_in_executor(reader, load, order.name, folder))
+            # A thread of its own, since torch's threads in it go with it.
+            reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
+            loading = may_be_left(asyncio.get_running_loop().run_in_executor(reader, load))
+            try:
+                digest = await asyncio.shield(loading)
+            finally:
+                # Whoever stops to wait has it undone, which must find what was loaded.
                 try:
-                    digest = await asyncio.shield(loading)
-                finally:
-                    # Whoever stops to wait has it undone, which must find what was loaded.
                     await asyncio.wait([loading])
+                finally:
+                    reader.shutdown(wait=False)
         # Whoever closed it may be gone.
         self._closed_by.pop(order.name, None)
         return digest

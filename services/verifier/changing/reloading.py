@@ -161,9 +161,15 @@ class Reloading:
                 f"decoding is paused with answers under way ({left} of them), and no answer is written by two versions: "
                 "resume first (replacing weights pauses by itself), or pause with mode wait"
             )
+
+        def loaded() -> tuple[NewWeights, str]:
+            weights = self._loaded(order.folder)
+            # In the thread as well, since it may look at files.
+            return weights, self._arithmetic_of(weights.digest)
+
         async with self.reading:
-            weights = await asyncio.to_thread(self._loaded, order.folder)
-            identity = replace(self._loop.identity, arithmetic=self._arithmetic_of(weights.digest))
+            weights, arithmetic = await asyncio.to_thread(loaded)
+            identity = replace(self._loop.identity, arithmetic=arithmetic)
             self._open = _Reload(order, weights, identity, self._loop.identity)
         self._settled.clear()
         self._expect_more(order)
@@ -236,9 +242,11 @@ class Reloading:
 
     def _close(self) -> None:
         self._expect_nothing()
-        self._open = None
+        found, self._open = self._open, None
         self._settled.set()
         self._loop.pause.end()
+        if found is not None:
+            asyncio.get_running_loop().run_in_executor(None, found.weights.drop)
 
     def _under_way(self, reload_id: str) -> _Reload | None:
         return self._open if self._open is not None and self._open.order.reload_id == reload_id else None

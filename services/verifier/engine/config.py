@@ -17,7 +17,8 @@ class LoopConfig:
     """Limits of the loop.
 
     Attributes:
-        idle_beat_s: how often a target of several stages is asked whether it is all there while there is nothing to decode.
+        idle_beat_s: how often a target of several processes is asked whether it is all there while there is nothing to
+            decode.
         headroom: rows kept free for each running request when a new one is admitted, so that an admission does not cause a
             preemption soon after.
         forget_within_s: longest wait for drafters' word that they have forgotten a tenant. Less than the caller's own

@@ -124,6 +124,9 @@ class DecodingLoop:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        stopped = "the verifier was stopped"
+        self.pause.give_up(stopped)
+        self.hold.end(stopped)
         await self._passes.stop()
         self._delivery.stream()
         self._faults.lose(Unavailable("the verifier is shutting down"), waiting=True)
@@ -238,8 +241,10 @@ class DecodingLoop:
                 await self._step()
             except TargetLost as lost:
                 await self._faults.recover(lost)
+                self.pause.lost()
             except PassHung:
                 await self._faults.returned()
+                self.pause.lost()
             except Exception as error:
                 await self._faults.failed(error)
 
@@ -265,9 +270,9 @@ class DecodingLoop:
         self._pass_ended = now()
 
     async def _idle(self) -> None:
-        """Wait for something to do. A stage that is lost meanwhile is found, and replaced before a request waits for it."""
+        """Wait for something to do. A process that is lost meanwhile is found and replaced before a request waits for it."""
         self._wake.clear()
-        if self._target.depth == 1:
+        if self._target.processes == 1:
             await self._wake.wait()
             return
         try:

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.verifier.engine.admission import Admission
+from services.verifier.engine.clock import now
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.grammar.grammar_state import GrammarState
 from speculation.errors import NotBegun, Unavailable
 from speculation.messages import GenerationRequest
+
+# Seconds in which routers have asked once more for lost answers (``RouterWaits.migration_s``); by which timers may be early.
+_COME_BACK_S, _EARLY_S = 4.0, 0.01
 
 Make = Callable[[GenerationRequest, GrammarState | None], LiveRequest]
 
@@ -37,6 +41,7 @@ class Pause:
         self._make = make
         self._restarting = False
         self._reached: asyncio.Future[None] | None = None
+        self._back_until = 0.0
 
     @property
     def under_way(self) -> list[LiveRequest]:
@@ -54,7 +59,7 @@ class Pause:
             Unavailable: some are still under way after ``within_s`` seconds; there is no pause any more.
         """
         self._requests.waiting.turns, self._restarting = "under way", restart
-        self._reached = asyncio.get_running_loop().create_future()
+        self._reached, self._back_until = asyncio.get_running_loop().create_future(), 0.0
         self._wake()
         try:
             async with asyncio.timeout(within_s):
@@ -75,26 +80,36 @@ class Pause:
         self._requests.waiting.turns, self._restarting, self._reached = "all", False, None
         self._wake()
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "decoding was resumed") -> None:
         """Have ``begin`` raise ``Unavailable`` if it still waits."""
         if self._reached is not None and not self._reached.done():
-            self._reached.set_exception(Unavailable("decoding was resumed before all answers had ended"))
+            self._reached.set_exception(Unavailable(f"{why} before all answers had ended"))
+
+    def lost(self) -> None:
+        """Note that answers were lost with the target, which is there again: those that come back end before the pause."""
+        if self._reached is not None and not self._reached.done():
+            self._back_until = now() + _COME_BACK_S
+            asyncio.get_running_loop().call_later(_COME_BACK_S + _EARLY_S, self._wake)
 
     def look(self, passes: int) -> None:
         """Note whether anything is under way, with so many passes."""
-        if self._reached is None or self._reached.done() or passes:
+        if self._reached is None or self._reached.done():
             return
+        # Over stages some pass is always under way as long as anybody decodes: those that are in none do not wait for that.
         for request in self.under_way if self._restarting else ():
-            if request.message.whole or request.generated == 0:
+            if (request.message.whole or request.generated == 0) and not request.in_pass:
                 self._begin_again(request)
-        if not self.under_way:
+        if not passes and not self.under_way and now() >= self._back_until:
             # Not even an answer that comes from another verifier from now on.
             self._requests.waiting.turns = "none"
             self._reached.set_result(None)
 
     def refuse_moved(self) -> None:
-        """Refuse answers that have come during the pause, begun by the weights before."""
+        """Refuse answers that have come during the pause, begun by the weights before, unless nobody has seen anything."""
         for request in self.under_way:
+            if request.message.whole:
+                self._begin_again(request)
+                continue
             request.fail(NotBegun("the answer was begun by other weights than those that serve now"))
             self._release(request)
 
@@ -140,11 +155,11 @@ class Hold:
             self.end()
             raise
 
-    def end(self) -> None:
+    def end(self, why: str = "decoding was resumed") -> None:
         """Let the loop go on."""
         self.on = False
         if self._still is not None and not self._still.done():
-            self._still.set_exception(Unavailable("decoding was resumed before it stood still"))
+            self._still.set_exception(Unavailable(f"{why} before it stood still"))
         self._wake()
 
     def look(self, passes: int) -> None:

@@ -228,10 +228,20 @@ def buffer_bytes(config: TargetConfig, shape: Shape) -> float:
     return max(logits, trials - shape.cache(config)) + (_NCCL_BYTES if config.processes > 1 else 0.0)
 
 
+def drafters_bytes(config: TargetConfig) -> float:
+    """Bytes of a GPU for the hidden states that are kept there for drafters. Those of several processes are not."""
+    return config.kept_state_bytes if config.states_stay and config.device != "cpu" and config.processes == 1 else 0.0
+
+
+def _further_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Of captured passes and buffers."""
+    return graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
+
+
 def needed(config: TargetConfig, shape: Shape) -> float:
     """Bytes that a rank of the largest stage takes in all."""
-    lasting = shape.weights(config) + shape.cache(config) + shape.states(config)
-    return lasting + graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
+    lasting = shape.weights(config) + shape.cache(config) + shape.states(config) + drafters_bytes(config)
+    return lasting + _further_bytes(config, shape)
 
 
 def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: bool = False) -> None:
@@ -264,8 +274,7 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
     ways += [f"verifier.stages: {stages}, on other machines or GPUs"] if stages else []
     ways += [f"verifier.max_num_seqs: {requests}"] if requests else []
     ways += [f"verifier.mamba_block_size: {every}"] if every else []
-    further = graph_bytes(config, shape) + buffer_bytes(config, shape) + stepped_bytes(config, shape)
-    states = shape.states(config)
+    further, states, drafters = _further_bytes(config, shape), shape.states(config), drafters_bytes(config)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
         f"{shape.cache(config) / _GIB:.1f} GiB of cache (verifier.kv_cache_tokens: {config.cache_tokens})"
@@ -276,7 +285,8 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
             else ""
         )
         + (f", {further / _GIB:.1f} GiB of captured passes and buffers" if further else "")
-        + ("," if states or further else "")
+        + (f", {drafters / _GIB:.1f} GiB of hidden states for drafters (verifier.kept_feature_bytes)" if drafters else "")
+        + ("," if states or further or drafters else "")
         + f" in each of {config.processes if config.tensor_parallel_size > 1 else config.stages} "
         f"{'processes' if config.tensor_parallel_size > 1 else 'stages'}, {available / _GIB:.1f} GiB are free; "
         + (

@@ -28,7 +28,7 @@ from services.verifier.loading import adapters
 from services.verifier.loading.load_model import load_beside, load_layers_beside, split_layers
 from services.verifier.model.means import TargetMeans
 from services.verifier.recurrence import functions
-from services.verifier.stages.same_weights import FilesRead, files_told
+from services.verifier.stages.same_weights import FilesRead
 from services.verifier.stages.stage_ranks import StageRanks
 from speculation.errors import ConfigurationError
 
@@ -44,7 +44,8 @@ class NewWeights:
         served: the model whose weights they are to replace.
         choice: what computes its linear layers.
         load: loads them, as the served model was; None: all of them.
-        told: gives what tells the files from others; None: a digest of every byte.
+        told: the ``files_told`` of the folder; empty where nobody is told of it.
+        hashed: whether anybody asks for the digest.
         copies: as many processes of this machine read as much.
 
     Raises:
@@ -53,7 +54,7 @@ class NewWeights:
 
     Attributes:
         config: as given.
-        digest: what ``told`` gives; by default it differs where a byte of them does.
+        digest: of every byte of them; empty: nobody asks for it.
         stored: as in ``ServedWeights``.
         idle: the folder of the weights that do not serve, and the files in it.
     """
@@ -65,16 +66,17 @@ class NewWeights:
         choice: Choice,
         means: TargetMeans,
         load: Callable[[TargetConfig], PreTrainedModel] | None = None,
-        told: Callable[[Path], str] | None = None,
+        told: str = "",
+        *,
+        hashed: bool = True,
         copies: int = 1,
     ) -> None:
         self.config = config
         _check_room(served, copies)
         folder = Path(config.model_path)
         written = _written(folder)
-        files = files_told(folder)
-        self.digest, self.stored = (told or weights_digest)(folder), stored_form(folder)
-        self.idle = config.model_path, FilesRead(told=files, digest="" if told else self.digest)
+        self.digest, self.stored = weights_digest(folder) if hashed else "", stored_form(folder)
+        self.idle = config.model_path, FilesRead(told=told, digest=self.digest)
         model = (load or load_beside)(config)
         if roundings_of(model) != roundings_of(served):
             raise ConfigurationError(
@@ -107,6 +109,14 @@ class NewWeights:
                 pair.exchange()
             raise
 
+    def drop(self) -> None:
+        """Give their memory back, which takes a moment for each gigabyte: in a thread where nobody waits. They are of no use
+        any more.
+        """
+        # One by one: other threads run between two of them.
+        while self._pairs:
+            self._pairs.pop()
+
 
 def weights_of_part(
     config: TargetConfig,
@@ -114,14 +124,16 @@ def weights_of_part(
     stage: int,
     means: TargetMeans,
     folder: Path,
-    told: Callable[[Path], str] | None = None,
+    told: str = "",
+    *,
+    hashed: bool = True,
     copies: int = 1,
 ) -> NewWeights:
     """A second set of the weights of a stage, or of a rank of it, from another folder.
 
     Args:
         config: the part's.
-        told, copies: as in ``NewWeights``.
+        told, hashed, copies: as in ``NewWeights``.
 
     Raises:
         ConfigurationError: see there.
@@ -131,7 +143,8 @@ def weights_of_part(
         # Of its own: nothing of this set is exchanged with other ranks while it is made.
         shards = None if part.shards is None else StageRanks(part.shards.index, part.shards.count)
         load = partial(load_layers_beside, layers=split_layers(config)[stage], shards=shards)
-    return NewWeights(replace(config, model_path=str(folder)), part.model, part.choice, means, load, told, copies)
+    wanted = replace(config, model_path=str(folder))
+    return NewWeights(wanted, part.model, part.choice, means, load, told, hashed=hashed, copies=copies)
 
 
 def _check_room(served: nn.Module, copies: int) -> None:

@@ -112,7 +112,7 @@ class TransformersTarget:
         if config.enable_prefix_caching and self._has_states:
             log.info("of prefixes, %d states are kept, every %d tokens", kept_states(config), config.mamba_block_size)
         self.eos_token_ids = self.generation.eos_token_ids
-        self.depth = config.stages
+        self.depth, self.processes = config.stages, config.processes
         self.choosing_s = 0.0
         self._config = config
         self._launch = launch

@@ -298,6 +298,10 @@ class Target(Protocol):
         """How many passes should be under way at a time: one for each pipeline stage."""
 
     @property
+    def processes(self) -> int:
+        """How many processes compute it, this one included."""
+
+    @property
     def vocab_size(self) -> int:
         """Number of logits."""
 

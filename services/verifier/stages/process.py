@@ -27,7 +27,7 @@ from services.verifier.stages.activations import Activations, Health, receive_ac
 from services.verifier.stages.beside import Listening
 from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
-from services.verifier.stages.same_weights import files_told, read_as_told
+from services.verifier.stages.same_weights import read_as_told
 from services.verifier.stages.settling import IDLE_S, follow
 from services.verifier.stages.split_adapters import StageAdapters
 from services.verifier.stages.split_weights import StageWeights
@@ -178,7 +178,7 @@ def serve(spec: StageSpec) -> None:
         asked = Listening(spec.host, spec.port, spec.process)
         if part.adapters is not None:
             StageAdapters(asked, spec.process, part.adapters, config)
-        weights = StageWeights(asked, partial(weights_of_part, config, part, spec.stage, means, told=files_told))
+        weights = StageWeights(asked, partial(weights_of_part, config, part, spec.stage, means, hashed=False))
     except TargetLost:
         raise
     except Exception as error:

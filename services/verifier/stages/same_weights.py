@@ -38,16 +38,32 @@ def files_told(folder: Path) -> str:
     Raises:
         ConfigurationError: a file cannot be read, or there are no weights.
     """
+    places = _places(folder)
+    with reading(f"read the model at {folder}", about=folder):
+        contents = {_CONFIG: hashlib.sha256((folder / _CONFIG).read_bytes()).hexdigest()}
+        contents |= {file.name: _outline(file) for file in _weights(folder)}
+    return json.dumps({"places": places, "contents": contents})
+
+
+def _weights(folder: Path) -> list[Path]:
     blocks = folder / BLOCKS_FILE
-    weights = [blocks] if blocks.is_file() else sorted(weight_files(folder))
+    return [blocks] if blocks.is_file() else sorted(weight_files(folder))
+
+
+def _places(folder: Path) -> str:
+    """Tells these files on this machine by what the file system says of them."""
+    weights = _weights(folder)
     with reading(f"read the model at {folder}", about=folder):
         places = [_MACHINE.read_text().strip() if _MACHINE.is_file() else ""]
         for file in (folder / _CONFIG, *weights):
             about = file.stat()
             places.append(f"{file.name}:{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")
-        contents = {_CONFIG: hashlib.sha256((folder / _CONFIG).read_bytes()).hexdigest()}
-        contents |= {file.name: _outline(file) for file in weights}
-    return json.dumps({"places": hashlib.sha256("\n".join(places).encode()).hexdigest(), "contents": contents})
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()
+
+
+def _untouched(folder: Path, told: str) -> bool:
+    """Whether the files in a folder are those of their ``files_told``, and nobody has touched one since."""
+    return bool(json.loads(told)["places"] == _places(folder))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +94,7 @@ class FilesRead:
         Raises:
             ConfigurationError: as ``files_told``.
         """
-        return replace(self, digest=digest) if self.told and files_told(folder) == self.told else self
+        return replace(self, digest=digest) if self.told and _untouched(folder, self.told) else self
 
 
 NOTHING_READ = FilesRead()
@@ -110,20 +126,20 @@ def read_as_told(folder: Path, theirs: str, read: Callable[[], R]) -> tuple[R, s
     Raises:
         ConfigurationError: the files are seen to be others before anything is read, or have changed meanwhile; names one.
     """
-    if files_told(folder) != theirs:
-        _check_outlines(folder, theirs)
+    if (own := files_told(folder)) != theirs:
+        _check_outlines(folder, own, theirs)
         with noting_reads() as noted:
             made = read()
         return made, json.dumps([[*piece, digest] for piece, digest in noted.digests.items()])
     made = read()
-    if files_told(folder) != theirs:
+    if not _untouched(folder, theirs):
         raise ConfigurationError(f"the files in {folder} have changed while they were read", about=folder)
     return made, theirs
 
 
-def _check_outlines(folder: Path, theirs: str) -> None:
-    own, others = _contents(files_told(folder)), _contents(theirs)
-    differing = [name for name in sorted(own.keys() | others.keys()) if own.get(name) != others.get(name)]
+def _check_outlines(folder: Path, own: str, theirs: str) -> None:
+    ours, others = _contents(own), _contents(theirs)
+    differing = [name for name in sorted(ours.keys() | others.keys()) if ours.get(name) != others.get(name)]
     if not differing:
         return
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""

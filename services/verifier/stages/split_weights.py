@@ -8,6 +8,7 @@ be computed: a process that has not changed notices, and the target is rebuilt.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,6 +28,10 @@ class Read(Protocol):
 
     def exchange(self) -> None:
         """Exchange them with those that serve."""
+        ...
+
+    def drop(self) -> None:
+        """Give their memory back."""
         ...
 
 
@@ -67,8 +72,11 @@ class SplitWeights:
         self._numbers: WeakKeyDictionary[Read, int] = WeakKeyDictionary()
         self._dropped: deque[int] = deque()
 
-    def load(self, folder: Path, own: Callable[[], R]) -> R:
-        """Have new weights read by all, and wait for it; passes may run. ``own`` reads this process's part.
+    def load(self, folder: Path, own: Callable[[str], R]) -> R:
+        """Have new weights read by all, and wait for it; passes may run.
+
+        Args:
+            own: reads this process's part, given the ``files_told`` of the folder.
 
         Raises:
             ConfigurationError: a process cannot, or reads others; says which one and why. None keeps them.
@@ -79,7 +87,7 @@ class SplitWeights:
         complete = False
         try:
             try:
-                weights = own()
+                weights = own(files.told)
             finally:
                 answers = self._asking.answers(number, "reading weights")
             for process, answer in answers.items():
@@ -134,7 +142,9 @@ class StageWeights:
 
     def drop(self, number: int) -> None:
         """Forget what is held of that number; a process that could not read it holds nothing."""
-        self._held.pop(number, None)
+        if (found := self._held.pop(number, None)) is not None:
+            # No pass waits for it.
+            threading.Thread(target=found.drop, name="dropped weights", daemon=True).start()
         self._version.drop(number)
 
     def check(self, version: int) -> None:

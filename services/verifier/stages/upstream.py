@@ -161,7 +161,7 @@ class EarlierStages(Protocol):
         """Have the adapter of rows of noise loaded, and wait for it; as ``load_adapter``."""
         ...
 
-    def load_weights(self, folder: Path, own: Callable[[], R]) -> R:
+    def load_weights(self, folder: Path, own: Callable[[str], R]) -> R:
         """Have new weights read; as ``SplitWeights.load``."""
         ...
 
@@ -292,7 +292,7 @@ class Upstream:
         self._adapters.load(_OF_NOISE, folder, digest)
         self._orders.draft_by(self._adapters.number_of(_OF_NOISE))
 
-    def load_weights(self, folder: Path, own: Callable[[], R]) -> R:
+    def load_weights(self, folder: Path, own: Callable[[str], R]) -> R:
         return self._weights.load(folder, own)
 
     def exchange(self, weights: Read) -> bool:

@@ -11,7 +11,7 @@ from services.api.http.event_stream import EventStream
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
-from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.origin_fields import origins_of, origins_of_all
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -47,23 +47,22 @@ class InfillAnswer(AnswerInProgress):
             for piece in self.pieces_of(index, event)
             if piece.text or self.worth_telling(piece.tokens)
         ]
-        return [*told, self._end(event, "", ())] if isinstance(event, Completion) else told
+        return [*told, self._end(event, "")] if isinstance(event, Completion) else told
 
     @override
     async def whole(self) -> dict[str, Any]:
         record = self.records[0]
         assert record.end is not None
         tokens = [token for piece in record.pieces for token in piece.tokens]
-        return self._end(record.end, "".join(piece.text for piece in record.pieces), tokens)
+        told = {**self._ids_of(tokens), **await origins_of_all(tokens, self.asked.report)}
+        return {**self._end(record.end, "".join(piece.text for piece in record.pieces)), **told}
 
-    def _end(self, end: Completion, text: str, tokens: Sequence[TextToken]) -> dict[str, Any]:
-        told = self._told_of(tokens) if tokens or self.asked.stream is None else {}
+    def _end(self, end: Completion, text: str) -> dict[str, Any]:
         limited = end.finish_reason is FinishReason.LENGTH or not self.asked.answers
         word = end.stop if isinstance(end.stop, str) and not limited else ""
         return {
             "index": 0,
             "content": text,
-            **told,
             "stop": True,
             "model": self.card.name,
             "tokens_predicted": end.completion_tokens if self.asked.answers else 0,
@@ -77,5 +76,7 @@ class InfillAnswer(AnswerInProgress):
         }
 
     def _told_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
-        ids = {"tokens": [token.id for token in tokens]} if self.asked.return_token_ids else {}
-        return {**ids, **origins_of(tokens, self.asked.report)}
+        return {**self._ids_of(tokens), **origins_of(tokens, self.asked.report)}
+
+    def _ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
+        return {"tokens": [token.id for token in tokens]} if self.asked.return_token_ids else {}

@@ -15,7 +15,8 @@ from services.api.http.openai.answer_reader import reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
-from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.in_turns import in_turns
+from services.api.http.openai.origin_fields import origins_of, origins_of_all
 from services.api.http.openai.request import Asked
 from services.api.http.openai.usage import metrics
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -81,12 +82,14 @@ class MessageAnswer(AnswerInProgress):
         record = self.records[0]
         assert record.end is not None
         tokens = [token for piece in record.pieces for token in piece.tokens]
-        for piece in record.pieces:
-            self._blocks.push(self._reader.push(piece))
+        async for part in in_turns(record.pieces):
+            for piece in part:
+                self._blocks.push(self._reader.push(piece))
         self._blocks.push(self._reader.finish(record.end))
         self._blocks.end()
         answer = {**self._head(self._blocks.whole()), **self._stopped(record.end), "usage": self._usage(record.end)}
-        return {**answer, **self._extras(record.end), **self._told_of(tokens), **self._prompt_ids()}
+        told = {**self.ids_of(tokens), **await origins_of_all(tokens, self.asked.report)}
+        return {**answer, **self._extras(record.end), **told, **self._prompt_ids()}
 
     def _read(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []

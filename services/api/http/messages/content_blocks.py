@@ -14,6 +14,8 @@ class ContentBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[dict[str, Any]] = []
+        # What was added to each, in pieces.
+        self._added: list[list[str]] = []
         # What the last block is of: the text, a thought, or which call.
         self._last: tuple[bool, int | None] | None = None
 
@@ -27,7 +29,7 @@ class ContentBlocks:
 
     def whole(self) -> list[dict[str, Any]]:
         """The blocks, once the answer has ended."""
-        return [_whole(block) for block in self._blocks]
+        return [_whole(block, "".join(added)) for block, added in zip(self._blocks, self._added, strict=True)]
 
     def _told(self, delta: Delta) -> list[dict[str, Any]]:
         told = []
@@ -37,10 +39,12 @@ class ContentBlocks:
                 {"type": "content_block_start", "index": len(self._blocks), "content_block": _begun(delta)},
             ]
             self._blocks.append(_begun(delta))
+            self._added.append([])
             self._last = (delta.thought, delta.call)
-        block = self._blocks[-1]
         if delta.text:
-            told.append({"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": _added(block, delta.text)})
+            self._added[-1].append(delta.text)
+            added = _delta(self._blocks[-1], delta.text)
+            told.append({"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": added})
         return told
 
     def _stop(self) -> list[dict[str, Any]]:
@@ -54,21 +58,23 @@ def _begun(delta: Delta) -> dict[str, Any]:
     return {"type": "thinking", "thinking": "", "signature": ""} if delta.thought else {"type": "text", "text": ""}
 
 
-def _added(block: dict[str, Any], text: str) -> dict[str, Any]:
-    """The delta of more text in a block, which is added to it."""
-    kind, key = {
-        "text": ("text_delta", "text"),
-        "thinking": ("thinking_delta", "thinking"),
-        "tool_use": ("input_json_delta", "partial_json"),
-    }[block["type"]]
-    block[key] = block.get(key, "") + text
+# What a block's pieces are called in events, and all of them in the block itself.
+_PIECES = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+
+
+def _delta(block: dict[str, Any], text: str) -> dict[str, Any]:
+    """The delta of more text in a block."""
+    kind, key = _PIECES[block["type"]]
     return {"type": kind, key: text}
 
 
-def _whole(block: dict[str, Any]) -> dict[str, Any]:
+def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
+    """A block with all that was added to it."""
     if block["type"] != "tool_use":
-        return block
-    text = block.get("partial_json", "")
+        return {**block, _PIECES[block["type"]][1]: text}
     found = arguments_of(text or "{}")
-    told = {name: value for name, value in block.items() if name != "partial_json"}
-    return {**told, "input": found if isinstance(found, dict) else {INVALID: text}}
+    return {**block, "input": found if isinstance(found, dict) else {INVALID: text}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from typing_extensions import override
@@ -10,8 +11,9 @@ from services.api.http.openai.answer_reader import Delta, reader_for
 from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece
 from services.api.http.openai.generation import Prepared
+from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
-from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.origin_fields import origins_of, origins_of_all
 from services.api.http.openai.prompt_scores import prompt_logprobs
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -58,8 +60,7 @@ class ChatAnswer(AnswerInProgress):
             return []
         logprobs = None
         if self.asked.top_logprobs is not None:
-            await self._speller.learn(piece.tokens)
-            logprobs = chat_logprobs(piece.tokens, self._speller)
+            logprobs = await chat_logprobs(piece.tokens, self._speller)
         first, *others = deltas or [Delta()]
         event = self._event(index, first.as_json(), logprobs)
         event["choices"][0] |= {**self.ids_of(piece.tokens), **origins_of(piece.tokens, self.asked.report)}
@@ -90,34 +91,39 @@ class ChatAnswer(AnswerInProgress):
         tokens = [token for piece in pieces for token in piece.tokens]
         end = self.records[index].end
         assert end is not None
-        deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.finish(end)
+        deltas: list[Delta] = []
+        async for part in in_turns(pieces):
+            deltas += [delta for piece in part for delta in reader.push(piece)]
+        deltas += reader.finish(end)
         logprobs = None
         if self.asked.top_logprobs is not None:
-            await self._speller.learn(tokens)
-            logprobs = chat_logprobs(tokens, self._speller)
+            logprobs = await chat_logprobs(tokens, self._speller)
         return {
             "index": index,
             "message": _message(deltas),
             "logprobs": logprobs,
             **self._end(index),
             **self.ids_of(tokens),
-            **origins_of(tokens, self.asked.report),
+            **await origins_of_all(tokens, self.asked.report),
         }
 
 
 def _message(deltas: list[Delta]) -> dict[str, Any]:
     content = "".join(delta.text for delta in deltas if delta.call is None and not delta.thought)
     thought = "".join(delta.text for delta in deltas if delta.thought)
-    calls: dict[int, dict[str, Any]] = {}
+    begun: dict[int, Delta] = {}
+    arguments: defaultdict[int, list[str]] = defaultdict(list)
     for delta in deltas:
-        if delta.call is None:
-            continue
-        if delta.call not in calls:
-            calls[delta.call] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
-        calls[delta.call]["function"]["arguments"] += delta.text
+        if delta.call is not None:
+            begun.setdefault(delta.call, delta)
+            arguments[delta.call].append(delta.text)
+    calls = [
+        {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": "".join(arguments[call])}}
+        for call, each in begun.items()
+    ]
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thought:
         message |= {"content": content or None, "reasoning_content": thought}
     if calls:
-        message |= {"content": content or None, "tool_calls": list(calls.values())}
+        message |= {"content": content or None, "tool_calls": calls}
     return message

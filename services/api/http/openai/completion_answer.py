@@ -10,7 +10,7 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import TextToken
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.logprobs import Speller, completion_logprobs
-from services.api.http.openai.origin_fields import origins_of
+from services.api.http.openai.origin_fields import origins_of_all
 from services.api.http.openai.prompt_scores import echoed_logprobs, prompt_logprobs
 from services.api.http.openai.request import Asked
 from services.api.messages import Completion, RouterPort, TextChunk
@@ -97,9 +97,8 @@ class CompletionAnswer(AnswerInProgress):
             "text": text,
             "logprobs": None,
             **self.ids_of(tokens),
-            **origins_of(tokens, self.asked.report),
+            **await origins_of_all(tokens, self.asked.report),
         }
         if self.asked.top_logprobs is not None:
-            await self._speller.learn(tokens)
-            said["logprobs"] = completion_logprobs(tokens, self._speller, len(self._echoed(index)))
+            said["logprobs"] = await completion_logprobs(tokens, self._speller, len(self._echoed(index)))
         return said

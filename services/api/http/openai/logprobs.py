@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.api.http.openai.choice_text import TextToken
+from services.api.http.openai.in_turns import in_turns
 from services.api.messages import RouterPort, TokenSpelling
 
 # For tokens that cannot be chosen; JSON has no infinity.
@@ -69,8 +70,16 @@ class Speller:
         return token.start == 0 and token.text != "" and data == b" " + token.text.encode()
 
 
-def chat_logprobs(tokens: Sequence[TextToken], speller: Speller) -> dict[str, Any]:
+async def chat_logprobs(tokens: Sequence[TextToken], speller: Speller) -> dict[str, Any]:
     """``choices[].logprobs`` of a chat completion."""
+    content: list[dict[str, Any]] = []
+    async for part in in_turns(tokens):
+        await speller.learn(part)
+        content += _chat_entries(part, speller)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entries(tokens: Sequence[TextToken], speller: Speller) -> list[dict[str, Any]]:
     content = []
     for token in tokens:
         if token.logprobs is None or not token.shown:
@@ -83,7 +92,7 @@ def chat_logprobs(tokens: Sequence[TextToken], speller: Speller) -> dict[str, An
                 "top_logprobs": [_entry(id, logprob, speller, first=first) for id, logprob in top],
             }
         )
-    return {"content": content, "refusal": None}
+    return content
 
 
 def _entry(token: int, logprob: float, speller: Speller, *, first: bool) -> dict[str, Any]:
@@ -95,13 +104,20 @@ def _entry(token: int, logprob: float, speller: Speller, *, first: bool) -> dict
     }
 
 
-def completion_logprobs(tokens: Sequence[TextToken], speller: Speller, offset: int = 0) -> dict[str, Any]:
+async def completion_logprobs(tokens: Sequence[TextToken], speller: Speller, offset: int = 0) -> dict[str, Any]:
     """``choices[].logprobs`` of a text completion. The chosen token is among the likeliest ones, as at OpenAI.
 
     Args:
         offset: characters before the answer.
     """
     form: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    async for part in in_turns(tokens):
+        await speller.learn(part)
+        _add_completion_entries(form, part, speller, offset)
+    return form
+
+
+def _add_completion_entries(form: dict[str, list[Any]], tokens: Sequence[TextToken], speller: Speller, offset: int) -> None:
     for token in tokens:
         if token.logprobs is None or not token.shown:
             continue
@@ -114,4 +130,3 @@ def completion_logprobs(tokens: Sequence[TextToken], speller: Speller, offset: i
             {speller.name(id, first=first): max(value, LEAST) for id, value in top} | {name: logprob}
         )
         form["text_offset"].append(offset + token.start)
-    return form

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.api.http.openai.choice_text import TextToken
+from services.api.http.openai.in_turns import in_turns
 from services.api.origins import ReportedPass
 from speculation.types import Report
 
@@ -22,6 +23,15 @@ def origins_of(tokens: Sequence[TextToken], report: Report) -> dict[str, Any]:
     if report == "trees":
         told["passes"] = [pass_fields(each.begins) for each in tokens if each.begins is not None]
     return {"speculation": told}
+
+
+async def origins_of_all(tokens: Sequence[TextToken], report: Report) -> dict[str, Any]:
+    """As ``origins_of``, of all tokens of an answer, which may be many."""
+    told = origins_of((), report)
+    async for part in in_turns(tokens if told else ()):
+        for name, listed in origins_of(part, report)["speculation"].items():
+            told["speculation"][name] += listed
+    return told
 
 
 def pass_fields(reported: ReportedPass) -> dict[str, Any]:

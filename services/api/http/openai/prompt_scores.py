@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import LEAST, Speller
 from speculation.types import TokenLogprobs
 
@@ -22,20 +23,26 @@ async def echoed_logprobs(
         top: how many likeliest tokens are told.
         named: the text has the names of special tokens.
     """
-    await speller.learn_ids([*prompt, *(id for score in scores for id in score.top_ids[:top])])
+    await speller.learn_ids(prompt)
     form: dict[str, list[Any]] = {
         "tokens": [speller.name(token) for token in prompt],
         "token_logprobs": [None],
         "top_logprobs": [None],
         "text_offset": _offsets(prompt, text, speller, named=named),
     }
-    for score in scores:
-        logprob = max(score.logprob, LEAST)
-        likeliest = zip(score.top_ids[:top], score.top_logprobs[:top], strict=True)
-        form["token_logprobs"].append(logprob)
-        named_top = {speller.name(id): max(value, LEAST) for id, value in likeliest}
-        form["top_logprobs"].append(named_top | {speller.name(score.token_id): logprob})
+    async for part in in_turns(scores):
+        await speller.learn_ids(_ids_of(part, top))
+        for score in part:
+            logprob = max(score.logprob, LEAST)
+            likeliest = zip(score.top_ids[:top], score.top_logprobs[:top], strict=True)
+            form["token_logprobs"].append(logprob)
+            named_top = {speller.name(id): max(value, LEAST) for id, value in likeliest}
+            form["top_logprobs"].append(named_top | {speller.name(score.token_id): logprob})
     return form
+
+
+def _ids_of(scores: Sequence[TokenLogprobs], top: int) -> list[int]:
+    return [id for score in scores for id in (score.token_id, *score.top_ids[:top])]
 
 
 def _offsets(prompt: Sequence[int], text: str, speller: Speller, *, named: bool) -> list[int]:
@@ -55,16 +62,17 @@ async def prompt_logprobs(
     scores: Sequence[TokenLogprobs], top: int, speller: Speller
 ) -> list[dict[str, dict[str, Any]] | None]:
     """``prompt_logprobs`` of an answer: none of the first token, then by token id, with ``rank`` among the likeliest."""
-    await speller.learn_ids([id for score in scores for id in (score.token_id, *score.top_ids[:top])])
     found: list[dict[str, dict[str, Any]] | None] = [None]
-    for score in scores:
-        ids = score.top_ids[:top]
-        entries = {id: (value, rank + 1) for rank, (id, value) in enumerate(zip(ids, score.top_logprobs, strict=False))}
-        own = entries.get(score.token_id, (score.logprob, None))
-        found.append(
-            {
-                str(id): {"logprob": max(value, LEAST), "rank": rank, "decoded_token": speller.name(id)}
-                for id, (value, rank) in {score.token_id: own, **entries}.items()
-            }
-        )
+    async for part in in_turns(scores):
+        await speller.learn_ids(_ids_of(part, top))
+        for score in part:
+            ids = score.top_ids[:top]
+            entries = {id: (value, rank + 1) for rank, (id, value) in enumerate(zip(ids, score.top_logprobs, strict=False))}
+            own = entries.get(score.token_id, (score.logprob, None))
+            found.append(
+                {
+                    str(id): {"logprob": max(value, LEAST), "rank": rank, "decoded_token": speller.name(id)}
+                    for id, (value, rank) in {score.token_id: own, **entries}.items()
+                }
+            )
     return found

@@ -14,6 +14,7 @@ from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.choice_text import Piece, TextToken
 from services.api.http.openai.errors import error_body, http_status
 from services.api.http.openai.generation import Prepared
+from services.api.http.openai.in_turns import in_turns
 from services.api.http.openai.logprobs import Speller, chat_logprobs
 from services.api.http.openai.origin_fields import origins_of
 from services.api.http.openai.usage import metrics
@@ -110,8 +111,9 @@ class ResponseAnswer(AnswerInProgress):
 
     @override
     async def whole(self) -> dict[str, Any]:
-        for piece in self.records[0].pieces:
-            await self._tell(piece)
+        async for part in in_turns(self.records[0].pieces):
+            for piece in part:
+                await self._tell(piece)
         ended: dict[str, Any] = (await self._end())[-1]["response"]
         return ended
 
@@ -133,9 +135,8 @@ class ResponseAnswer(AnswerInProgress):
         if self.asked.return_token_ids or self.asked.report != "none":
             self._tokens += piece.tokens
         if self.asked.top_logprobs is not None:
-            await self._speller.learn(piece.tokens)
             shown = [token for token in piece.tokens if token.logprobs is not None and token.shown]
-            logprobs = map(_with_bytes, chat_logprobs(shown, self._speller)["content"])
+            logprobs = map(_with_bytes, (await chat_logprobs(shown, self._speller))["content"])
             self._items.note(zip((token.text for token in shown), logprobs, strict=True))
         return self._said(self._reader.push(piece))
 

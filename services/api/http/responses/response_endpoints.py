@@ -169,12 +169,17 @@ class ResponseEndpoints:
             context: the items that it answered; None: it is not to be stored.
         """
         if context is not None:
-            written = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            # In a thread, since it may be long.
+            written = await asyncio.to_thread(_written, response)
             try:
                 response["store"] = await self._store.put(tenant, name, StoredResponse(response=written, context=context))
             except Unavailable:
                 response["store"] = False
         self._running.pop((tenant, name), None)
+
+
+def _written(response: dict[str, Any]) -> bytes:
+    return json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _read(content: dict[str, Any]) -> NewResponse | AskedResponse:

@@ -1,0 +1,101 @@
+"""An answer of many tokens that is sent as a whole is read and spelt a part at a time: others have their turns meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import httpx2
+import pytest
+
+from services.api.config import HttpConfig
+from services.api.http.messages.answer import MessageAnswer
+from services.api.http.openai import in_turns
+from services.api.http.openai.chat_answer import ChatAnswer
+from services.api.http.openai.choice_record import AnswerInProgress
+from services.api.http.openai.completion_answer import CompletionAnswer
+from services.api.http.responses.response_answer import ResponseAnswer
+from services.api.http.server import serve_http
+from tests.patience import PATIENCE_S
+from tests.scripted_router import ScriptedRouter
+
+TOKENS = 2000
+TALK = [{"role": "user", "content": "x"}]
+ASKED: dict[type[AnswerInProgress], tuple[str, dict[str, Any]]] = {
+    ChatAnswer: ("/v1/chat/completions", {"messages": TALK, "logprobs": True, "top_logprobs": 1}),
+    CompletionAnswer: ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+    ResponseAnswer: ("/v1/responses", {"input": "x"}),
+    MessageAnswer: ("/v1/messages", {"messages": TALK, "max_tokens": 4000}),
+}
+
+
+class _Turns:
+    """Awaits something, and counts how often that gives its turn away."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self.count = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        while True:
+            try:
+                told = next(steps)
+            except StopIteration as ended:
+                return ended.value
+            self.count += 1
+            yield told
+
+
+def counted(whole: Callable[[Any], Any], found: list[int]) -> Callable[[Any], Any]:
+    async def counting(self: AnswerInProgress) -> dict[str, Any]:
+        turns = _Turns(whole(self))
+        told: dict[str, Any] = await turns
+        found.append(turns.count)
+        return told
+
+    return counting
+
+
+def text_of(body: dict[str, Any]) -> str:
+    if "choices" in body:
+        choice = body["choices"][0]
+        return str(choice["text"] if "text" in choice else choice["message"]["content"])
+    listed = body.get("output", [body])[0]["content"]
+    return str(listed[0]["text"])
+
+
+@pytest.mark.parametrize("form", ASKED, ids=lambda form: form.__name__)
+async def test_others_have_their_turns(form: type[AnswerInProgress], monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    monkeypatch.setattr(form, "whole", counted(form.whole, turns))
+    said = "".join(chr(97 + n % 26) for n in range(TOKENS))
+    server = await serve_http(ScriptedRouter(said), HttpConfig(port=0))
+    path, body = ASKED[form]
+    try:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
+            first = (await client.post(path, json={"model": "scripted", **body})).json()
+            # At once, as short answers are: the same.
+            monkeypatch.setattr(in_turns, "AT_ONCE", 10 * TOKENS)
+            again = (await client.post(path, json={"model": "scripted", **body})).json()
+    finally:
+        await server.stop(0)
+    assert text_of(first) == text_of(again) == said
+    assert turns[0] >= TOKENS // 128 - 1 > turns[1] + 5
+    if form in (ChatAnswer, CompletionAnswer):
+        assert first["choices"][0]["logprobs"] == again["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("report", ["tokens", "trees"])
+async def test_what_is_told_of_drafts_is_the_same(report: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await serve_http(ScriptedRouter("fox " * 100), HttpConfig(port=0))
+    found = []
+    try:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
+            for at_once in (7, 10_000):
+                monkeypatch.setattr(in_turns, "AT_ONCE", at_once)
+                asked = {"messages": TALK, "speculation": {"report": report}, "return_token_ids": True}
+                found.append((await client.post("/v1/chat/completions", json=asked)).json()["choices"])
+    finally:
+        await server.stop(0)
+    assert found[0] == found[1] and len(found[0][0]["speculation"]["tokens"]) == 400
