@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import override
 
+from services.wrong_values import allowed
 from speculation import limits
 from speculation.errors import ConfigurationError
 
@@ -323,4 +324,6 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
     if error["type"] == "union_tag_invalid":
         return {"field": "kind", "value": error["ctx"]["tag"], "allowed": _KINDS}
     why = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": key, "value": repr(error["input"]), "why": why} if key else {"why": why}
+    wanted = allowed(error)
+    said = {"allowed": wanted} if wanted else {"why": why}
+    return {"field": key, "value": repr(error["input"]), **said} if key else {"why": why}
