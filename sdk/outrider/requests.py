@@ -384,6 +384,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
                 rounded_inputs=model.weights.rounded_inputs,
                 rounded_cache=model.weights.rounded_cache,
             ),
+            created=model.created,
         )
         for model in wire.models
     ]

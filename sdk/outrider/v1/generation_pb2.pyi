@@ -1310,6 +1310,7 @@ class Model(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
@@ -1319,6 +1320,8 @@ class Model(_message.Message):
     """Whether a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up to near
     ties: where two tokens are about as likely, another one may be taken under another strategy or load.
     """
+    created: _builtins.int
+    """When its files were written, in seconds since 1970; 0: not known."""
     @_builtins.property
     def strategies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those that requests with the caller's API key may name."""
@@ -1355,10 +1358,11 @@ class Model(_message.Message):
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         drafters: _abc.Iterable[Global___NameableDrafter] | None = ...,
         weights: Global___ServedWeights | None = ...,
+        created: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "bit_exact", b"bit_exact", "created", b"created", "default_strategy", b"default_strategy", "defaults", b"defaults", "drafters", b"drafters", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
