@@ -1,10 +1,10 @@
-"""What a setting's wrong value should have been, in words that its user knows, where pydantic has those of Python."""
+"""What a wrong value should have been: the nearest name, and a setting's bounds in words that its user knows."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LIST = "a list, such as [one, two]"
@@ -31,6 +31,8 @@ _WORDS = {
     "less_than": "less than <lt>",
     "string_pattern_mismatch": "of the form <pattern>",
 }
+# Characters of a name that may be a known one misspelt: comparing takes their square.
+_LONGEST_NAME = 64
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -41,9 +43,14 @@ def allowed(problem: Mapping[str, Any]) -> str:
         known = _QUOTED.findall(context["expected"])
         if len(known) == 1:
             return known[0]
-        near = difflib.get_close_matches(str(problem["input"]), known, n=1)
-        return f"one of {', '.join(known)}" + (f" (did you mean {near[0]}?)" if near else "")
+        return f"one of {', '.join(known)}{did_you_mean(str(problem['input']), known)}"
     said = _WORDS.get(problem["type"], "")
     for name, bound in context.items():
         said = said.replace(f"<{name}>", f"{bound}")
     return said
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as a question behind a refusal; empty: none is near."""
+    near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
+    return f" (did you mean {near[0]}?)" if near else ""
