@@ -45,7 +45,7 @@ _WEIGHTS = "POST /update_weights_from_disk takes new weights from a folder"
 _NO_NEED = "computed prompts belong to the weights that made them, and `outrider forget` deletes those of a key"
 _ASK_AGAIN = "ask for each answer by itself, as many at once as you like"
 _OPENAI_S = "conversations are kept by /v1/responses alone (previous_response_id)"
-# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio and Ollama: what does the same here.
+# Paths of vLLM, SGLang, TensorRT-LLM, llama-server, text-generation-inference, LM Studio, Ollama: what does the same here.
 ELSEWHERE: Mapping[str, str] = {
     "/generate": _COMPLETIONS,
     "/generate_stream": _COMPLETIONS,
