@@ -84,3 +84,12 @@ def test_the_time_is_that_of_the_weights(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (seconds, seconds))
         assert written_at(tmp_path) == (300 if name == "config.json" else 100 if name == "a.safetensors" else 200)
     assert written_at(tmp_path / "a.safetensors") == 100
+
+
+async def test_ollamas_clients_are_told_in_its_shape_what_is_served() -> None:
+    async with served(router()) as (_, server), httpx2.AsyncClient(base_url=server.url) as plain:
+        for method, path, named in (("GET", "/api/tags", "/v1/models"), ("POST", "/api/chat", "/v1/chat/completions")):
+            answer = await plain.request(method, path)
+            assert answer.status_code == 404
+            (told,) = answer.json().items()
+            assert told[0] == "error" and told[1].startswith(f"there is no {path}: ") and named in told[1]

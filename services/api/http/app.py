@@ -17,7 +17,7 @@ from services.access.gate import Gate
 from services.api.call_slots import CallSlots
 from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
-from services.api.http.door import ANTHROPIC, OPENAI, Door
+from services.api.http.door import ANTHROPIC, OLLAMA, OPENAI, Door
 from services.api.http.endpoints import Endpoints
 from services.api.http.messages.endpoints import MessageEndpoints
 from services.api.http.model_endpoints import ModelEndpoints
@@ -35,7 +35,7 @@ from speculation.errors import Cancelled, Internal, OutriderError, Unauthenticat
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _MODELS = "/v1/messages", "/v1/models"
+_MESSAGES, _MODELS, _OLLAMA_S = "/v1/messages", "/v1/models", "/api/"
 # A header of Anthropic's clients.
 _VERSION = "anthropic-version"
 _PORT = re.compile(r":\d*$")
@@ -242,7 +242,9 @@ class HttpApp:
 
 
 def _door(path: str, headers: Headers) -> Door:
-    """The API that a path belongs to; both APIs list models."""
+    """The API that a path belongs to; OpenAI's and Anthropic's both list models."""
+    if path.startswith(_OLLAMA_S):
+        return OLLAMA
     of_anthropic = path.startswith(_MESSAGES) or (path.startswith(_MODELS) and _VERSION in headers)
     return ANTHROPIC if of_anthropic else OPENAI
 
